@@ -78,10 +78,10 @@ class _Graph:
             return
         held = self.held[index]
         # The version is more than the rule asks for: it tells of a word that was not kept, if not of all.
-        if held is None or held[0]() is not tensor or held[1] != _version(tensor):
+        if held is None or held[0]() is not tensor or held[1] != num_writes(tensor):
             self.held[index] = None
             self.inputs[index].copy_(tensor)
-            self.held[index] = (weakref.ref(tensor), _version(tensor))
+            self.held[index] = (weakref.ref(tensor), num_writes(tensor))
 
 
 class CapturedFunction:
@@ -156,12 +156,12 @@ class CapturedFunction:
             with torch.no_grad():
                 return self._function(*args, **kwargs)
 
-        versions = [_version(buffer) for buffer in inputs]
+        versions = [num_writes(buffer) for buffer in inputs]
         replay, result = self._capture(work)
         self.num_captured += 1
         # A replay writes what the captured work wrote, though it raises no version.
         are_kept = [
-            before is not None and before == _version(buffer)
+            before is not None and before == num_writes(buffer)
             for before, buffer in zip(versions, inputs, strict=True)
         ]
         outputs, output_structure = tree_flatten(result)
@@ -199,7 +199,7 @@ def cuda_capturer() -> Capture:
     return capture
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def num_writes(tensor: torch.Tensor) -> int | None:
     """Return the count of PyTorch's writes to a tensor. None: it is not counted in inference mode."""
     return None if tensor.is_inference() else tensor._version
 

@@ -82,7 +82,7 @@ class Bounds(nn.Module):  # type: ignore[misc]
         )
 
 
-def of_attention(largest: torch.Tensor) -> torch.Tensor:
+def scales_of_attention(largest: torch.Tensor) -> torch.Tensor:
     """Return the scales of blocks' attention to a text, (blocks,), from their largest values.
 
     The output is a mean of values, so the largest of them is its bound. Scales are powers of two: pictures of a batch

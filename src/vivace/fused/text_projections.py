@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from vivace.compilation.captured import never_written_again
+from vivace.compilation.captured import never_written_again, num_writes
 from vivace.fused.operations import Places
 from vivace.fused.products import multiply
-from vivace.fused.scales import of_attention, spread
+from vivace.fused.scales import scales_of_attention, spread
 
 _AT, _NAME = 2, "encoder_hidden_states"
 """Where a UNet's forward takes the text."""
@@ -91,7 +91,7 @@ class TextProjections(nn.Module):  # type: ignore[misc]
             )
             of_blocks = largest.new_zeros(1 + self._shares[-1].blocks.stop)
             of_blocks.scatter_reduce_(0, self.block_of, largest, "amax")
-            scales = spread(of_attention(of_blocks[1:])).flatten().view(torch.bfloat16)
+            scales = spread(scales_of_attention(of_blocks[1:])).flatten().view(torch.bfloat16)
             made[..., columns:] = scales  # of each image, which may be sent to a process of its own
         return made
 
@@ -104,9 +104,8 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         if not self.are_in(text):
             made = self._empty(text, share.columns.stop - share.columns.start)
             return self._multiply(text, share.columns, made), None
-        return text[..., share.columns], None if self.block_of is None else self._scales(text)[
-            share.blocks, :1
-        ]
+        scales = None if self.block_of is None else self._scales(text)[share.blocks, :1]
+        return text[..., share.columns], scales
 
     def _scales(self, made: torch.Tensor) -> torch.Tensor:
         """The columns that hold scales, (blocks, 4), in fp32: each the first of four."""
@@ -116,15 +115,11 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         return torch.empty((*text.shape[:2], columns), dtype=torch.bfloat16, device=self.weight.device)
 
     def _multiply(self, text: torch.Tensor, columns: slice, out: torch.Tensor) -> torch.Tensor:
-        rows, weight, flat = (
-            text.bfloat16().flatten(0, 1).contiguous(),
-            self.weight[columns],
-            out.flatten(0, 1),
-        )
+        rows = text.bfloat16().flatten(0, 1).contiguous()
         if out.is_meta:
-            torch.ops.vivace.fused_product(rows, weight, flat)
+            torch.ops.vivace.fused_product(rows, self.weight[columns], out.flatten(0, 1))
         else:
-            multiply(rows, weight, (), None, flat)
+            multiply(rows, self.weight[columns], (), None, out.flatten(0, 1))
         return out
 
     def are_in(self, text: torch.Tensor) -> bool:
@@ -146,7 +141,7 @@ class _Known:
     """
 
     text: weakref.ref[torch.Tensor]
-    version: int
+    version: int | None
     projected: torch.Tensor
 
 
@@ -168,7 +163,7 @@ class TextHoisting:
         self.num_projected = 0
         self._projections = projections
         self._known: list[_Known] = []
-        self._weights: tuple[StorageWeakRef, int] | None = None
+        self._weights: tuple[StorageWeakRef, int | None] | None = None
         """What the known ones were computed with: the weight's memory, and the count of writes to it."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,8 +192,8 @@ class TextHoisting:
             or text.is_inference()
         ):
             return text
-        weights = StorageWeakRef(weight.untyped_storage()), _version(weight)
-        version = _version(text)
+        weights = StorageWeakRef(weight.untyped_storage()), num_writes(weight)
+        version = num_writes(text)
         if weights != self._weights:  # moved, such as offloaded and back, or changed
             self._known, self._weights = [], weights
         for known in self._known:
@@ -240,7 +235,3 @@ def why_read_otherwise(unet: Any) -> str | None:
         if apart and (part.is_cross_attention or part.added_kv_proj_dim is not None):
             return f"{name}: attention to the text outside of a transformer block, which has no fused form"
     return "its blocks read texts of several widths" if len(widths) > 1 else None
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

@@ -114,8 +114,8 @@ def test_scales_of_attention_come_with_each_image_or_rows_are_measured() -> None
     assert (scales[:2] <= 2 * values / 448).all()
     for image in (slice(0, 1), slice(1, 2)):
         given = inputs(2, 1, 8, 12)
-        own = {name: given[name][image] for name in ("sample",)}
-        found = made(**given | own | {"encoder_hidden_states": seen[0][image]})[0]
+        own = {"sample": given["sample"][image], "encoder_hidden_states": seen[0][image]}
+        found = made(**given | own)[0]
         assert error(found, expected[image]) < 0.01
     bare = inputs(2, 1, 8, 12) | {"encoder_hidden_states": words}
     bare = {

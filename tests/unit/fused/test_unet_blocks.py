@@ -14,7 +14,7 @@ from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
 from vivace.fused.convolutions import FusedUpsample, has_own_form
-from vivace.fused.scales import of_attention
+from vivace.fused.scales import scales_of_attention
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -84,7 +84,7 @@ def test_an_empty_text() -> None:
 
 def test_scales_of_attention_to_a_text() -> None:
     largest = torch.tensor([4.7, 3e38, 0])
-    found = of_attention(largest)
+    found = scales_of_attention(largest)
     assert (found[:2] >= largest[:2] / 448).all()
     assert (found[:2] <= 2 * largest[:2] / 448).all()
     assert found.log2().frac().count_nonzero() == 0
