@@ -105,13 +105,17 @@ def check_qk_norm_rope(
         values = ref.scale_of(wanted[2].abs().amax().float().reshape(1) * 3)
         scales = (limit, values)
         factors = torch.cat([limit, values])
-    others = [(torch.zeros_like(made[1]), torch.zeros_like(made[2])) for _ in range(2)]
-    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales, elsewhere=others)
+    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)
     for got, want, factor in zip(made, wanted, factors, strict=True):
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
-    for keys, values in others:
-        assert keys.float().equal(made[1].float())
-        assert values.float().equal(made[2].float())
+    # Queries apart, and a token's key and value side by side. Neither reads the other.
+    q, both = torch.zeros_like(made[0]), torch.zeros_like(torch.stack(made[1:], dim=2))
+    first, rest = qkv.clone(), qkv.clone()
+    first[:, inner:], rest[:, :inner] = float("nan"), float("nan")
+    qk_norm_rope(first, bias, weights, cos, sin, tokens, q, None, None, scales)
+    qk_norm_rope(rest, bias, weights, cos, sin, tokens, None, both[:, :, 0], both[:, :, 1], scales)
+    for got, want in zip((q, *both.unbind(2)), made, strict=True):
+        assert got.float().equal(want.float())
 
 
 def check_peer_barrier(device: str) -> None:

@@ -123,29 +123,29 @@ def test_quantised_weights_are_sent_and_compiled() -> None:
         assert sharded.refuted(evidence) is None
 
 
-@pytest.fixture(params=["gathers", "writes"])
-def messages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The messages of an attention, whose keys and values GPUs gather, or write to each other: then it is a barrier."""
-    monkeypatch.setenv(SWITCH, "1" if request.param == "writes" else "0")
-    return 1 if request.param == "writes" else 2
+@pytest.fixture(params=["gathers", "copies"])
+def has_peer_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether GPUs copy keys and values to each other's memory, instead of gathering them by NCCL."""
+    monkeypatch.setenv(SWITCH, "1" if request.param == "copies" else "0")
+    return bool(request.param == "copies")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("rest", ["", "+cuda_graph", "+teacache(hits=0.5)+cuda_graph"])
-def test_fused_blocks_on_two_gpus(precision: str, rest: str, messages: int) -> None:
+def test_fused_blocks_on_two_gpus(precision: str, rest: str, has_peer_memory: bool) -> None:
     expected = draw(vivace.apply(even_flux(), f"fused({precision}){rest}"), **SMALL)
     with vivace.apply(even_flux(), f"fused({precision})+parallel(all_gather){rest}") as sharded:
         for _ in range(2):
             assert psnr(draw(sharded, **SMALL), expected) > (SAME_DB if precision == "bf16" else 25)
         evidence = sharded.evidence()
-        assert evidence["messages_an_attention"] == messages
-        assert bool(evidence.get("peer_memory_bytes")) is (messages == 1)
+        assert evidence["messages_an_attention"] == 1
+        assert bool(evidence.get("peer_memory_bytes")) is has_peer_memory
         assert evidence["forwards_shared"] == evidence["peer_1.forwards"] > 0
         assert sharded.refuted(evidence) is None
 
 
 @pytest.mark.skipif(not has_cudnn_fp8(), reason="needs Hopper and nvidia-cudnn-frontend")
-@pytest.mark.usefixtures("messages")
+@pytest.mark.usefixtures("has_peer_memory")
 def test_fused_blocks_gather_keys_in_fp8() -> None:
     recipe = "fused(fp8, attention=fp8)"
     alone = vivace.apply(wide_flux(), f"{recipe}+cuda_graph")

@@ -48,18 +48,26 @@ def attend(
     """Write softmax(q k^T / sqrt(channels)) v to `out`, with the values' scale.
 
     Args:
-        q, k, v: (batch, tokens, heads, channels), e4m3, contiguous; k and v may have more tokens than q.
+        q, k, v: (batch, tokens, heads, channels), e4m3. q is contiguous; k and v may have more tokens than q, which may
+            be part of wider rows.
         qk_scales: (2,), fp32, of queries and keys.
         v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds them.
         out: like q, but tokens may be part of wider rows.
     """
-    _plan(tuple(q.shape), k.shape[1], out.stride(1), q.device.index or 0)(q, k, v, qk_scales, v_scales, out)
+    plan = _plan(tuple(q.shape), k.shape[1], k.stride(1), out.stride(1), q.device.index or 0)
+    plan(q, k, v, qk_scales, v_scales, out)
 
 
 # Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
 @functools.cache
-def _plan(shape: tuple[int, int, int, int], num_keys: int, row_stride: int, device: int) -> Any:
-    """Return what executes cuDNN's plan for one shape of queries and number of keys."""
+def _plan(
+    shape: tuple[int, int, int, int], num_keys: int, key_stride: int, row_stride: int, device: int
+) -> Any:
+    """Return what executes cuDNN's plan for one shape of queries and number of keys.
+
+    Args:
+        key_stride, row_stride: from token to token of keys and values, and of the output, in elements.
+    """
     import torch
 
     torch.backends.cudnn.version()  # loads PyTorch's cuDNN, which the package finds then
@@ -78,10 +86,10 @@ def _plan(shape: tuple[int, int, int, int], num_keys: int, row_stride: int, devi
     q, k, v = (
         graph.tensor(
             dim=[batch, heads, length, channels],
-            stride=[length * heads * channels, channels, heads * channels, 1],
+            stride=[length * stride, channels, stride, 1],
             data_type=eight,
         )
-        for length in (tokens, num_keys, num_keys)
+        for length, stride in ((tokens, heads * channels), *[(num_keys, key_stride)] * 2)
     )
     names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
     one = [1, 1, 1, 1]

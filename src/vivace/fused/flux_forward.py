@@ -7,6 +7,7 @@ the kernel that also makes the next branch's input.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -14,11 +15,12 @@ from typing import Any, Literal, Protocol
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
+from vivace.compilation.stream_capture import MemsetsBeside
 from vivace.errors import Unsupported
 from vivace.fused import operations
 from vivace.fused.flux_weights import FusedFlux
 from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE
-from vivace.fused.operations import AttentionScales, KeyValueBuffers, Rows
+from vivace.fused.operations import AttentionScales, Rows
 from vivace.fused.rope import tables
 from vivace.fused.scales import StepScales
 from vivace.kernels.reference import Branch, Modulation, Tokens, from_joint, to_joint
@@ -32,13 +34,24 @@ class Exchange(Protocol):
     def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
         """Return what the first process computes, which is like another tensor."""
 
-    def buffers(self, shape: tuple[int, ...], dtype: torch.dtype) -> KeyValueBuffers | None:
-        """Return where own keys and values of this shape have to be written; None: anywhere."""
+    def gathering(self, queries: torch.Tensor) -> Gathering:
+        """Begin an attention whose own keys and values are like these queries."""
 
-    def start_gathering(
-        self, keys: torch.Tensor, values: torch.Tensor
-    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-        """Start to gather (batch, own tokens, heads, channels); return what waits for (batch, all tokens, ...)."""
+
+class Gathering(Protocol):
+    """Keys and values of one attention.
+
+    Attributes:
+        own: of own tokens, (batch, own tokens, 2, heads, channels), to be written.
+    """
+
+    own: torch.Tensor
+
+    def send(self) -> None:
+        """Begin to send them, once they are written."""
+
+    def wait(self) -> torch.Tensor:
+        """Return keys and values (batch, all tokens, 2, heads, channels), once all are there."""
 
 
 @dataclass
@@ -87,6 +100,9 @@ class FluxForward:
     def __init__(self, transformer: Any, fused: FusedFlux) -> None:
         self.num_calls = 0
         self.exchange: Exchange | None = None
+        # cuDNN clears three numbers before its kernel. Among four GPUs this takes 12 us, in the way of attention; on
+        # one, where the graph has no other branches, nothing is gained.
+        self._attentions = MemsetsBeside()
         self._transformer = transformer
         self._fused = fused
         self._channels = transformer.inner_dim
@@ -185,7 +201,7 @@ class FluxForward:
             (None, None) if scales is None else (scales.values[index], scales.hidden[index])
         )
         rows = self._norm(step, pending, (shift, scale), of_inputs[0])
-        inputs = self._attention_inputs(block.qkv(rows, tokens), block, step, of_values)
+        inputs = self._attention_inputs(rows, block, step, of_values, queries_last=True)
         attended = self._attend(inputs, tokens, of_values)
         branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
         rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1])
@@ -198,7 +214,6 @@ class FluxForward:
         shift, scale, gate = self._of_single(num_doubles * OF_DOUBLE + index * OF_SINGLE)
         of_input = None if scales is None else scales.singles[index : index + 1]
         rows = self._norm(step, pending, (shift, scale), of_input)
-        qkv = block.qkv(rows, tokens)
         kept = slice(dropped, None)
         of_kept = Rows(rows.values[kept], rows.scale)
         if dropped:
@@ -206,8 +221,8 @@ class FluxForward:
         # The outputs of attention and MLP, side by side, are the input of one product; in e4m3 they share a scale.
         shared = None if scales is None else scales.values[num_doubles + index]
         width = self._channels + block.up.weight.shape[1]
-        joined = torch.empty((len(qkv), width), dtype=rows.values.dtype, device=qkv.device)
-        inputs = self._attention_inputs(qkv, block, step, shared)  # what is gathered arrives during the MLP
+        joined = torch.empty((len(rows.values), width), dtype=rows.values.dtype, device=rows.values.device)
+        inputs = self._attention_inputs(rows, block, step, shared)  # what is gathered arrives during the MLP
         of_hidden = None if shared is None else shared[:, None]
         block.up.activated(of_kept, tokens, of_hidden, joined[kept, self._channels :])
         self._attend(inputs, step.tokens, shared, joined[:, : self._channels])
@@ -225,23 +240,47 @@ class FluxForward:
         return operations.add_and_norm(step.x, pending.branch, step.modulations, norm, pending.tokens, scale)
 
     def _attention_inputs(
-        self, qkv: torch.Tensor, block: Any, step: _Step, values: torch.Tensor | None
+        self,
+        rows: Rows,
+        block: Any,
+        step: _Step,
+        of_values: torch.Tensor | None,
+        queries_last: bool = False,
     ) -> _AttentionInputs:
-        """values: (2,), the scale of values and attention's output, and its inverse; None in bf16."""
-        norms, scales = block.norms, None
+        """
+        Args:
+            of_values: (2,), the scale of values and attention's output, and its inverse; None in bf16.
+            queries_last: compute them while keys and values are sent, where the caller has nothing else to do.
+        """
+        qkv_product, norms, scales = block.qkv, block.norms, None
         if norms.scales is not None:
-            assert values is not None
-            scales = AttentionScales(norms.scales, values)
-        onto = None
-        if self.exchange is not None:
-            shape = (step.tokens.batch, step.tokens.length, self._num_heads, norms.weight.shape[-1])
-            onto = self.exchange.buffers(shape, qkv.dtype if scales is None else torch.float8_e4m3fn)
-        q, k, v = operations.attention_inputs(
-            qkv, block.qkv.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales, onto
-        )
+            assert of_values is not None
+            scales = AttentionScales(norms.scales, of_values)
+        given = (qkv_product.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales)
         if self.exchange is None:
+            q, k, v = operations.attention_inputs(qkv_product(rows, step.tokens), *given)
             return _AttentionInputs(q, lambda: (k, v), scales)
-        return _AttentionInputs(q, self.exchange.start_gathering(k, v), scales)
+        qkv = qkv_product.empty(rows)
+        q = torch.empty(
+            (step.tokens.batch, step.tokens.length, self._num_heads, norms.weight.shape[-1]),
+            dtype=qkv.dtype if scales is None else torch.float8_e4m3fn,
+            device=qkv.device,
+        )
+        gathering = self.exchange.gathering(q)
+        own_keys, own_values = gathering.own.unbind(2)
+
+        def write(outputs: slice, q: Any, k: Any, v: Any) -> None:
+            qkv_product.write(rows, step.tokens, qkv, outputs)
+            operations.write_attention_inputs(qkv, *given, (q, k, v))
+
+        if queries_last:
+            write(slice(self._channels, None), None, own_keys, own_values)
+            gathering.send()
+            write(slice(self._channels), q, None, None)
+        else:
+            write(slice(None), q, own_keys, own_values)
+            gathering.send()
+        return _AttentionInputs(q, lambda: gathering.wait().unbind(2), scales)
 
     def _attend(
         self,
@@ -272,7 +311,11 @@ class FluxForward:
         if not q.is_meta:
             from vivace.attention_backends.cudnn_fp8 import attend
 
-            attend(q, k, v, scales.queries_keys, scales.values, eight)
+            launch = functools.partial(attend, q, k, v, scales.queries_keys, scales.values, eight)
+            if self.exchange is None:
+                launch()
+            else:
+                self._attentions.launch(torch.cuda.current_stream().cuda_stream, launch)
         if onto is None:
             onto = _as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn)
         return Rows(onto, scales.values[:1])

@@ -49,25 +49,6 @@ class AttentionScales:
     values: torch.Tensor
 
 
-@dataclass(frozen=True)
-class KeyValueBuffers:
-    """Where attention's keys and values are written, each (batch, tokens, heads, channels), contiguous.
-
-    Attributes:
-        elsewhere: further places, such as other GPUs' memory.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    elsewhere: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-
-    def fill(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy keys and values to all places."""
-        for own_keys, own_values in ((self.keys, self.values), *self.elsewhere):
-            own_keys.copy_(keys)
-            own_values.copy_(values)
-
-
 def takes_kernels(x: torch.Tensor) -> bool:
     """Whether Triton's kernels compute with this tensor."""
     return bool(x.is_cuda) and has_triton()
@@ -125,44 +106,52 @@ def attention_inputs(
     tokens: Tokens,
     num_heads: int,
     scales: AttentionScales | None,
-    onto: KeyValueBuffers | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if `scales` are given.
 
     Values that need no bias, no rounding and no other order stay where they are: a view of `qkv`.
-
-    Args:
-        onto: where keys and values are written instead of new tensors.
     """
     import torch
 
+    inner = num_heads * weights.shape[-1]
+    stays = scales is None and bias is None and (tokens.batch == 1 or not tokens.text)
+    q = torch.empty(
+        (tokens.batch, tokens.length, num_heads, weights.shape[-1]),
+        dtype=qkv.dtype if scales is None else torch.float8_e4m3fn,
+        device=qkv.device,
+    )
+    k = torch.empty_like(q)
+    v = None if stays else torch.empty_like(q)
+    write_attention_inputs(qkv, bias, weights, rope, tokens, num_heads, scales, (q, k, v))
+    if v is None:
+        v = qkv[:, 2 * inner : 3 * inner].unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
+    return q, k, v
+
+
+def write_attention_inputs(
+    qkv: torch.Tensor,
+    bias: torch.Tensor | None,
+    weights: torch.Tensor,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    tokens: Tokens,
+    num_heads: int,
+    scales: AttentionScales | None,
+    onto: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Write queries, keys and values, those whose tensor is not None. Nothing else of `qkv` is read."""
     from vivace.kernels import reference
 
-    channels = weights.shape[-1]
-    inner = num_heads * channels
-    stays = onto is None and scales is None and bias is None and (tokens.batch == 1 or not tokens.text)
-    if not (qkv.is_meta or takes_kernels(qkv)):
-        assert scales is None, "attention in fp8 is for GPUs"
-        q, k, v = reference.qk_norm_rope(qkv, bias, weights, *rope, tokens, num_heads)
-        if onto is not None:
-            onto.fill(k, v)
-            return q.to(qkv.dtype), onto.keys, onto.values
-        return q.to(qkv.dtype), k.to(qkv.dtype), v.to(qkv.dtype)
-    dtype = qkv.dtype if scales is None else torch.float8_e4m3fn
-    shape = (tokens.batch, tokens.length, num_heads, channels)
-    q = torch.empty(shape, dtype=dtype, device=qkv.device)
-    k = torch.empty_like(q) if onto is None else onto.keys
-    v = onto.values if onto is not None else None if stays else torch.empty_like(q)
-    if not qkv.is_meta:
+    if takes_kernels(qkv):
         from vivace.kernels.qk_norm_rope import qk_norm_rope
 
         given = None if scales is None else (scales.queries_keys, scales.values)
-        elsewhere = () if onto is None else onto.elsewhere
-        qk_norm_rope(qkv, bias, weights, *rope, tokens, q, k, v, given, elsewhere=elsewhere)
-    if v is None:
-        v = qkv[:, 2 * inner : 3 * inner].unflatten(-1, (num_heads, channels))
-        v = v.unflatten(0, (tokens.batch, tokens.length))
-    return q, k, v
+        qk_norm_rope(qkv, bias, weights, *rope, tokens, *onto, given)
+    elif not qkv.is_meta:
+        assert scales is None, "attention in fp8 is for GPUs"
+        found = reference.qk_norm_rope(qkv, bias, weights, *rope, tokens, num_heads)
+        for made, new in zip(onto, found, strict=True):
+            if made is not None:
+                made.copy_(new)
 
 
 def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = None) -> Rows:

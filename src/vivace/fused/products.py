@@ -72,16 +72,32 @@ class Product(nn.Module):  # type: ignore[misc]
         Args:
             onto: (rows, outputs), contiguous, in bf16: is added before rounding.
         """
-        made = self._empty(rows, torch.bfloat16)
-        for stream, span in enumerate(self._spans(tokens)):
-            if made.is_meta:
-                torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
-                continue
-            bias = self.bias[stream] if self._adds_bias else None
-            added = None if onto is None else onto[span]
-            given = self._scales(rows, stream)
-            multiply(rows.values[span], self.weight[stream], given, bias, made[span], added)
+        made = self.empty(rows)
+        self.write(rows, tokens, made, onto=onto)
         return made
+
+    def write(
+        self,
+        rows: Rows,
+        tokens: Tokens,
+        made: torch.Tensor,
+        outputs: slice = slice(None),
+        onto: torch.Tensor | None = None,
+    ) -> None:
+        """Write some outputs of the product to where they are among all, in `made`, (rows, outputs)."""
+        for stream, span in enumerate(self._spans(tokens)):
+            weight, out = self.weight[stream, outputs], made[span, outputs]
+            if made.is_meta:
+                torch.ops.vivace.fused_product(rows.values[span], weight, out)
+                continue
+            bias = self.bias[stream, outputs] if self._adds_bias else None
+            added = None if onto is None else onto[span, outputs]
+            multiply(rows.values[span], weight, self._scales(rows, stream), bias, out, added)
+
+    def empty(self, rows: Rows, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Return a tensor for a result, (rows, outputs), undefined."""
+        shape = (rows.values.shape[0], self.weight.shape[1])
+        return torch.empty(shape, dtype=dtype, device=self.weight.device)
 
     def activated(
         self, rows: Rows, tokens: Tokens, scales: torch.Tensor | None, onto: torch.Tensor | None = None
@@ -93,7 +109,7 @@ class Product(nn.Module):  # type: ignore[misc]
             onto: write it here.
         """
         dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
-        made = self._empty(rows, dtype) if onto is None else onto
+        made = self.empty(rows, dtype) if onto is None else onto
         for stream, span in enumerate(self._spans(tokens)):
             if made.is_meta:
                 torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
@@ -106,10 +122,6 @@ class Product(nn.Module):  # type: ignore[misc]
     def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
         """Of a stream's values and weight; none in bf16."""
         return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
-
-    def _empty(self, rows: Rows, dtype: torch.dtype) -> torch.Tensor:
-        shape = (rows.values.shape[0], self.weight.shape[1])
-        return torch.empty(shape, dtype=dtype, device=self.weight.device)
 
     def _spans(self, tokens: Tokens) -> list[slice]:
         split = tokens.num_text_rows

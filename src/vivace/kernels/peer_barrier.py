@@ -2,6 +2,9 @@
 
 Every GPU counts its barriers. It writes its count to a slot on each other GPU, and waits until each of those has
 written at least the same count here. Counts only grow, so nothing has to be reset, whatever the order of arrival.
+
+One warp does this, a lane for each GPU: a write to another GPU is waited for, and one after the other they took 11 us
+among four H100s.
 """
 
 from __future__ import annotations
@@ -10,7 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
+_LANES = 32  # of a warp: with fewer elements than threads, several threads would hold the same
 _TRIES = 100  # between two looks at host memory, which take longer
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _any(lanes):  # type: ignore[no-untyped-def]
+    return tl.max(lanes.to(tl.int32), axis=0) > 0
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -21,23 +30,28 @@ def _barrier(  # type: ignore[no-untyped-def]
     abandoned,
     rank,
     NUM: tl.constexpr,  # noqa: N803
+    LANES: tl.constexpr,  # noqa: N803
     TRIES: tl.constexpr,  # noqa: N803
 ) -> None:
     mine = tl.atomic_add(count, 1) + 1
-    for other in tl.static_range(NUM):
-        if other != rank:
-            # What earlier kernels of this stream have written is visible to whoever sees the count.
-            tl.atomic_xchg(others[other] + rank, mine, sem="release", scope="sys")
-    for other in tl.static_range(NUM):
-        if other != rank:
-            there = tl.atomic_add(slots + other, 0, sem="acquire", scope="sys")
-            while there < mine:
-                tries = 0
-                while (there < mine) & (tries < TRIES):
-                    there = tl.atomic_add(slots + other, 0, sem="acquire", scope="sys")
-                    tries += 1
-                if there < mine:
-                    there += tl.load(abandoned, volatile=True)
+    lane = tl.arange(0, LANES)
+    is_other = (lane < NUM) & (lane != rank)
+    address = tl.zeros([LANES], tl.int64)
+    for gpu in tl.static_range(NUM):
+        address = tl.where(lane == gpu, others[gpu].to(tl.int64), address)
+    there = address.to(tl.pointer_type(tl.int64)) + rank
+    # What earlier kernels of this stream have written is visible to whoever sees the count.
+    counts = tl.zeros([LANES], tl.int64) + mine
+    tl.atomic_xchg(there, counts, mask=is_other, sem="release", scope="sys")
+    none = tl.zeros([LANES], tl.int64)
+    seen = tl.atomic_add(slots + lane, none, mask=is_other, sem="acquire", scope="sys")
+    while _any(is_other & (seen < mine)):
+        tries = 0
+        while _any(is_other & (seen < mine)) & (tries < TRIES):
+            seen = tl.atomic_add(slots + lane, none, mask=is_other, sem="acquire", scope="sys")
+            tries += 1
+        if _any(is_other & (seen < mine)):
+            seen += tl.load(abandoned, volatile=True)
 
 
 def peer_barrier(
@@ -54,4 +68,7 @@ def peer_barrier(
 
     All are int64, and 0 at first.
     """
-    _barrier[(1,)](count, slots[rank], slots, abandoned, rank, NUM=len(slots), TRIES=_TRIES, num_warps=1)
+    assert len(slots) <= _LANES
+    _barrier[(1,)](
+        count, slots[rank], slots, abandoned, rank, NUM=len(slots), LANES=_LANES, TRIES=_TRIES, num_warps=1
+    )

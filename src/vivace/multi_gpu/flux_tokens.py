@@ -71,7 +71,7 @@ def shard(denoiser: nn.Module, mode: str, rank: int, num: int, group: str) -> Sh
     memory = None
     if isinstance(denoiser.forward, FluxForward):
         exchange = denoiser.forward.exchange = exchange_of(rank, num, group, denoiser.device.type)
-        num_collectives, memory = exchange.num_collectives, exchange.memory
+        num_collectives, memory = 1, exchange.memory
     else:
         processor = Ulysses(num, group) if mode == "ulysses" else AllGather(num, group)
         for attention in _modules_of_type(denoiser, FluxAttention):

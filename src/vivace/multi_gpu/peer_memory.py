@@ -1,8 +1,9 @@
-"""Memory of each GPU of a group that the kernels of all of them write to, over NVLink.
+"""Memory of each GPU of a group that all of them write to, over NVLink.
 
-Why: an all-gather is a kernel of its own, takes multiprocessors from what is computed meanwhile, and is waited for: 6
-    of 44 ms of a step of FLUX in fp8 on two H100s (results/peer-writes-before-profile.json). Where the kernel that
-    makes a tensor writes it to the other GPUs as well, a barrier is left (results/peer-writes-profile.json).
+Why: an all-gather by NCCL is a kernel, takes multiprocessors from what is computed meanwhile, and is waited for: 6 of
+    44 ms of a step of FLUX in fp8 on two H100s (results/peer-writes-before-profile.json). Copies to memory that is
+    mapped here are the copy engines', which take none, and a barrier is left. A kernel that writes to other GPUs is no
+    substitute: it lasts as long as its writes are on their way, 72 us among four H100s instead of 9.
 Source: PyTorch's symmetric memory, which allocates the memory and maps it into every process.
 
 Imported where a denoiser is sharded.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -59,6 +61,8 @@ class PeerMemory:
         self._slots[rank].zero_()
         self._count = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._abandoned = torch.zeros(1, dtype=torch.int64).pin_memory()
+        self._stream = torch.cuda.Stream()  # one, since copies to several GPUs take turns in any case
+        self._is_copying = False
         torch.cuda.synchronize()
         dist.barrier()  # until every process has set its slots to zero
 
@@ -80,10 +84,25 @@ class PeerMemory:
             for k in range(number)
         ]
 
+    def start_copies(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy what the current stream has written, beside what it does from here to the barrier.
+
+        Args:
+            copies: where to, and from where; each contiguous.
+        """
+        self._is_copying = True
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for there, own in copies:
+                there.copy_(own)
+
     def barrier(self) -> None:
         """Wait, on the current stream, until all GPUs are here; what they wrote before can be read after it."""
         from vivace.kernels.peer_barrier import peer_barrier
 
+        if self._is_copying:
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._is_copying = False
         peer_barrier(self._count, self._slots, self._abandoned, self._rank)
 
     def abandon(self) -> None:

@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
 from vivace.fused import image_operations, operations
-from vivace.kernels import convolution, cross_attention, group_norm, reference
+from vivace.kernels import convolution, cross_attention, group_norm, peer_barrier, reference
 from vivace.techniques.fused import Fused
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -119,6 +119,13 @@ def attention_to_texts() -> None:
                 cross_attention.cross_attention(q, k, v, torch.empty_like(q, dtype=dtype), scale)
 
 
+def barriers() -> None:
+    for gpus in (2, 4):
+        count, abandoned = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
+        slots = tuple(torch.zeros(gpus, dtype=torch.int64) for _ in range(gpus))
+        peer_barrier.peer_barrier(count, slots, abandoned, 1)
+
+
 if __name__ == "__main__":
     triton.runtime.driver.set_active(NoDevice())
     compiled = Compiled()
@@ -133,4 +140,5 @@ if __name__ == "__main__":
         group_norms_of_sd15()
         all_divisions()
         attention_to_texts()
+        barriers()
     print(f"{len(compiled.by_hash)} kernels")
