@@ -19,8 +19,8 @@ Source: Jacobs et al., DeepSpeed Ulysses, arXiv 2309.14509; Liu et al., Ring Att
 One ordinary call, in a script, a notebook or a server: the peer processes are started from it, and end with the session
 or with its process (docs/adr/0006); what it gains is in docs/several-gpus.md. The denoiser as it is at this point of
 the recipe, quantised or not, is copied to the other GPUs; later techniques (caches, compile, kernels) are applied in
-each process to its own copy. `fused` goes with `all_gather`: where GPUs can write to each other's memory, each writes
-its keys and values to all as it makes them, and there is a barrier instead of the all-gathers. `cuda_graph` captures
+each process to its own copy. `fused` goes with `all_gather`: where GPUs can write to each other's memory, each copies
+its keys and values to all while it computes, and there is a barrier instead of the all-gathers. `cuda_graph` captures
 attention's collectives with the rest, at the same call on every GPU; graphs that torch.compile captures by itself
 (reduce-overhead) are refused for tokens, since each process would decide alone when. A step cache that keeps the
 residual of all blocks works with sharded tokens: a computed step gathers the residual on every GPU, and a hit, which is

@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
 from vivace.fused import image_operations, operations
-from vivace.kernels import convolution, cross_attention, group_norm, peer_barrier, reference
+from vivace.kernels import convolution, cross_attention, group_norm, peer_barrier, qk_norm_rope, reference
 from vivace.techniques.fused import Fused
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -119,6 +119,17 @@ def attention_to_texts() -> None:
                 cross_attention.cross_attention(q, k, v, torch.empty_like(q, dtype=dtype), scale)
 
 
+def queries_apart() -> None:
+    """As among several GPUs, where keys and values are sent meanwhile."""
+    tokens, qkv = reference.Tokens(1, 128, 1024), torch.zeros(1152, 9216, dtype=torch.bfloat16)
+    norms, angles = torch.zeros(2, 2, 128, dtype=torch.bfloat16), torch.zeros(1152, 64)
+    q = torch.zeros(1, 1152, 24, 128, dtype=torch.float8_e4m3fn)
+    k, v = torch.zeros(1, 1152, 2, 24, 128, dtype=torch.float8_e4m3fn).unbind(2)
+    scales = (torch.ones(2), torch.ones(2))
+    for onto in ((q, None, None), (None, k, v), (q, k, v)):
+        qk_norm_rope.qk_norm_rope(qkv, qkv[:2], norms, angles, angles, tokens, *onto, scales)
+
+
 def barriers() -> None:
     for gpus in (2, 4):
         count, abandoned = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
@@ -140,5 +151,6 @@ if __name__ == "__main__":
         group_norms_of_sd15()
         all_divisions()
         attention_to_texts()
+        queries_apart()
         barriers()
     print(f"{len(compiled.by_hash)} kernels")
