@@ -14,6 +14,12 @@ from typing import Any
 from vivace.errors import Unsupported
 
 _ACTIVE, _REPLACE, _MEMSET = 1, 1, 2  # the values of cuda.h
+_CALLS = (
+    "cuStreamGetCaptureInfo_v3",
+    "cuStreamUpdateCaptureDependencies_v2",
+    "cuGraphNodeGetDependencies_v2",
+    "cuGraphAddDependencies_v2",
+)
 
 Node = int
 """The address of a graph's node."""
@@ -51,7 +57,7 @@ def capture_of(stream: int) -> Capture | None:
 
 
 class MemsetsBeside:
-    """Captures launches of memsets and one kernel, which lets the memsets run beside what comes before.
+    """Captures launches of memsets and a kernel, which lets the memsets run beside what comes before.
 
     They clear what kernels of this object's launches before have used, so they wait for the last of those, and for
     nothing else. The kernel waits for them, and for all that the stream has done.
@@ -59,19 +65,18 @@ class MemsetsBeside:
 
     def __init__(self) -> None:
         self._id = 0
-        self._kernel: Node = 0
+        self._last: tuple[Node, ...] = ()
 
-    def launch(self, stream: int, launch: Callable[[], None]) -> None:
-        """Launch work on a stream, the current one. Where nothing is captured, this is all.
+    def launch(self, stream: int, launch: Callable[[], object]) -> None:
+        """Launch work on a stream, the current one.
 
-        Raises:
-            Unsupported: the driver has no such calls, or the work ends with several nodes that do not wait for another.
+        Where nothing is captured, or the driver is older than 12.3, this is all.
         """
-        capture = capture_of(stream)
+        capture = capture_of(stream) if _has_calls() else None
         if capture is None:
             launch()
             return
-        before = [self._kernel] if self._id == capture.id else []
+        before = self._last if self._id == capture.id else ()
         _call(
             "cuStreamUpdateCaptureDependencies_v2",
             ctypes.c_void_p(stream),
@@ -83,14 +88,11 @@ class MemsetsBeside:
         launch()
         now = capture_of(stream)
         assert now is not None
-        if len(now.awaited) != 1:
-            raise Unsupported("a kernel was captured as several that do not wait for each other")
-        kernel = now.awaited[0]
         # What is no memset may read what the stream has written.
-        late = [node for node in _all_before(kernel, before) if not _is_memset(node)]
-        for node in (kernel, *late):
+        earlier = [node for last in now.awaited for node in _all_before(last, before)]
+        for node in {*now.awaited, *(node for node in earlier if not _is_memset(node))}:
             _let_wait(capture.graph, node, capture.awaited)
-        self._id, self._kernel = capture.id, kernel
+        self._id, self._last = capture.id, now.awaited
 
 
 def awaited_by(node: Node) -> list[Node]:
@@ -144,10 +146,11 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@functools.cache
+def _has_calls() -> bool:
+    return all(hasattr(_driver(), name) for name in _CALLS)
+
+
 def _call(name: str, *args: Any) -> None:
-    try:
-        function = getattr(_driver(), name)
-    except (OSError, AttributeError) as error:
-        raise Unsupported(f"CUDA's driver has no {name}; update it to 12.3 or newer") from error
-    if status := function(*args):
-        raise Unsupported(f"CUDA's driver refuses {name}: error {status}")
+    if status := getattr(_driver(), name)(*args):
+        raise Unsupported(f"cuda_graph: CUDA's driver refuses {name}: error {status}")
