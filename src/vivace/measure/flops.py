@@ -15,7 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+Kind = Literal["gemm", "conv", "attention"]
+
+
+def kind_of(operator: object) -> Kind:
+    """Return what an operator that PyTorch counts computes; matmuls may still be those of attention."""
+    name = str(operator)
+    return "attention" if "fused_attention" in name else "conv" if "convolution" in name else "gemm"
 
 
 @dataclass(frozen=True)
@@ -137,11 +145,11 @@ def _counting() -> Iterator[Callable[[], Flops]]:
     attention = _attention_mode(counter.get_total_flops)
 
     def so_far() -> Flops:
-        by_operator = counter.get_flop_counts().get("Global", {})
-        conv = sum(flop for operator, flop in by_operator.items() if "convolution" in str(operator))
-        own = sum(flop for operator, flop in by_operator.items() if "fused_attention" in str(operator))
-        gemm = counter.get_total_flops() - conv - own - attention.counted_below
-        return Flops(gemm, conv, attention.flop + own)
+        by_kind: Counter[Kind] = Counter()
+        for operator, flop in counter.get_flop_counts().get("Global", {}).items():
+            by_kind[kind_of(operator)] += flop
+        gemm = by_kind["gemm"] - attention.counted_below
+        return Flops(gemm, by_kind["conv"], attention.flop + by_kind["attention"])
 
     with torch.no_grad(), counter, attention:
         yield so_far

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vivace.contract import COMPONENTS, Stage, Technique, component_of, working_part
-from vivace.measure.flops import weights_of
+from vivace.measure.flops import Kind, kind_of, weights_of
 from vivace.spec.ceilings import ComponentWork, Work
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ VAE_ENCODER = "vae_encoder"
 CONTROLNET = "controlnet"
 _TRACED_STEPS = 2
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-Kind = Literal["gemm", "conv", "attention"]
 
 
 class Operations:
@@ -55,8 +53,7 @@ class Operations:
         formula = self._formulas[func]
         if formula is None or self._paused:
             return
-        is_attention = self._in_attention or "fused_attention" in str(func)
-        kind: Kind = "attention" if is_attention else "conv" if "convolution" in str(func) else "gemm"
+        kind = "attention" if self._in_attention else kind_of(func)
         self._add(kind, formula(*args, **kwargs, out_val=result), args)
 
     def attended(self, query: Any, key: Any, value: Any) -> None:
