@@ -67,7 +67,7 @@ class FlowLoss:
     ) -> tuple[Tensor, Tensor]:
         at = sigma[:, None, None]
         mixed = (1 - at) * latents + at * noise
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with loop.mixed_precision(self.device):
             made, target = self._made_and_target(mixed, latents, ids, noise, sigma, scale)
         return (made.float() - target.float()).square().mean(), torch.zeros(0, device=self.device)
 

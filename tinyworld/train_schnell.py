@@ -40,7 +40,7 @@ class Trajectories:
         self.velocity = loop.compiled(self._velocity, args)
 
     def _velocity(self, latents: Tensor, sigma: Tensor, prompts: flux.PromptEmbeddings) -> Tensor:
-        with torch.no_grad(), torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with torch.no_grad(), loop.mixed_precision(self.device):
             scale = torch.full_like(sigma, flux.GUIDANCE)
             return flux.velocity(self.teacher, latents, sigma, prompts, self.positions, scale).float()
 
@@ -89,7 +89,7 @@ class SchnellLoss:
         )
 
     def _compute(self, here: Tensor, there: Tensor, sigma: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with loop.mixed_precision(self.device):
             with torch.no_grad():
                 prompts = flux.encode(self.clip, self.t5, ids)
             made = flux.velocity(self.student, here, sigma, prompts, self.positions, None).float()

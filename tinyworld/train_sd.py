@@ -60,7 +60,7 @@ def latent_pool(vae: AutoencoderKL, labels: scenes.Labels, device: str) -> Tenso
     for i in range(0, len(labels), 512):
         pictures, _ = scenes.draw(labels[i : i + 512].to(device), paint)
         pictures = (pictures * 2 - 1).contiguous(memory_format=torch.channels_last)
-        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+        with loop.mixed_precision(device):
             mean = vae.encode(pictures).latent_dist.mean
         out.append((mean.float() * vae.config.scaling_factor).half().contiguous())
     return torch.cat(out)
@@ -92,7 +92,7 @@ class DenoiserLoss:
 
     def _compute(self, latents: Tensor, ids: Tensor, noise: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         a, s = self.signal[steps][:, None, None, None], self.spread[steps][:, None, None, None]
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with loop.mixed_precision(self.device):
             words = self.text(ids).last_hidden_state
             made = self.unet(a * latents + s * noise, steps, encoder_hidden_states=words).sample
         loss = (made.float() - (a * noise - s * latents)).square().mean()

@@ -92,7 +92,7 @@ class ReadingLoss:
         return self.compute(self.ids[index].long(), self.right[index].long())
 
     def _compute(self, ids: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with loop.mixed_precision(self.device):
             words = self.t5(ids).last_hidden_state
         logits = self.reader(words.float())
         losses = [

@@ -39,7 +39,7 @@ class TinyVaeLoss:
 
     def _compute(self, pictures: Tensor, distance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         pictures = pictures * 2 - 1
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with loop.mixed_precision(self.device):
             with torch.no_grad():
                 latents = self.vae.encode(pictures).latent_dist.mean
             guessed = self.tiny.encode(pictures).latents

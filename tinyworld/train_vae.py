@@ -63,7 +63,7 @@ class VaeLoss:
 
     def _compute(self, pictures: Tensor, distance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         pictures = pictures * 2 - 1
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
+        with loop.mixed_precision(self.device):
             posterior = self.vae.encode(pictures).latent_dist
             mean, log_variance = posterior.mean.float(), posterior.logvar.float()
             latents = mean + (0.5 * log_variance).exp() * noise

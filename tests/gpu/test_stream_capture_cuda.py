@@ -64,11 +64,7 @@ def test_a_kernel_before_the_last_one_still_waits() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         x.add_(1)
-        before = capture_of(stream())
         MemsetsBeside().launch(stream(), launch)
-        after = capture_of(stream())
-    assert before is not None
-    assert after is not None
     for replays in range(1, 4):
         graph.replay()
         torch.cuda.synchronize()

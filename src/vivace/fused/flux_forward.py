@@ -20,7 +20,7 @@ from vivace.errors import Unsupported
 from vivace.fused import operations
 from vivace.fused.flux_weights import FusedFlux
 from vivace.fused.modulations import OF_DOUBLE, OF_SINGLE
-from vivace.fused.operations import AttentionScales, Rows
+from vivace.fused.operations import AttentionPreparation, AttentionScales, Rows
 from vivace.fused.rope import tables
 from vivace.fused.scales import StepScales
 from vivace.kernels.reference import Branch, Modulation, Tokens, from_joint, to_joint
@@ -247,7 +247,8 @@ class FluxForward:
         of_values: torch.Tensor | None,
         queries_last: bool = False,
     ) -> _AttentionInputs:
-        """
+        """Return what a block attends with, of its rows.
+
         Args:
             of_values: (2,), the scale of values and attention's output, and its inverse; None in bf16.
             queries_last: compute them while keys and values are sent, where the caller has nothing else to do.
@@ -256,22 +257,20 @@ class FluxForward:
         if norms.scales is not None:
             assert of_values is not None
             scales = AttentionScales(norms.scales, of_values)
-        given = (qkv_product.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales)
+        preparation = AttentionPreparation(
+            qkv_product.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales
+        )
         if self.exchange is None:
-            q, k, v = operations.attention_inputs(qkv_product(rows, step.tokens), *given)
+            q, k, v = operations.attention_inputs(qkv_product(rows, step.tokens), preparation)
             return _AttentionInputs(q, lambda: (k, v), scales)
         qkv = qkv_product.empty(rows)
-        q = torch.empty(
-            (step.tokens.batch, step.tokens.length, self._num_heads, norms.weight.shape[-1]),
-            dtype=qkv.dtype if scales is None else torch.float8_e4m3fn,
-            device=qkv.device,
-        )
+        q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
         gathering = self.exchange.gathering(q)
         own_keys, own_values = gathering.own.unbind(2)
 
         def write(outputs: slice, q: Any, k: Any, v: Any) -> None:
             qkv_product.write(rows, step.tokens, qkv, outputs)
-            operations.write_attention_inputs(qkv, *given, (q, k, v))
+            operations.write_attention_inputs(qkv, preparation, (q, k, v))
 
         if queries_last:
             write(slice(self._channels, None), None, own_keys, own_values)

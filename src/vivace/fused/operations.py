@@ -49,6 +49,36 @@ class AttentionScales:
     values: torch.Tensor
 
 
+@dataclass(frozen=True)
+class AttentionPreparation:
+    """What is done to the rows of a projection before attention: bias, norms, rotary embedding and rounding.
+
+    Attributes:
+        bias: (1 or 2, outputs), of all rows, or of the text's and the image's; None: is added already.
+        weights: (1 or 2, 2, channels), of the norms of queries and keys.
+        rope: cosines and sines, each (tokens, channels / 2).
+        scales: None: no rounding to e4m3.
+    """
+
+    bias: torch.Tensor | None
+    weights: torch.Tensor
+    rope: tuple[torch.Tensor, torch.Tensor]
+    tokens: Tokens
+    num_heads: int
+    scales: AttentionScales | None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of queries, and of keys and values: (batch, tokens, heads, channels)."""
+        return self.tokens.batch, self.tokens.length, self.num_heads, self.weights.shape[-1]
+
+    def dtype(self, qkv: torch.Tensor) -> torch.dtype:
+        """Of queries, keys and values."""
+        import torch
+
+        return qkv.dtype if self.scales is None else torch.float8_e4m3fn
+
+
 def takes_kernels(x: torch.Tensor) -> bool:
     """Whether Triton's kernels compute with this tensor."""
     return bool(x.is_cuda) and has_triton()
@@ -99,30 +129,20 @@ def add_and_norm(
 
 
 def attention_inputs(
-    qkv: torch.Tensor,
-    bias: torch.Tensor | None,
-    weights: torch.Tensor,
-    rope: tuple[torch.Tensor, torch.Tensor],
-    tokens: Tokens,
-    num_heads: int,
-    scales: AttentionScales | None,
+    qkv: torch.Tensor, preparation: AttentionPreparation
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if `scales` are given.
+    """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if there are scales.
 
     Values that need no bias, no rounding and no other order stay where they are: a view of `qkv`.
     """
     import torch
 
-    inner = num_heads * weights.shape[-1]
-    stays = scales is None and bias is None and (tokens.batch == 1 or not tokens.text)
-    q = torch.empty(
-        (tokens.batch, tokens.length, num_heads, weights.shape[-1]),
-        dtype=qkv.dtype if scales is None else torch.float8_e4m3fn,
-        device=qkv.device,
-    )
+    tokens, inner = preparation.tokens, preparation.num_heads * preparation.weights.shape[-1]
+    needs_nothing = preparation.scales is None and preparation.bias is None
+    q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
     k = torch.empty_like(q)
-    v = None if stays else torch.empty_like(q)
-    write_attention_inputs(qkv, bias, weights, rope, tokens, num_heads, scales, (q, k, v))
+    v = None if needs_nothing and (tokens.batch == 1 or not tokens.text) else torch.empty_like(q)
+    write_attention_inputs(qkv, preparation, (q, k, v))
     if v is None:
         v = qkv[:, 2 * inner : 3 * inner].unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
     return q, k, v
@@ -130,26 +150,21 @@ def attention_inputs(
 
 def write_attention_inputs(
     qkv: torch.Tensor,
-    bias: torch.Tensor | None,
-    weights: torch.Tensor,
-    rope: tuple[torch.Tensor, torch.Tensor],
-    tokens: Tokens,
-    num_heads: int,
-    scales: AttentionScales | None,
+    preparation: AttentionPreparation,
     onto: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
 ) -> None:
     """Write queries, keys and values, those whose tensor is not None. Nothing else of `qkv` is read."""
     from vivace.kernels import reference
 
+    scales, num_heads = preparation.scales, preparation.num_heads
+    given = (qkv, preparation.bias, preparation.weights, *preparation.rope, preparation.tokens)
     if takes_kernels(qkv):
         from vivace.kernels.qk_norm_rope import qk_norm_rope
 
-        given = None if scales is None else (scales.queries_keys, scales.values)
-        qk_norm_rope(qkv, bias, weights, *rope, tokens, *onto, given)
+        qk_norm_rope(*given, *onto, None if scales is None else (scales.queries_keys, scales.values))
     elif not qkv.is_meta:
         assert scales is None, "attention in fp8 is for GPUs"
-        found = reference.qk_norm_rope(qkv, bias, weights, *rope, tokens, num_heads)
-        for made, new in zip(onto, found, strict=True):
+        for made, new in zip(onto, reference.qk_norm_rope(*given, num_heads), strict=True):
             if made is not None:
                 made.copy_(new)
 
