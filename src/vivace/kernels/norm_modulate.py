@@ -22,7 +22,7 @@ _FEW_CHANNELS, _MANY_ROWS = 1280, 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _stream(  # type: ignore[no-untyped-def]
+def _with_branch(  # type: ignore[no-untyped-def]
     x,
     y,
     bias,
@@ -36,6 +36,7 @@ def _stream(  # type: ignore[no-untyped-def]
     HAS_BIAS: tl.constexpr,  # noqa: N803
     HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
 ):
+    """Load the stream, and add the branch. Nothing is stored yet: see `_residual_norm`."""
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_Y:
         change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
@@ -44,10 +45,8 @@ def _stream(  # type: ignore[no-untyped-def]
         if HAS_BIAS:
             change += tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
         by = tl.load(gate + channel, mask=exists, other=0.0).to(tl.float32)
-        # Rounded here as it is stored, so that the norm sees what the next block will.
-        stored = (value + by[None, :] * change).to(x.dtype.element_ty)
-        tl.store(x + at, stored, mask=inside)
-        value = stored.to(tl.float32)
+        # Rounded as it will be stored, so that the norm sees what the next block will.
+        value = (value + by[None, :] * change).to(x.dtype.element_ty).to(tl.float32)
     return value
 
 
@@ -106,13 +105,24 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     exists = channel < channels
     inside = exists[None, :] & (row >= 0)[:, None]
     at = start + channel[None, :]
-    value = _stream(x, y, bias, gate, row_scale, at, channel, inside, exists, HAS_Y, HAS_BIAS, HAS_ROW_SCALES)
+    value = _with_branch(
+        x, y, bias, gate, row_scale, at, channel, inside, exists, HAS_Y, HAS_BIAS, HAS_ROW_SCALES
+    )
     if SECOND:
         later = FIRST + tl.arange(0, SECOND)
         there = later < channels
         within = there[None, :] & (row >= 0)[:, None]
         to = start + later[None, :]
-        rest = _stream(x, y, bias, gate, row_scale, to, later, within, there, HAS_Y, HAS_BIAS, HAS_ROW_SCALES)
+        rest = _with_branch(
+            x, y, bias, gate, row_scale, to, later, within, there, HAS_Y, HAS_BIAS, HAS_ROW_SCALES
+        )
+    if HAS_Y:
+        # Where a block has fewer elements than the program has threads, several warps hold the same element, and one of
+        # them stores it. None may store before all have loaded: a late one would add the branch a second time.
+        tl.debug_barrier()
+        tl.store(x + at, value.to(x.dtype.element_ty), mask=inside)
+        if SECOND:
+            tl.store(x + to, rest.to(x.dtype.element_ty), mask=within)
     if NORM:
         total = tl.sum(value, axis=1)
         if SECOND:
