@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
+from tests.unit.kernels.stored_in_place import assert_all_threads_have_loaded
 from vivace.fused import image_operations, operations
 from vivace.kernels import convolution, cross_attention, group_norm, peer_barrier, qk_norm_rope, reference
 from vivace.techniques.fused import Fused
@@ -59,6 +60,7 @@ class Compiled:
                 f"{made.name}: {_resources(made)}, {made.metadata.shared} bytes of shared memory", flush=True
             )
             assert made.metadata.shared <= SHARED_MEMORY, "more than there is"
+            assert_all_threads_have_loaded(made.name, made.asm["ttgir"])
         return made
 
 
