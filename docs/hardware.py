@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from vivace.contract import Arithmetic, Machine
+from vivace.hardware import CHIPS, Chip
 from vivace.recipes.describe import states
 from vivace.techniques import TECHNIQUES
 
@@ -80,8 +81,32 @@ def page(note: str) -> str:
         "Run everywhere, with weights and matmuls as before: "
         + ", ".join(f"`{recipe}`" for recipe in everywhere)
         + ".",
+        "",
+        "## GPUs by name",
+        "",
+        "What `--gpu`, `--card` and tables may name, as people and drivers write it: case, spaces, hyphens, NVIDIA and "
+        "GeForce do not matter (`4070ti`, `RTX 4070 Ti SUPER`, `NVIDIA A100-SXM4-40GB`, `4060 Ti 16GB`). Where a chip "
+        "is sold with several sizes of memory and the name does not say which, the smallest counts. Rates are those of "
+        "NVIDIA's data sheets, dense, in TFLOP/s (TOP/s for int8): in 16 bits with fp16 accumulation where that is "
+        "faster, with fp32 accumulation, as PyTorch multiplies bf16, and in 8 bits.",
+        "",
+        "| GPU | architecture | memory, GB | GB/s | 16 bits | bf16 | 8 bits |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(_chip(chip) for chip in CHIPS),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _chip(chip: Chip) -> str:
+    """Return a chip's row."""
+    major, minor = chip.capability
+    cells = [
+        ", ".join((chip.name, *chip.aliases)),
+        f"{chip.architecture} ({major}.{minor})",
+        ", ".join(f"{size:g}" for size in chip.memory_gb),
+        *(f"{rate:g}" for rate in (chip.bandwidth_gb_s, chip.half, round(chip.bf16, 1), chip.eight)),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(reason: str | None, reasons: dict[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from vivace.lint.columns import SYNONYMS
-from vivace.lint.limits import GPUS, MODEL_FLOPS
+from vivace.lint.limits import MODEL_FLOPS
 from vivace.lint.rules import RULES
 
 _TEXT = """{note}
@@ -51,11 +51,7 @@ of its own. Cells may have units. A row with only its first cell is a title, as 
 from `--model`, `--gpu` and `--steps`. It is silent about recipes that skip work, and about other sizes than the model's
 own.
 
-| GPU | 16 bits, TFLOP/s | 8 bits |
-| --- | --- | --- |
-{gpus}
-
-NVIDIA's data sheets, dense, the SXM module where there are several.
+The rates are those of the [data sheets](hardware.md#gpus-by-name), dense; the SXM module's where there are several.
 
 | model | TFLOP a step, guidance included |
 | --- | --- |
@@ -84,6 +80,5 @@ def page(note: str) -> str:
         note=note,
         rules="\n".join(rules),
         headings="\n".join(headings),
-        gpus="\n".join(f"| {gpu.name} | {gpu.half:g} | {gpu.eight:g} |" for gpu in GPUS),
         models="\n".join(f"| {one.name} | {one.step / 1e12:.3g} |" for one in MODEL_FLOPS),
     )

@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "vivace"
 LAYERS = {
     "errors": 0,
     "foreign": 0,
+    "hardware": 0,
     "spec": 0,
     "stats": 0,
     "contract": 1,
@@ -40,7 +41,13 @@ LAYERS = {
     "cli": 11,
     "__main__": 12,
 }
-SIDEWAYS = {("spec", "errors"), ("stats", "errors"), ("foreign", "errors"), ("multi_gpu", "fused")}
+SIDEWAYS = {
+    ("spec", "errors"),
+    ("stats", "errors"),
+    ("foreign", "errors"),
+    ("hardware", "errors"),
+    ("multi_gpu", "fused"),
+}
 # Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
     "vivace.fused.convolutions",

@@ -20,7 +20,7 @@ from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, over
 from vivace.advice.words import assessed, next_commands, quality_of, why_lost
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
-from vivace.measure.gpus import Near, this_gpu
+from vivace.hardware import Near, named_gpu, near, this_gpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
@@ -71,6 +71,9 @@ def recommend(
     limit = parse_size(max_memory) if isinstance(max_memory, str) else max_memory
     if limit is not None and not limit > 0:
         raise UsageError(f"max_memory={max_memory!r} is not a limit; give bytes, or for example '12GB'")
+    own = [table for folder in _folders(store) for table in tables_of_store(folder, min_quality)]
+    if gpu is not None:
+        gpu = checked_gpu(gpu, {table.gpu for table in own})
     with Checked():
         wanted = Wanted(
             model=model,
@@ -82,8 +85,20 @@ def recommend(
             same_picture=same_picture,
             task=task or _own_task(model),
         )
-    own = [table for folder in _folders(store) for table in tables_of_store(folder, min_quality)]
     return recommend_from(wanted, [*own, *committed_tables(), *published_tables()])
+
+
+def checked_gpu(name: str, recorded: Iterable[str]) -> str:
+    """Return the name of a GPU that vivace knows, of one that the user's own records are of, or "cpu".
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if name.strip().lower() == "cpu":
+        return "cpu"
+    if any(near(name, other) is Near.SAME for other in recorded):
+        return name.strip()
+    return named_gpu(name).name
 
 
 def _own_task(model: str) -> Task:

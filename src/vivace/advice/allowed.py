@@ -12,7 +12,7 @@ from vivace.advice.families import Kin, kin_of
 from vivace.advice.wanted import Wanted
 from vivace.contract import Machine, Target
 from vivace.errors import RecipeError
-from vivace.measure.gpus import Near, capability_of
+from vivace.hardware import Near, capability_of
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import size

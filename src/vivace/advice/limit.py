@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vivace.lint.limits import flops_of, gpu_of
+from vivace.hardware import known_gpu
+from vivace.lint.limits import flops_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.spec.base import Spec
 
@@ -27,9 +28,10 @@ class ChipLimit(Spec):
 def chip_limit(model: str, gpu: str | None) -> ChipLimit | None:
     """Return the limit of a model of the catalogue; None if its count, or the GPU's data sheet, is not known."""
     entry = CATALOGUE.get(model)
-    found, chip = None if entry is None else flops_of(model), None if gpu is None else gpu_of(gpu)
-    if entry is None or found is None or chip is None or found.pixels != entry.height * entry.width:
+    found, named = None if entry is None else flops_of(model), None if gpu is None else known_gpu(gpu)
+    if entry is None or found is None or named is None or found.pixels != entry.height * entry.width:
         return None
+    chip = named.chip
     tera = entry.num_inference_steps * found.step / 1e12
     return ChipLimit(
         gpu=chip.name,

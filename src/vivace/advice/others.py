@@ -9,7 +9,7 @@ from vivace.advice.answer import Elsewhere, OtherModel
 from vivace.advice.families import Kin, kin_of
 from vivace.advice.ranking import NOISE
 from vivace.advice.weighing import Weighed, basis_of, figures_of
-from vivace.measure.gpus import Near
+from vivace.hardware import Near
 from vivace.spec.workload import Task
 from vivace.stats import Gate
 

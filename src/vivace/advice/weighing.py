@@ -12,7 +12,7 @@ from vivace.advice.evidence import Seen, Table
 from vivace.advice.families import Kin, kin_of
 from vivace.advice.ranking import NOISE, Choice, Ranked, choose, gain_of, rank
 from vivace.advice.wanted import Goal
-from vivace.measure.gpus import Near, near
+from vivace.hardware import Near, near
 
 
 @dataclass(frozen=True)

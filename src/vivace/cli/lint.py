@@ -18,7 +18,7 @@ IMPOSSIBLE = 1
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--model", help="Model of rows that name none, for the limit of the chip.")
-@click.option("--gpu", help="GPU of rows that name none.")
+@click.option("--gpu", metavar="NAME", help="GPU of rows that name none, as for vivace recommend.")
 @click.option(
     "--steps", type=click.IntRange(1, 1000), metavar="INTEGER", help="Denoising steps of rows that name none."
 )
@@ -43,9 +43,12 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         vivace lint README.md results.csv
         vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
     """
+    from vivace.hardware import named_gpu
     from vivace.lint.check import check_table, impossible
     from vivace.lint.tables import read_tables
 
+    if gpu is not None:
+        gpu = named_gpu(gpu).chip.name
     given = {
         name: str(value)
         for name, value in (("model", model), ("gpu", gpu), ("steps", steps))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from vivace.cli import options
-from vivace.errors import UsageError
+from vivace.cli.card import Card, Fitted, card_of
 
 if TYPE_CHECKING:
     from vivace.advice.speeds import Speeds
-    from vivace.lint.limits import Gpu
+    from vivace.hardware import Chip, Gpu
     from vivace.memory.fit import Change
     from vivace.memory.predict import Prediction
     from vivace.memory.weightless import Weightless
@@ -39,14 +37,14 @@ if TYPE_CHECKING:
 @options.task
 @click.option(
     "--card",
-    type=options.FiniteFloat(0.1, 10_000),
-    metavar="GB",
-    help="Find changes that make it fit a card of this size; default: this machine's GPU, if there is one.",
+    type=Card(),
+    metavar="GB|NAME",
+    help="Find changes that make it fit a card of this size, or this one; default: that of --gpu, else this machine's.",
 )
 @click.option(
     "--gpu",
     metavar="NAME",
-    help="GPU whose data sheet limits the time, such as H100; default: this machine's.",
+    help="GPU whose data sheet limits the time, such as H100; default: that of --card, else this machine's.",
 )
 @options.as_json
 def plan(
@@ -57,7 +55,7 @@ def plan(
     batch: int,
     text: Literal["prompts", "embeddings"],
     task: Task | None,
-    card: float | None,
+    card: float | Gpu | None,
     gpu: str | None,
     as_json: bool,
 ) -> int:
@@ -75,21 +73,21 @@ def plan(
     from vivace.recipes.resolve import resolve
 
     resolved = resolve(recipe)  # a mistake is reported before the heavy imports
-    chip = _chip(gpu)
+    chip, fitted = card_of(card, gpu)
 
     from vivace.memory.weightless import find_weightless
 
     found = find_weightless(model)
     asked: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text, "task": task}
-    return guarded(found.found, lambda is_read: _plan(found, resolved, asked, card, chip, as_json, is_read))
+    return guarded(found.found, lambda is_read: _plan(found, resolved, asked, fitted, chip, as_json, is_read))
 
 
 def _plan(
     found: Weightless,
     resolved: Recipe,
     asked: dict[str, Any],
-    card: float | None,
-    chip: Gpu | None,
+    card: Fitted | None,
+    chip: Chip | None,
     as_json: bool,
     is_read: Callable[[], None],
 ) -> int:
@@ -111,7 +109,7 @@ def _plan(
         resolved = resolve(BASELINE)
         predicted = predict(found, resolved, **asked)
     is_read()
-    card_bytes, card_name = (card * 1e9, f"{card:g} GB") if card is not None else _this_gpu()
+    card_bytes, card_name = (None, "") if card is None else (card.num_bytes, card.name)
     steps: list[Change] = []
     speeds: Speeds | None = None
     if card_bytes is not None and fits(predicted, card_bytes):
@@ -135,41 +133,8 @@ def _report_attempt(recipe: str) -> None:
     click.echo(f"trying {recipe}", err=True)
 
 
-def _this_gpu() -> tuple[float | None, str]:
-    from vivace.measure.gpus import this_gpu
-
-    if sys.platform == "linux" and this_gpu() is None and not Path("/dev/kfd").exists():
-        return None, ""  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
-    import torch
-
-    if not torch.cuda.is_available():
-        return None, ""
-    return float(
-        torch.cuda.get_device_properties(0).total_memory
-    ), f"this machine's {torch.cuda.get_device_name(0)}"
-
-
-def _chip(name: str | None) -> Gpu | None:
-    """Return what the data sheet says of a GPU, or of this machine's; None if it is not known.
-
-    Raises:
-        UsageError: a GPU was named that is not known.
-    """
-    from vivace.lint.limits import GPUS, gpu_of
-    from vivace.measure.gpus import this_gpu
-
-    here = this_gpu() if name is None else name
-    found = None if here is None else gpu_of(here)
-    if found is None and name is not None:
-        known = ", ".join(gpu.name for gpu in GPUS)
-        raise UsageError(
-            f"--gpu {name[:60]}: its data sheet is not known; give one of {known}, or leave it out"
-        )
-    return found
-
-
 def _facts(
-    predicted: Prediction, card_bytes: float | None, steps: list[Change], chip: Gpu | None
+    predicted: Prediction, card_bytes: float | None, steps: list[Change], chip: Chip | None
 ) -> dict[str, Any]:
     from vivace.lint.limits import least_seconds
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
@@ -196,7 +161,7 @@ def _facts(
     }
 
 
-def _print(predicted: Prediction, chip: Gpu | None) -> None:
+def _print(predicted: Prediction, chip: Chip | None) -> None:
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
     from vivace.report.summary import size
 
@@ -239,7 +204,7 @@ def _print(predicted: Prediction, chip: Gpu | None) -> None:
     )
 
 
-def _work(predicted: Prediction, chip: Gpu | None) -> Iterator[str]:
+def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
     """Yield what the call computes, and the time that this takes at least."""
     from vivace.lint.limits import least_seconds
     from vivace.report.summary import seconds

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vivace.hardware import gpu_in
 from vivace.lint.columns import BYTES, COUNTS, PROFILE, TEXTS, TIMES, Column, column_of
 from vivace.lint.findings import Finding, Reading
-from vivace.lint.limits import gpu_in
 from vivace.lint.rules import RULES
 from vivace.lint.tables import Table, is_section, read_tables
 from vivace.lint.values import Number, plain_cell, read_number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vivace.lint.limits import gpu_in
+from vivace.hardware import gpu_in
 from vivace.lint.values import UNITS, plain_cell
 
 SYNONYMS: dict[str, tuple[str, ...]] = {

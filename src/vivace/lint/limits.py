@@ -1,36 +1,12 @@
-"""What GPUs can do and what models need: data sheets, and counts of this project."""
+"""What models need, by counts of this project, and how labels of rows tell their precision."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from vivace.hardware import Chip
 from vivace.spec.ceilings import Work
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Dense tensor throughput by the vendor's data sheet, TFLOP/s (TOP/s for 8 bits).
-
-    Attributes:
-        half: fp16 or bf16, with fp16 accumulation where that is faster.
-        eight: the faster of fp8 and int8.
-    """
-
-    name: str
-    pattern: str
-    half: float
-    eight: float
-
-
-# NVIDIA's data sheets, without sparsity; the SXM module where there are several. Of other GPUs nothing is claimed.
-GPUS = (
-    Gpu("H200", r"\bh200\b", 989.5, 1979.0),
-    Gpu("H100", r"\bh100\b", 989.5, 1979.0),
-    Gpu("A100", r"\ba100\b", 312.0, 624.0),
-    Gpu("L40S", r"\bl40s\b", 362.0, 733.0),
-    Gpu("RTX 4090", r"\b(?:rtx\s*)?4090\b", 330.3, 660.6),
-)
 
 
 @dataclass(frozen=True)
@@ -75,21 +51,8 @@ SKIPS_WORK = re.compile(
 )
 """Recipes and models that compute less than steps times a full step, or on several GPUs."""
 FULL_PRECISION = re.compile(r"\b(?:fp16|bf16|float16|bfloat16|fp32|tf32|baseline|base)\b", re.IGNORECASE)
+FOUR_BITS = re.compile(r"fp4|int4|nf4|svdq|w4a4|\b4[ -]?bit", re.IGNORECASE)
 EIGHT_BITS = re.compile(r"fp8|float8|int8|fp4|int4|nf4|nvfp4|quant", re.IGNORECASE)
-
-
-def gpu_in(text: str) -> tuple[str, str]:
-    """Return the GPU that a text names, and the text without it; empty if it names none."""
-    for gpu in GPUS:
-        found = re.search(gpu.pattern, text, re.IGNORECASE)
-        if found is not None:
-            return gpu.name, " ".join((text[: found.start()] + text[found.end() :]).split())
-    return "", text
-
-
-def gpu_of(name: str) -> Gpu | None:
-    """Return what is known of a GPU."""
-    return next((gpu for gpu in GPUS if re.search(gpu.pattern, name, re.IGNORECASE)), None)
 
 
 def flops_of(model: str) -> ModelFlops | None:
@@ -97,7 +60,7 @@ def flops_of(model: str) -> ModelFlops | None:
     return next((one for one in MODEL_FLOPS if re.search(one.pattern, model.strip(), re.IGNORECASE)), None)
 
 
-def least_seconds(work: Work, gpu: Gpu) -> float:
+def least_seconds(work: Work, chip: Chip) -> float:
     """Return the seconds that a call takes at least by a GPU's data sheet.
 
     Matmuls and convolutions in 8 bits run at the rate of 8 bits, all others at that of 16, which fp32 and TF32 do not
@@ -111,5 +74,5 @@ def least_seconds(work: Work, gpu: Gpu) -> float:
             (part.attention_flop, part.attention),
         )
         for flop, precision in kinds:
-            seconds += flop / 1e12 / (gpu.eight if precision in ("fp8", "int8") else gpu.half)
+            seconds += flop / 1e12 / (chip.eight if precision in ("fp8", "int8") else chip.half)
     return seconds

@@ -6,9 +6,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from vivace.hardware import known_gpu
 from vivace.lint.faults import Fault, is_above, written
 from vivace.lint.findings import Reading
-from vivace.lint.limits import EIGHT_BITS, FULL_PRECISION, SKIPS_WORK, flops_of, gpu_of
+from vivace.lint.limits import EIGHT_BITS, FOUR_BITS, FULL_PRECISION, SKIPS_WORK, flops_of
 from vivace.lint.values import Number
 
 _ORDER = ("min", "p50", "p90", "p95", "p99", "max")
@@ -278,7 +279,7 @@ def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
         centre = next((role for role in ("min", "p50", "mean", "time") if row.has(role)), None)
         model, gpu, steps = (
             flops_of(_model_of(row)),
-            gpu_of(row.of or row.texts.get("gpu", "")),
+            known_gpu(row.of or row.texts.get("gpu", "")),
             _steps_of(row),
         )
         if centre is None or model is None or gpu is None or steps is None or row[centre].least <= 0:
@@ -289,12 +290,13 @@ def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
             continue
         said = f"{row.texts.get('precision', '')} {row.texts.get('label', '')}"
         is_half = bool(FULL_PRECISION.search(said)) and not EIGHT_BITS.search(said)
-        ceiling = gpu.half if is_half else gpu.eight
+        bits = 16 if is_half else 4 if FOUR_BITS.search(said) else 8
+        ceiling = {16: gpu.chip.half, 8: gpu.chip.eight, 4: gpu.chip.four}[bits]
         reached = model.step * steps / row[centre].most / 1e12
         if reached > ceiling:
             yield Fault(
                 row, f"{written(row, centre)}, {steps:g} steps of {model.name} on {gpu.name}",
-                f"that is {reached:,.0f} TFLOP/s; the chip has {ceiling:,.0f} in {16 if is_half else 8} bits, dense",
+                f"that is {reached:,.0f} TFLOP/s; the chip has {ceiling:,.0f} in {bits} bits, dense",
                 "the number of steps, the size, the GPU's name, and whether the device was synchronised",
             )  # fmt: skip
 

@@ -14,6 +14,7 @@ from importlib import resources
 
 from vivace.contract import TEXT_ENCODERS, Technique
 from vivace.errors import RecipeError
+from vivace.hardware import architecture_of
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -24,12 +25,6 @@ from vivace.tuning.belief import Datum, Effect
 from vivace.tuning.space import is_worth_tuning
 from vivace.tuning.wanted import Wanted
 
-_FAMILIES = {
-    "hopper": ("H100", "H200", "H800", "H20", "GH200"),
-    "ampere": ("A100", "A10", "A40", "A6000", "RTX 30"),
-    "ada": ("L4", "L40", "L40S", "RTX 40"),
-    "blackwell": ("B100", "B200", "GB200", "RTX 50", "RTX PRO 6000"),
-}
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
 _NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
@@ -53,19 +48,6 @@ class Source:
 
     name: str
     data: tuple[Datum, ...]
-
-
-def family(device_name: str) -> str | None:
-    """Return the family of a GPU by its name: "hopper" of "NVIDIA H200"; None for others and for CPUs."""
-    words = f" {device_name} ".replace("NVIDIA", " ").replace("-", " ")
-    for name, members in _FAMILIES.items():
-        for member in members:
-            # "RTX 40" stands for a series, every other name for one card
-            if f" {member} " in words or (
-                member[-1] == "0" and member.startswith("RTX ") and member in words
-            ):
-                return name
-    return None
 
 
 def effects(
@@ -142,7 +124,7 @@ def known_sources(
             replays.
         is_cpu: whether the device is a CPU.
     """
-    mine = family(device_name)
+    mine = architecture_of(device_name)
     if wanted.measures_memory:
         return ()
     name = model.removeprefix(SYNTHETIC)
@@ -179,7 +161,7 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
             continue
         before = base.seconds(base.steps)
         gains = {recipe: math.log(before / one.seconds(base.steps)) for recipe, one in recipes.items()}
-        data = _data(gains, _error(name == model, family(device), mine))
+        data = _data(gains, _error(name == model, architecture_of(device), mine))
         # 15 steps of 30 halve the time, and 15 of 20 do not.
         yield from (datum for datum in data if not any(isinstance(t, Steps) for t in datum.recipe))
 
@@ -193,7 +175,7 @@ def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
     for (_, gpu, name), times in groups.items():
         reference = min(times, key=lambda recipe: (recipe != "baseline", recipe.count("+")))
         gains = {recipe: math.log(times[reference] / seconds) for recipe, seconds in times.items()}
-        error = _error(name == model, family(gpu), mine)
+        error = _error(name == model, architecture_of(gpu), mine)
         yield from _data(gains, error + (0.0 if reference == "baseline" else _NOT_THE_BASELINE))
 
 

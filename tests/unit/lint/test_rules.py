@@ -10,6 +10,7 @@ import vivace
 from tests.narrow import FLOW
 from tests.typed import said
 from vivace.errors import UsageError
+from vivace.hardware import named_gpu
 from vivace.lint.check import lint
 from vivace.lint.columns import SYNONYMS, Column, column_of
 from vivace.lint.limits import flops_of
@@ -263,3 +264,15 @@ def test_vivace_s_own_output_passes(tmp_path: Path) -> None:
     swapped = (tmp_path / "rows.csv").read_text().replace("mean_s,min_s,max_s", "mean_s,max_s,min_s")
     (tmp_path / "rows.csv").write_text(swapped)
     assert "mean-in-range" in {one.rule for one in lint([tmp_path / "rows.csv"])}
+
+
+@pytest.mark.parametrize("gpu", ["B200", "RTX 5090", "Tesla T4", "RTX 6000 Ada"])
+@pytest.mark.parametrize(("label", "rate"), [("bf16", "half"), ("fp8", "eight"), ("nvfp4", "four")])
+def test_chips_of_all_generations_have_a_limit(gpu: str, label: str, rate: str, tmp_path: Path) -> None:
+    model = flops_of("flux-dev")
+    assert model is not None
+    least = 28 * model.step / 1e12 / getattr(named_gpu(gpu).chip, rate)
+    for factor, rules in ((0.9, ["chip-limit"]), (1.1, [])):
+        file = tmp_path / "table.csv"
+        file.write_text(f"recipe,model,gpu,steps,mean (s)\n{label},flux-dev,{gpu},28,{factor * least:.5f}\n")
+        assert [one.rule for one in lint([file])] == rules

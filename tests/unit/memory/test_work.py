@@ -11,7 +11,8 @@ from tests.make import make_environment, make_trial
 from tests.typed import said
 from vivace.benchmark.work import count_work
 from vivace.errors import UsageError
-from vivace.lint.limits import gpu_of, least_seconds
+from vivace.hardware import named_gpu
+from vivace.lint.limits import least_seconds
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
@@ -124,8 +125,7 @@ def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
 
 
 def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
-    chip = gpu_of("NVIDIA H100 80GB HBM3")
-    assert chip is not None
+    chip = named_gpu("NVIDIA H100 80GB HBM3").chip
 
     def least(recipe: str) -> tuple[Any, ...]:
         found = predict(find_weightless("tiny-flux"), resolve(recipe))
@@ -148,7 +148,7 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
     assert told["least_s"] > 0
     assert told["work"]["components"][0]["component"] == "denoiser"
     wrong = said(tmp_path, "plan", "tiny-flux", "--gpu", "H10", code=UsageError.exit_code)
-    assert "--gpu H10: its data sheet is not known; give one of H200," in wrong.stderr
+    assert "--gpu 'H10': no such GPU is known; did you mean 'H100'?" in wrong.stderr
 
 
 def test_every_architecture_is_in_the_record() -> None:

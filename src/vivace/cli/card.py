@@ -1,0 +1,88 @@
+"""The GPU that a command is asked about: by its memory, by its name, or this machine's."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vivace.cli import options
+
+if TYPE_CHECKING:
+    from vivace.hardware import Chip, Gpu
+
+_SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*", re.IGNORECASE)
+
+
+class Card(click.ParamType):
+    """A size in GB, or the name of a GPU, which has one. "4090" is a name."""
+
+    name = "card"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | Gpu:
+        from vivace.hardware import known_gpu, named_gpu
+
+        text = str(value)
+        size = _SIZE.fullmatch(text)
+        if size is None or known_gpu(text) is not None:
+            return named_gpu(text, "--card")
+        return options.FiniteFloat(0.1, 10_000).convert(size[1], param, ctx)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Memory that a recipe has to fit, and whose it is, in words."""
+
+    num_bytes: float
+    name: str
+
+
+def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Fitted | None]:
+    """Return the chip that limits the time, and the memory to fit; None for what is not known.
+
+    Args:
+        card: a size in GB, or a GPU.
+        gpu: its name. Without a card it has the memory to fit, too; without both, this machine's GPU has.
+
+    Raises:
+        UsageError: no GPU of this name is known.
+    """
+    from vivace.hardware import Gpu, known_gpu, named_gpu, present_gpu
+
+    named = None if gpu is None else named_gpu(gpu)
+    if isinstance(card, Gpu):
+        return (named or card).chip, _of_named(card)
+    size = None if card is None else Fitted(card * 1e9, f"{card:g} GB")
+    if named is not None:
+        return named.chip, size or _of_named(named)
+    present = present_gpu()
+    known = None if present is None else known_gpu(present.name)
+    return None if known is None else known.chip, size or _of_this_machine()
+
+
+def _of_named(gpu: Gpu) -> Fitted:
+    name = f"{gpu.chip.name} of {gpu.memory_bytes / 1e9:g} GB"
+    if gpu.is_size_assumed:
+        sizes = " or ".join(f"{size:g}" for size in gpu.chip.memory_gb)
+        name += f" (it is sold with {sizes}: say which)"
+    return Fitted(gpu.memory_bytes, name)
+
+
+def _of_this_machine() -> Fitted | None:
+    from vivace.hardware import present_gpu
+
+    present = present_gpu()
+    if present is not None:
+        return Fitted(present.memory_bytes, f"this machine's {present.name}")
+    if sys.platform == "linux" and not Path("/dev/kfd").exists():
+        return None  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    total = torch.cuda.get_device_properties(0).total_memory
+    return Fitted(float(total), f"this machine's {torch.cuda.get_device_name(0)}")

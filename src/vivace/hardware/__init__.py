@@ -1,0 +1,23 @@
+"""What is known of GPUs: chips by their data sheets, names as people write them, and this machine's GPU."""
+
+from vivace.hardware.chip import Chip, Gpu
+from vivace.hardware.names import CHIPS, gpu_in, known_gpu, named_gpu, nearest_gpus
+from vivace.hardware.nearness import Near, architecture_of, capability_of, near
+from vivace.hardware.this_machine import Present, present_gpu, this_gpu
+
+__all__ = [
+    "CHIPS",
+    "Chip",
+    "Gpu",
+    "Near",
+    "Present",
+    "architecture_of",
+    "capability_of",
+    "gpu_in",
+    "known_gpu",
+    "named_gpu",
+    "near",
+    "nearest_gpus",
+    "present_gpu",
+    "this_gpu",
+]

@@ -1,0 +1,77 @@
+"""What a data sheet says of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One model of NVIDIA's GPUs.
+
+    Attributes:
+        name: as NVIDIA's data sheets have it, without "NVIDIA" and "GeForce".
+        architecture: e.g. "Hopper".
+        capability: CUDA's compute capability.
+        memory_gb: the sizes that it is sold with, the smallest first. A GPU of N GB has at least N * 10**9 bytes.
+        bandwidth_gb_s: of its memory, GB/s; the fastest variant's.
+        half: dense TFLOP/s of fp16 or bf16, with fp16 accumulation where that is faster: no program is faster.
+        bf16: dense TFLOP/s with fp32 accumulation, as PyTorch multiplies.
+        eight: the faster of fp8 and int8, dense, TFLOP/s or TOP/s; that of 16 bits where the chip has neither.
+        aliases: other names that people write.
+        is_laptop: the chip of laptops, which is another one than the desktop's of the same number.
+        other_gb: sizes that its name may have and that are not its own memory's.
+    """
+
+    name: str
+    architecture: str
+    capability: tuple[int, int]
+    memory_gb: tuple[float, ...]
+    bandwidth_gb_s: float
+    half: float
+    bf16: float
+    eight: float
+    aliases: tuple[str, ...] = ()
+    is_laptop: bool = False
+    other_gb: tuple[float, ...] = ()
+
+    @property
+    def four(self) -> float:
+        """The rate of fp4 or int4, dense, TFLOP/s or TOP/s; that of 8 bits where the chip has neither.
+
+        int4 is in the tensor cores from Turing to Ada, and fp4 in Blackwell's: twice 8 bits, and on B300 three times.
+        """
+        if self.capability == (10, 3):
+            return 3 * self.eight
+        return self.eight * (2 if self.architecture in ("Turing", "Ampere", "Ada", "Blackwell") else 1)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that somebody named: a chip, with its memory.
+
+    Attributes:
+        stated_gb: the memory that the name states; None if it states none.
+    """
+
+    chip: Chip
+    stated_gb: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The chip's name, with the memory where it is sold with several sizes and the name says which."""
+        if self.stated_gb is None or self.chip.memory_gb == (self.stated_gb,):
+            return self.chip.name
+        return f"{self.chip.name} {self.stated_gb:g}GB"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory; the smallest size that it is sold with, where the name does not say which."""
+        return round((self.stated_gb or self.chip.memory_gb[0]) * GIGABYTE)
+
+    @property
+    def is_size_assumed(self) -> bool:
+        """Whether it is sold with several sizes, and the name does not say which."""
+        return self.stated_gb is None and len(self.chip.memory_gb) > 1
