@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vivace.adapters.hot import exchange
+from vivace.lora.hot import exchange
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session

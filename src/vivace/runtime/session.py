@@ -27,10 +27,11 @@ from vivace.contract import (
 )
 from vivace.contract.traits import give, traits_of
 from vivace.errors import NoEffect, Unsupported
+from vivace.lora.distillations import distillations
+from vivace.lora.merge import merge
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
-from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
@@ -90,7 +91,7 @@ def open_session(
     """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
     check_works(device)
     on_host = recipe.loads_from_host
-    pipe = load_pipeline(found, device, keep_on_host=on_host, task=task, controlnet=controlnet)
+    pipe = load_pipeline(found, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 

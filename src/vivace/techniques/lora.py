@@ -28,12 +28,12 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import field_validator, model_validator
 
-from vivace.adapters.hot import HotLora, attach, chosen, why_not_hot
 from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, UnusableModel
-from vivace.models.lora import LoraLayers, merge_all, mismatch, read_lora
-from vivace.models.lora_files import digest, locate_lora, on_hub, short_name
+from vivace.lora.files import digest, locate_lora, on_hub, short_name
+from vivace.lora.hot import HotLora, attach, chosen, why_not_hot
+from vivace.lora.merge import LoraLayers, merge_all, mismatch, read_lora
 from vivace.quantization.layers import is_quantised
 
 _READ = "_vivace_loras_read"

@@ -18,14 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import COMPONENTS, DENOISERS, Component, Distillation, attribute_of, component_of
-from vivace.contract.script import literal
+from vivace.contract import COMPONENTS, DENOISERS, Component, attribute_of, component_of
 from vivace.errors import UnusableModel
 from vivace.foreign.reading import reading
-from vivace.models.entry import Entry, FewSteps, Part
-from vivace.models.find import WEIGHTS
 from vivace.models.headers import read_header
-from vivace.models.remote import fetch_part
 
 if TYPE_CHECKING:
     import torch
@@ -40,41 +36,6 @@ _OTHER_LAYOUTS = {
     "diffusers', rename 'diffusion_model.' to '{wanted}.' in its keys",
 }
 """What to do with files of a layout that diffusers does not read for every model, by how their keys begin."""
-
-
-def distillations(entry: Entry | None) -> tuple[Distillation, ...]:
-    """Return the few-step LoRAs that the catalogue lists for a model."""
-    return tuple(_distillation(one) for one in (entry.few_steps if entry is not None else ()))
-
-
-def _distillation(known: FewSteps) -> Distillation:
-    lora = known.lora
-    arguments: tuple[str, ...]
-
-    def add(pipe: Any) -> int:
-        return merge(pipe, WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora), known.scale)
-
-    if isinstance(lora, Part):
-        where = f"{lora.repo}/{lora.files[0]}@{lora.revision}"
-        arguments = (
-            literal(lora.repo),
-            f"weight_name={literal(lora.files[0])}",
-            f"revision={literal(lora.revision)}",
-        )
-    else:
-        folder, _, file = lora.rpartition("/")
-        where, arguments = lora, (f"WEIGHTS / {literal(folder)}", f"weight_name={literal(file)}")
-    return Distillation(
-        kind=known.kind,
-        steps=known.steps,
-        guidance_scale=known.guidance_scale,
-        scheduler=known.scheduler.class_name,
-        scheduler_config=known.scheduler.overrides,
-        scale=known.scale,
-        where=where,
-        arguments=arguments,
-        merge=add,
-    )
 
 
 @dataclass(frozen=True)

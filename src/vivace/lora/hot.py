@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.contract import Component, component_of
 from vivace.errors import Unsupported, UsageError
-from vivace.models.lora import LoraLayer, LoraLayers, mismatch, read_lora
-from vivace.models.lora_files import digest, locate_lora, short_name
+from vivace.lora.files import digest, locate_lora, short_name
+from vivace.lora.merge import LoraLayer, LoraLayers, mismatch, read_lora
 
 if TYPE_CHECKING:
     import torch

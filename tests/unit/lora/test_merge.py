@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from tests import shrunken
 from tests.families import build
 from vivace.errors import Unsupported, UnusableModel
-from vivace.models.lora import merge, mismatch, read_lora
-from vivace.models.lora_files import digest, locate_lora, short_name
+from vivace.lora.files import digest, locate_lora, short_name
+from vivace.lora.merge import merge, mismatch, read_lora
 
 RANK, ALPHA = 4, 2.0
 BLOCK = "down_blocks.1.attentions.0"
