@@ -27,4 +27,6 @@ def set_lora(
         Unsupported: the file is not one for this pipeline, or its layers or ranks were not announced.
         UnusableModel: the file is damaged, or no LoRA.
     """
-    exchange(self.pipe, path, scale, instead_of)
+    unused = exchange(self.pipe, path, scale, instead_of)
+    if unused:
+        self.warnings.append(f"lora: {path}: {unused}")

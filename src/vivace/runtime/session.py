@@ -182,7 +182,8 @@ class Session:
         recipe: the resolved Recipe.
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
-        warnings: techniques that were left out because the pipeline already was as they would make it.
+        warnings: techniques that were left out because the pipeline already was as they would make it, and what else
+            a user must know of the recipe.
     """
 
     def __init__(
@@ -218,6 +219,7 @@ class Session:
             if effect is not None:
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
+                self.warnings += [f"{technique.name}: {note}" for note in effect.notes]
                 self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)
