@@ -1,5 +1,7 @@
 """What diffusers reads from a LoRA file: whether `pipe.load_lora_weights` would add the same as vivace does.
 
+It also knows names of layers that vivace has no table for.
+
 Its converters leave out what they do not know and some mistake names, so a script may call them only where both agree.
 """
 
@@ -17,6 +19,7 @@ from vivace.errors import UnusableModel
 from vivace.foreign.reading import reading
 from vivace.lora.changes import LoraLayers, Matrices
 from vivace.lora.peft_settings import settings_of_header
+from vivace.lora.traced import Trace
 
 _TOLERANCE = 1e-3
 
@@ -38,6 +41,30 @@ def adds_the_same(pipe: Any, path: Path, layers: LoraLayers) -> bool:
         ):
             return False
     return True
+
+
+def converted(pipe: Any, tensors: Mapping[str, Any]) -> tuple[Mapping[str, Matrices], set[str]]:
+    """Return the denoiser's layers that diffusers reads from some of a file's tensors, and the names of those it used.
+
+    For names in the code of models that vivace has no table for.
+
+    Raises:
+        UnusableModel: diffusers does not read them.
+    """
+    import torch
+
+    trace = Trace()
+    with reading("the LoRA"):
+        state, alphas = _converted(pipe, trace.of(tensors))
+        attribute = attribute_of(pipe, "denoiser")
+        own, scales = _of_part(state, attribute), _of_part(alphas, attribute)
+        used = trace.used((*own.values(), *scales.values()))
+        layers = _layers(pipe, "denoiser", own, scales, {})
+    plain = {
+        name: Matrices(pair.down.as_subclass(torch.Tensor), pair.up.as_subclass(torch.Tensor), pair.scale)
+        for name, pair in layers.items()
+    }
+    return plain, used
 
 
 def _agree(one: Matrices, other: Matrices) -> bool:

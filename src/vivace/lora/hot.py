@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.contract import Component, component_of
 from vivace.errors import Unsupported, UsageError
+from vivace.lora.account import LoraFile
 from vivace.lora.changes import LoraLayers, Matrices
 from vivace.lora.files import digest, locate_lora, short_name
-from vivace.lora.read import LoraFile, read_lora
+from vivace.lora.read import read_lora
 
 if TYPE_CHECKING:
     import torch

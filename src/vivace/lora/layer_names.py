@@ -75,7 +75,7 @@ class LayerNames:
 
     def __init__(self, pipe: Any) -> None:
         self._modules = {c: module for c in COMPONENTS if (module := component_of(pipe, c)) is not None}
-        self._tables = {
+        self._tables: dict[Component, dict[str, tuple[Place, ...]]] = {
             component: dict(_names(component, module))
             for component, module in self._modules.items()
             if component != "vae"

@@ -159,6 +159,7 @@ _Z_IMAGE: Names = {
 }
 _ORIGINAL: dict[str, Names] = {
     "FluxTransformer2DModel": _FLUX,
+    "ChromaTransformer2DModel": _FLUX,
     "Flux2Transformer2DModel": _FLUX2,
     "SD3Transformer2DModel": _SD3,
     "ZImageTransformer2DModel": _Z_IMAGE,
@@ -211,6 +212,11 @@ def original_names(
             if all(layer in modules for layer in layers):
                 owner = modules[layers[0].rpartition(".")[0]]
                 yield original.replace("#", str(number)), layers, owner == _SWAPPED
+
+
+def has_original_names(kind: str) -> bool:
+    """Whether the original names of a denoiser of this class are known here."""
+    return kind in _ORIGINAL or kind in ("UNet2DConditionModel", "QwenImageTransformer2DModel")
 
 
 def _of_unet(name: str, modules: dict[str, str], layers_per_block: int) -> str | None:

@@ -6,21 +6,22 @@ Sources: kohya-ss/sd-scripts; LyCORIS; PEFT; diffusers, loaders/lora_conversion_
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.contract import Component, attribute_of, component_of
 from vivace.errors import UnusableModel
 from vivace.foreign.reading import reading
-from vivace.lora.changes import Change, LoraLayer, LoraLayers, rows_of, sizes_of
+from vivace.lora.account import Account, LoraFile, listed
+from vivace.lora.by_diffusers import converted
+from vivace.lora.changes import Change, LoraLayer, rows_of, sizes_of
 from vivace.lora.files import settings_for
 from vivace.lora.forms import BadForm, Group, form_of, has_no_effect
 from vivace.lora.keys import UNUSABLE, split_key
 from vivace.lora.layer_names import LayerNames, Named, Place, shape_of, size_of
-from vivace.lora.made_for import made_for
+from vivace.lora.original_names import has_original_names
 from vivace.lora.peft_settings import Settings, read_settings, settings_of_header
 from vivace.models.headers import read_header
 
@@ -29,57 +30,23 @@ if TYPE_CHECKING:
 
 _METADATA = "lora_adapter_metadata"
 """What diffusers writes into the header: PEFT's configuration, with alphas and ranks."""
-_NUM_NAMED = 3
-_PLAIN = "vivace adds plain LoRAs, LoCon, LoHa, LoKr and differences: train or convert it as one of them"
-
-
-@dataclass(frozen=True)
-class LoraFile:
-    """What a file adds to a pipeline.
-
-    Attributes:
-        layers: what can be used.
-        problems: why the part of a component cannot; those components' `layers` are not whole.
-        num_tensors: in the file.
-        num_without_effect: of them, those that are not used since they add zero.
-        unused: which tensors are for nothing that the pipeline has; "" if there are none.
-        notes: `unused` and what was assumed, for the user.
-        alpha: "" if the file or the json beside it has alphas, else what is assumed.
-    """
-
-    layers: LoraLayers
-    problems: Mapping[Component, str]
-    num_tensors: int
-    num_without_effect: int
-    unused: str
-    notes: tuple[str, ...]
-    alpha: str
-
-    def problem(self, components: Iterable[Component]) -> str | None:
-        """Return why the parts of these components cannot be used as a whole; None if they can."""
-        return next((self.problems[c] for c in components if c in self.problems), None)
 
 
 @dataclass
 class _Reading:
-    """What is known of a file while its groups are read."""
+    """A file while it is read."""
 
-    pipe: Any
-    name: str
     names: LayerNames
     settings: Settings | None
-    metadata: Mapping[str, Any]
-    num_tensors: int
-    layers: dict[Component, dict[str, LoraLayer]] = field(default_factory=lambda: defaultdict(dict))
-    written_as: dict[tuple[Component, str], str] = field(default_factory=dict)
-    foreign: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
-    unusable: dict[Component, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
-    ill: dict[Component, list[str]] = field(default_factory=lambda: defaultdict(list))
-    suspects: list[Group] = field(default_factory=list)
-    absent: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    without_effect: list[str] = field(default_factory=list)
-    foreign_zeros: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
-    has_alpha: Counter[bool] = field(default_factory=Counter)
+    account: Account
+
+    @property
+    def pipe(self) -> Any:
+        return self.account.pipe
+
+    @property
+    def name(self) -> str:
+        return self.account.name
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
@@ -112,16 +79,18 @@ def _read(
     groups = _groups(name, stored)
     if all(set(group.tensors) <= {"unknown", "replacement", "alpha"} for group in groups):
         raise UnusableModel(
-            f"{name} has no LoRA layers ({_listed(stored)}); give a LoRA in safetensors format"
+            f"{name} has no LoRA layers ({listed(stored)}); give a LoRA in safetensors format"
         )
     config = settings_for(path, stored)
     settings = None if config is None else read_settings(config)
     if settings is not None and (problem := settings.problem()) is not None:
         raise UnusableModel(f"{name}: {problem}")
-    now = _Reading(pipe, name, LayerNames(pipe), settings, metadata, len(stored))
+    where = "" if settings is None else settings.where
+    now = _Reading(LayerNames(pipe), settings, Account(pipe, name, metadata, len(stored), where))
     for group in groups:
         _read_group(now, group)
-    return _file(now)
+    _read_with_diffusers(now, groups)
+    return now.account.closed()
 
 
 def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
@@ -141,10 +110,10 @@ def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
 
 def _read_group(now: _Reading, group: Group) -> None:
     if "trigger" in group.tensors:
-        now.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
+        now.account.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
         return
     if set(group.tensors) == {"alpha"}:  # of matrices that are not there
-        now.without_effect += group.all_keys
+        now.account.without_effect += group.all_keys
         return
     meanings = now.names.find(group.layer)
     unusable = next((role for role in UNUSABLE if role in group.tensors), None)
@@ -165,24 +134,51 @@ def _read_group(now: _Reading, group: Group) -> None:
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
     if has_no_effect(group) and (not is_used or (misfit and _is_embedding(now, named))):
-        now.without_effect += group.all_keys
+        now.account.without_effect += group.all_keys
         if named.component is not None and not named.places:
-            now.foreign_zeros[named.component].append(group)
+            now.account.foreign_zeros[named.component].append(group)
     elif named.component is None:
-        now.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
+        now.account.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
     elif problem:
-        now.ill[named.component].append(problem)
+        now.account.ill[named.component].append(problem)
     elif unusable is not None:
-        now.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
+        now.account.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
+    elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
+        now.account.absent["guidance, which this model does not take as an input"] += group.all_keys
     elif not named.places:
-        now.foreign[named.component].append(group)
-        now.suspects.append(group)
+        now.account.foreign[named.component].append(group)
+        now.account.suspects.append(group)
     elif misfit:
-        now.ill[named.component].append(misfit)
-        now.suspects.append(group)
+        now.account.ill[named.component].append(misfit)
+        now.account.suspects.append(group)
     else:
         assert change is not None
         _add(now, named.component, named.places, change, group)
+
+
+def _read_with_diffusers(now: _Reading, groups: list[Group]) -> None:
+    """Read the denoiser's part through diffusers, if only it knows the names and it uses every tensor."""
+    denoiser, account = component_of(now.pipe, "denoiser"), now.account
+    if not account.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
+        return
+    own = [group for group in groups if now.names.find(group.layer)[0].component == "denoiser"]
+    tensors = {group.keys[role][0]: tensor for group in own for role, tensor in group.tensors.items()}
+    try:
+        layers, used = converted(now.pipe, tensors)
+    except UnusableModel:
+        return
+    changes = {name: LoraLayer(matrices) for name, matrices in layers.items()}
+    known = dict(denoiser.named_modules())
+    fits = all(
+        name in known
+        and shape_of(known[name]) is not None
+        and not _misfits(now, Named("denoiser", "", (Place(name),)), change)
+        for name, change in changes.items()
+    )
+    if changes and fits and used == set(tensors):
+        account.layers["denoiser"] = changes
+        for problems in (account.foreign, account.ill):
+            problems.pop("denoiser", None)
 
 
 def _add(
@@ -191,14 +187,14 @@ def _add(
     """Take a group's change into its layers."""
     for place in places:
         own = LoraLayer(_part(change.weight, place), _part(change.bias, place))
-        before = now.layers[component].get(place.layer)
+        before = now.account.layers[component].get(place.layer)
         if before is None:
-            now.layers[component][place.layer] = own
-            now.written_as[component, place.layer] = group.layer
+            now.account.layers[component][place.layer] = own
+            now.account.written_as[component, place.layer] = group.layer
         elif not _equal(before, own):
-            now.ill[component].append(
+            now.account.ill[component].append(
                 f"{now.name} names {place.layer} twice with different values, as "
-                f"{now.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
+                f"{now.account.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
             )
 
 
@@ -247,6 +243,12 @@ def _misfits(now: _Reading, named: Named, change: LoraLayer) -> str:
     return ""
 
 
+def _is_guidance(now: _Reading, group: Group) -> bool:
+    """Whether a layer reads the guidance scale, in a model that was distilled without: a LoRA of its sibling."""
+    config = getattr(component_of(now.pipe, "denoiser"), "config", {})
+    return "guidance" in group.layer and config.get("guidance_embeds") is False
+
+
 def _is_embedding(now: _Reading, named: Named) -> bool:
     import torch
 
@@ -273,7 +275,7 @@ def _scale(now: _Reading, group: Group, named: Named, rank: int) -> float:
     alpha = group.tensors.get("alpha")
     if not rank:  # there is nothing that an alpha would be divided by
         return 1.0 if stated is None else stated
-    now.has_alpha[alpha is not None or stated is not None] += 1
+    now.account.has_alpha[alpha is not None or stated is not None] += 1
     if alpha is None:
         return 1.0 if stated is None else stated
     if alpha.numel() != 1:
@@ -282,80 +284,8 @@ def _scale(now: _Reading, group: Group, named: Named, rank: int) -> float:
 
 
 def _header_settings(now: _Reading, component: Component) -> Settings | None:
-    text = now.metadata.get(_METADATA)
+    text = now.account.metadata.get(_METADATA)
     if not text:
         return None
     with reading(now.name, problem="has a damaged header", advice="copy or download it again"):
         return settings_of_header(json.loads(text), attribute_of(now.pipe, component))
-
-
-def _file(now: _Reading) -> LoraFile:
-    problems: dict[Component, str] = {}
-    if not any((*now.layers.values(), now.unusable, now.foreign, now.ill)):
-        now.foreign |= now.foreign_zeros  # there is nothing else in it
-    hint = made_for(now.metadata, now.pipe, now.suspects) if now.suspects else ""
-    for component in dict.fromkeys((*now.unusable, *now.foreign, *now.ill)):
-        problems[component] = _problem(now, component, hint)
-    unused = [key for keys in now.absent.values() for key in keys]
-    unused_note = ""
-    if unused:
-        reasons = "; ".join(now.absent)
-        unused_note = (
-            f"{len(unused)} of {now.num_tensors} tensors are not used: {_listed(unused)} ({reasons})"
-        )
-    notes = [unused_note] if unused_note else []
-    alpha = _assumed_alpha(now)
-    if alpha and (
-        now.has_alpha[True] or any(key.startswith("base_model.") for key in now.written_as.values())
-    ):
-        notes.append(alpha)
-    if not any(now.layers.values()) and not problems:
-        zeros = f"all of its tensors add zero ({_listed(now.without_effect)})"
-        raise UnusableModel(f"{now.name} has no LoRA layers for this pipeline: {'; '.join(notes) or zeros}")
-    return LoraFile(
-        {c: dict(layers) for c, layers in now.layers.items() if layers},
-        problems,
-        now.num_tensors,
-        len(now.without_effect),
-        unused_note,
-        tuple(notes),
-        alpha,
-    )
-
-
-def _assumed_alpha(now: _Reading) -> str:
-    without, num = now.has_alpha[False], now.has_alpha.total()
-    if not without:
-        return ""
-    where = "in the file" if now.settings is None else f"in the file or in {now.settings.where}"
-    some = "" if without == num else f" for {without} of {num} layers"
-    return f"alpha is assumed to be the rank{some}: there is none {where}"
-
-
-def _problem(now: _Reading, component: Component, hint: str) -> str:
-    """Say what is wrong with the part of a component, and what to do."""
-    part = attribute_of(now.pipe, component)
-    advice = (
-        "give the LoRA of this model"
-        if component == "denoiser"
-        else f"give the LoRA of this model, or leave the {part} out with @denoiser"
-    )
-    for words, keys in now.unusable[component].items():
-        num = f"{len(keys)} of {now.num_tensors} tensors"
-        other = "" if component == "denoiser" else f", or leave the {part} out with @denoiser"
-        return f"{now.name} is {words} ({num}: {_listed(keys)}); {_PLAIN}{other}"
-    if groups := now.foreign[component]:
-        num = sum(len(group.all_keys) for group in groups)
-        names = _listed([group.layer for group in groups])
-        return (
-            f"{now.name} is not a LoRA for this {part}, which has no layer {names} "
-            f"({num} of {now.num_tensors} tensors){hint}; {advice}"
-        )
-    ill = now.ill[component]
-    more = "" if len(ill) == 1 else f" (and {len(ill) - 1} more)"
-    return f"{ill[0]}{more}{hint}; {advice}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    return ", ".join(name[:120] for name in every[:_NUM_NAMED]) + (", ..." if len(every) > _NUM_NAMED else "")

@@ -32,12 +32,13 @@ from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, T
 from vivace.contract.anatomy import TEXT_ENCODERS
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, UnusableModel
+from vivace.lora.account import LoraFile
 from vivace.lora.by_diffusers import adds_the_same
 from vivace.lora.changes import LoraLayers
 from vivace.lora.files import digest, locate_lora, on_hub, short_name
 from vivace.lora.hot import HotLora, attach, chosen, why_not_hot
 from vivace.lora.merge import merge_all
-from vivace.lora.read import LoraFile, read_lora
+from vivace.lora.read import read_lora
 from vivace.quantization.layers import is_quantised
 
 _READ = "_vivace_loras_read"
@@ -117,8 +118,8 @@ class Lora(Technique):
             return reason
         layers = chosen(read.layers, self.targets)
         if not layers:
-            changed = dict.fromkeys((*read.layers, *read.problems))
-            return f"{self.path} changes the {' and the '.join(changed)}, not the {' or the '.join(self.targets)}"
+            parts = " and the ".join(dict.fromkeys((*read.layers, *read.problems)))
+            return f"{self.path} changes the {parts}, not the {' or the '.join(self.targets)}"
         if self.hot:
             return why_not_hot(target.pipe, self.path, layers)
         for component, changed in layers.items():
