@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from vivace.contract import Distillation
 from vivace.contract.script import literal
+from vivace.lora.by_diffusers import adds_the_same
 from vivace.lora.merge import merge
+from vivace.lora.read import read_lora
 from vivace.models.entry import Entry, FewSteps, Part
 from vivace.models.find import WEIGHTS
 from vivace.models.remote import fetch_part
@@ -21,8 +24,14 @@ def _distillation(known: FewSteps) -> Distillation:
     lora = known.lora
     arguments: tuple[str, ...]
 
+    def file() -> Path:
+        return WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora)
+
     def add(pipe: Any) -> int:
-        return merge(pipe, WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora), known.scale)
+        return merge(pipe, file(), known.scale)
+
+    def same(pipe: Any) -> bool:
+        return adds_the_same(pipe, file(), read_lora(pipe, file()).layers)
 
     if isinstance(lora, Part):
         where = f"{lora.repo}/{lora.files[0]}@{lora.revision}"
@@ -32,8 +41,8 @@ def _distillation(known: FewSteps) -> Distillation:
             f"revision={literal(lora.revision)}",
         )
     else:
-        folder, _, file = lora.rpartition("/")
-        where, arguments = lora, (f"WEIGHTS / {literal(folder)}", f"weight_name={literal(file)}")
+        folder, _, name = lora.rpartition("/")
+        where, arguments = lora, (f"WEIGHTS / {literal(folder)}", f"weight_name={literal(name)}")
     return Distillation(
         kind=known.kind,
         steps=known.steps,
@@ -44,4 +53,5 @@ def _distillation(known: FewSteps) -> Distillation:
         where=where,
         arguments=arguments,
         merge=add,
+        adds_the_same=same,
     )

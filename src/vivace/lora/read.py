@@ -238,8 +238,8 @@ def _misfits(now: _Reading, named: Named, change: LoraLayer) -> str:
         if without:
             return f"{now.name} is not a LoRA for this {part}: it changes the bias of {without[0]}, which has none"
         if change.bias.size() != (rows, 1):
-            sizes = f"{name} has a bias of {rows}, and the LoRA's {change.bias.sizes()}"
-            return f"{now.name} is not a LoRA for this {part}: {sizes}"
+            both = f"{name} has a bias of {rows}, and the LoRA's {change.bias.sizes()}"
+            return f"{now.name} is not a LoRA for this {part}: {both}"
     return ""
 
 

@@ -37,7 +37,7 @@ class Trace:
 def _kind() -> Any:
     import torch
 
-    class Traced(torch.Tensor):
+    class Traced(torch.Tensor):  # type: ignore[misc]
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = super().__torch_function__(func, types, args, kwargs or {})
