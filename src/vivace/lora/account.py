@@ -59,7 +59,7 @@ class Account:
         foreign_zeros: those of them that add zero.
         unusable: names of tensors by what they belong to that is no sum.
         ill: what is wrong with others.
-        suspects: groups that may be another model's.
+        misfits: groups whose layers have other sizes.
         absent: names of tensors by what the pipeline lacks for them.
         without_effect: names of tensors that are not used since they add zero.
         has_alpha: the number of layers with one and without.
@@ -77,7 +77,7 @@ class Account:
     foreign_zeros: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
     unusable: dict[Component, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
     ill: dict[Component, list[str]] = field(default_factory=lambda: defaultdict(list))
-    suspects: list[Group] = field(default_factory=list)
+    misfits: list[Group] = field(default_factory=list)
     absent: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     without_effect: list[str] = field(default_factory=list)
     has_alpha: Counter[bool] = field(default_factory=Counter)
@@ -91,7 +91,9 @@ class Account:
         problems: dict[Component, str] = {}
         if not any((*self.layers.values(), self.unusable, self.foreign, self.ill)):
             self.foreign |= self.foreign_zeros  # there is nothing else in it
-        hint = made_for(self.metadata, self.pipe, self.suspects) if self.suspects else ""
+        foreign = [group for groups in self.foreign.values() for group in groups]
+        others = foreign or self.misfits
+        hint = made_for(self.metadata, self.pipe, foreign, self.misfits) if others else ""
         for component in dict.fromkeys((*self.unusable, *self.foreign, *self.ill)):
             problems[component] = self._problem(component, hint)
         unused = [key for keys in self.absent.values() for key in keys]

@@ -56,7 +56,7 @@ def has_no_effect(group: Group) -> bool:
     """Whether all that a group adds is zero."""
 
     def is_zero(*roles: Role) -> bool:
-        return any(role in group.tensors and not bool(group.tensors[role].any()) for role in roles)
+        return any(role in group.tensors and not bool(group.tensors[role].float().any()) for role in roles)
 
     roles = set(group.tensors) - {"alpha"}
     products: tuple[tuple[Role, ...], ...] = (

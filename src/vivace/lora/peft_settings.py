@@ -40,6 +40,8 @@ class Settings:
         kind = str(self.values.get("peft_type", "LORA")).upper()
         if kind not in _KINDS:
             return f"{self.where} says that it is {kind[:40]}; vivace adds {', '.join(_KINDS)}"
+        if self.values.get("use_dora"):
+            return f"{self.where} says use_dora: it is DoRA, which rescales the weights after adding"
         start = str(self.values.get("init_lora_weights", "")).lower()
         if start.startswith(_CHANGES_MODEL):
             return (

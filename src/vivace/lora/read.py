@@ -133,7 +133,7 @@ def _read_group(now: _Reading, group: Group) -> None:
             problem = f"{now.name} is not a LoRA that vivace reads: {error}"
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
-    if has_no_effect(group) and (not is_used or (misfit and _is_embedding(now, named))):
+    if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
         now.account.without_effect += group.all_keys
         if named.component is not None and not named.places:
             now.account.foreign_zeros[named.component].append(group)
@@ -147,10 +147,9 @@ def _read_group(now: _Reading, group: Group) -> None:
         now.account.absent["guidance, which this model does not take as an input"] += group.all_keys
     elif not named.places:
         now.account.foreign[named.component].append(group)
-        now.account.suspects.append(group)
     elif misfit:
         now.account.ill[named.component].append(misfit)
-        now.account.suspects.append(group)
+        now.account.misfits.append(group)
     else:
         assert change is not None
         _add(now, named.component, named.places, change, group)

@@ -165,6 +165,13 @@ def test_the_model_that_it_was_made_for_is_named(path: Path) -> None:
     )
     with pytest.raises(UnusableModel, match="its layers are those of FLUX, and this is Stable Diffusion"):
         merge(sdxl, path)
+    wider = {"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight": torch.ones(4, 512)}
+    wider |= {
+        "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_B.weight": torch.ones(4608, 4)
+    }
+    save(wider, path)  # of the larger model of one family
+    with pytest.raises(UnusableModel, match="matrices are 4x512 and 4608x4; give the LoRA of this model"):
+        merge(pipeline("flux2-klein-4b"), path)
 
 
 def test_a_bias_that_a_layer_lacks_and_two_adapters_are_refused(path: Path) -> None:
@@ -256,6 +263,7 @@ def test_pefts_alpha_is_read_from_the_json_beside(
         ({"r": 32}, f"does not go with adapter_config.json, which says rank 32 for .*which has rank {RANK}"),
         ({"peft_type": "OFT"}, "adapter_config.json says that it is OFT"),
         ({"init_lora_weights": "pissa_niter_16"}, "takes a part out of the model's weights"),
+        ({"use_dora": True}, "it is DoRA"),
         ({"lora_alpha": "much"}, "does not go with adapter_config.json"),
         ({"layer_replication": [[0, 4]]}, "repeated layers"),
     ],
@@ -315,6 +323,16 @@ def test_a_script_loads_it_through_diffusers_only_where_that_adds_the_same(tmp_p
 
 def script_of(recipe: str) -> str:
     return write_script(find_model("tiny-sd"), resolve(recipe), "cpu", prompt="a red circle").text
+
+
+def test_matrices_in_eight_bits_are_values_too(path: Path) -> None:
+    pipe = build("sd")
+    state = plain(pipe)
+    save({key: value.to(torch.float8_e4m3fn) for key, value in state.items()}, path)
+    before = pipe.unet.get_submodule(MID).weight.clone()
+    assert merge(pipe, path) == 1
+    down, up = (value.to(torch.float8_e4m3fn).float().flatten(1) for value in state.values())
+    assert torch.allclose((pipe.unet.get_submodule(MID).weight - before).flatten(1), up @ down, atol=1e-4)
 
 
 def test_z_images_redundant_matrices_are_used_once(path: Path) -> None:
