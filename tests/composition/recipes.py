@@ -218,8 +218,8 @@ def works_alone(recipe: str, model: str) -> bool:
 
 @functools.cache
 def _target(model: str) -> Target:
+    from vivace.lora.distillations import distillations
     from vivace.models import find_model, load_pipeline
-    from vivace.models.lora import distillations
 
     found = find_model(model)
     return target_of(

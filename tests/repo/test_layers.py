@@ -25,7 +25,7 @@ LAYERS = {
     "quantization": 2,
     "step_caching": 2,
     "resolution": 2,
-    "adapters": 3,
+    "lora": 3,
     "fused": 3,
     "profiling": 3,
     "multi_gpu": 3,

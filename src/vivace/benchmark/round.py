@@ -15,6 +15,7 @@ from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_g
 from vivace.benchmark.pictures import save_picture
 from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError
+from vivace.lora.merge import merge
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
 from vivace.measure.kernels import attention_kernels
@@ -287,17 +288,14 @@ class Measurement:
         self._given = Arguments(trial.workload, found.pipeline, self._sources)
         recipe = Recipe.from_spec(trial.recipe)
         check_works(trial.device)
+        workload, on_host = trial.workload, recipe.loads_from_host
+        task, controlnet = workload.task, workload.controlnet
         pipe = load_pipeline(
-            found,
-            trial.device,
-            keep_on_host=recipe.loads_from_host,
-            task=trial.workload.task,
-            controlnet=trial.workload.controlnet,
+            found, trial.device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge
         )
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()
-        workload = trial.workload
         session = session_of(
             pipe,
             found,

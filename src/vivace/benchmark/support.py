@@ -10,11 +10,11 @@ from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.requests import SupportRequest
 from vivace.contract import COMPONENTS, Component, Effect, ModelFacts, Placement, Request, Target, Technique
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
+from vivace.lora.distillations import distillations
 from vivace.memory.predict import built_for
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
-from vivace.models.lora import distillations
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import OnTechnique, Session

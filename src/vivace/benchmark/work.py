@@ -27,6 +27,7 @@ from vivace.contract import (
 )
 from vivace.contract.anatomy import DENOISERS
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
+from vivace.lora.distillations import distillations
 from vivace.measure.ceilings import known_ceilings
 from vivace.measure.flops import Calls, count_calls
 from vivace.memory.predict import built_for, pictures_for, predict_trial
@@ -34,7 +35,6 @@ from vivace.memory.weightless import find_weightless
 from vivace.memory.without_values import run_without_values
 from vivace.memory.work import VAE_ENCODER, precisions
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser

@@ -19,6 +19,7 @@ class Effect:
 
     Attributes:
         changed: counts and names for the Record, e.g. {"denoiser.quantized_layers": 52}.
+        notes: what a user must know of it, beside the results and in the Record.
         call: defaults of the call that the technique sets, e.g. {"num_inference_steps": 20}.
         step_end: called after each denoising step as diffusers' `callback_on_step_end`; returns its kwargs.
         step_end_inputs: tensors that `step_end` reads and changes.
@@ -32,6 +33,7 @@ class Effect:
     """
 
     changed: Facts = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     call: dict[str, Any] = field(default_factory=dict)
     step_end: Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]] | None = None
     step_end_inputs: tuple[str, ...] = ()

@@ -24,7 +24,8 @@ class Distillation:
         scale: the weight of the LoRA.
         where: the file, for the Record.
         arguments: what `pipe.load_lora_weights` takes to load it in a script.
-        merge: downloads it if needed and merges it into a pipeline's denoiser; returns the number of changed layers.
+        merge: downloads it if needed and merges it into a pipeline; returns the number of changed layers.
+        adds_the_same: whether diffusers, loading it in a script, adds to a pipeline what `merge` adds.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Distillation:
     where: str
     arguments: tuple[str, ...]
     merge: Callable[[Any], int]
+    adds_the_same: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from vivace.contract.script import WIDTH, Script, literal, written_call
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
 from vivace.export.pictures import SourceFile, conversion, opening
+from vivace.lora.merge import merge
 from vivace.models.find import Found
 from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
@@ -106,6 +107,7 @@ def write_script(
             keep_on_host=recipe.loads_from_host,
             task=None if workload is None else workload.task,
             controlnet=None if workload is None else workload.controlnet,
+            merge=merge,
         ),
         found,
         recipe,

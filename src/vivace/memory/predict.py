@@ -18,6 +18,7 @@ from vivace.contract import Machine, ModelFacts, Placement, Request, Target, com
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.families import family_of
 from vivace.foreign.reading import reading, reason
+from vivace.lora.distillations import distillations
 from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
 from vivace.memory.weightless import Weightless, find_weightless
@@ -25,7 +26,6 @@ from vivace.memory.without_values import run_without_values
 from vivace.memory.work import Operations, skips_work, watch, work_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
-from vivace.models.lora import distillations
 from vivace.models.quiet import quiet
 from vivace.models.sources import example_pictures
 from vivace.models.tasks import check_batch, for_task, own_task, pipeline_of, task_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from vivace.models.files import component_class
 from vivace.models.find import Found, obtain
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole, main_dtype
-from vivace.models.lora import merge
 from vivace.models.pipelines import read_config
 from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part
@@ -35,6 +35,7 @@ def load_pipeline(
     keep_on_host: bool = False,
     task: Task | None = None,
     controlnet: str | None = None,
+    merge: Callable[[Any, Path], object] | None = None,
 ) -> Any:
     """Load the diffusers pipeline as published, on `device` (torch's type of device), in evaluation mode.
 
@@ -46,6 +47,7 @@ def load_pipeline(
             themselves. Random weights are always created on the device.
         task: what the pipeline is to do with the model's weights; None for what they are published for.
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
+        merge: merges a LoRA into a pipeline (`vivace.lora.merge`), for models that have one of their own.
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.
@@ -77,6 +79,7 @@ def load_pipeline(
     if not keep_on_host:
         pipe.to(device)
     if found.lora is not None:
+        assert merge is not None, f"{found.model.name} has a LoRA"
         with quiet(), _reading(found):
             merge(pipe, found.lora)
     pipe.set_progress_bar_config(disable=True)

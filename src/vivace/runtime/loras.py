@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vivace.adapters.hot import exchange
+from vivace.lora.hot import exchange
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
@@ -27,4 +27,6 @@ def set_lora(
         Unsupported: the file is not one for this pipeline, or its layers or ranks were not announced.
         UnusableModel: the file is damaged, or no LoRA.
     """
-    exchange(self.pipe, path, scale, instead_of)
+    unused = exchange(self.pipe, path, scale, instead_of)
+    if unused:
+        self.warnings.append(f"lora: {path}: {unused}")

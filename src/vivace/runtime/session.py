@@ -27,10 +27,11 @@ from vivace.contract import (
 )
 from vivace.contract.traits import give, traits_of
 from vivace.errors import NoEffect, Unsupported
+from vivace.lora.distillations import distillations
+from vivace.lora.merge import merge
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import Found, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
-from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
 from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
@@ -90,7 +91,7 @@ def open_session(
     """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
     check_works(device)
     on_host = recipe.loads_from_host
-    pipe = load_pipeline(found, device, keep_on_host=on_host, task=task, controlnet=controlnet)
+    pipe = load_pipeline(found, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge)
     return session_of(pipe, found, recipe, device, defaults, prompts)
 
 
@@ -181,7 +182,8 @@ class Session:
         recipe: the resolved Recipe.
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
-        warnings: techniques that were left out because the pipeline already was as they would make it.
+        warnings: techniques that were left out because the pipeline already was as they would make it, and what else
+            a user must know of the recipe.
     """
 
     def __init__(
@@ -217,6 +219,7 @@ class Session:
             if effect is not None:
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
+                self.warnings += [f"{technique.name}: {note}" for note in effect.notes]
                 self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)

@@ -83,9 +83,11 @@ class Distilled(Technique):
         )
         return Effect(changed=changed, call=self._call(chosen))
 
-    def script(self, target: Target) -> Script:
+    def script(self, target: Target) -> Script | None:
         chosen = self._chosen(target)
         assert chosen is not None
+        if not chosen.adds_the_same(target.pipe):
+            return None  # the script calls vivace
         load = written_call("pipe.load_lora_weights", *chosen.arguments)
         scale = "" if chosen.scale == 1 else f"lora_scale={chosen.scale:g}"
         given = {name: literal(value) for name, value in chosen.scheduler_config.items()}

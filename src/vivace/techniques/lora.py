@@ -28,12 +28,17 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import field_validator, model_validator
 
-from vivace.adapters.hot import HotLora, attach, chosen, why_not_hot
 from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
+from vivace.contract.anatomy import TEXT_ENCODERS
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, UnusableModel
-from vivace.models.lora import LoraLayers, merge_all, mismatch, read_lora
-from vivace.models.lora_files import digest, locate_lora, on_hub, short_name
+from vivace.lora.account import LoraFile
+from vivace.lora.by_diffusers import adds_the_same
+from vivace.lora.changes import LoraLayers
+from vivace.lora.files import digest, locate_lora, on_hub, short_name
+from vivace.lora.hot import HotLora, attach, chosen, why_not_hot
+from vivace.lora.merge import merge_all
+from vivace.lora.read import read_lora
 from vivace.quantization.layers import is_quantised
 
 _READ = "_vivace_loras_read"
@@ -45,8 +50,8 @@ class Lora(Technique):
     stage: ClassVar[Stage] = Stage.MERGE
     owns: ClassVar[str] = "LoRA"
     same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "text_encoder", "text_encoder_2")
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", *TEXT_ENCODERS)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", *TEXT_ENCODERS)
 
     path: str = knob(
         about="a .safetensors file, a folder, or a file on the hub, e.g. 'org/repo/FILE.safetensors'"
@@ -109,13 +114,12 @@ class Lora(Technique):
         if not hasattr(kind, "lora_state_dict"):
             return f"diffusers reads no LoRAs for {kind.__name__}"
         read = self._read(target.pipe)
-        layers = chosen(read, self.targets)
-        if not layers:
-            return (
-                f"{self.path} changes the {' and the '.join(read)}, not the {' or the '.join(self.targets)}"
-            )
-        if (reason := mismatch(target.pipe, Path(self.path), layers)) is not None:
+        if (reason := read.problem(self.targets)) is not None:
             return reason
+        layers = chosen(read.layers, self.targets)
+        if not layers:
+            parts = " and the ".join(dict.fromkeys((*read.layers, *read.problems)))
+            return f"{self.path} changes the {parts}, not the {' or the '.join(self.targets)}"
         if self.hot:
             return why_not_hot(target.pipe, self.path, layers)
         for component, changed in layers.items():
@@ -128,42 +132,41 @@ class Lora(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        layers = self._taken(target.pipe)
+        read = self._read(target.pipe)
         if self.hot:
-            return self._beside(target, layers)
-        effect = self._merged(layers)
+            return self._beside(target, read)
+        effect = self._merged(read)
         # The last of them merges all, so that their sum is rounded once.
         if not any(_is_merged(technique) for technique in target.asked.later):
             others = [cast("Lora", technique) for technique in target.asked.earlier if _is_merged(technique)]
-            merge_all(
-                target.pipe, [(one._taken(target.pipe), one.scale) for one in others] + [(layers, self.scale)]
-            )
+            merge_all(target.pipe, [(lora._taken(target.pipe), lora.scale) for lora in (*others, self)])
             target.pipe.__dict__.pop(_READ, None)
         return effect
 
     def predict(self, target: Target) -> Effect:
         """Merged, a LoRA takes no memory; hot, its matrices do."""
-        layers = self._taken(target.pipe)
-        return self._beside(target, layers) if self.hot else self._merged(layers)
+        read = self._read(target.pipe)
+        return self._beside(target, read) if self.hot else self._merged(read)
 
-    def _merged(self, layers: LoraLayers) -> Effect:
+    def _merged(self, read: LoraFile) -> Effect:
         """Raises:
         NoEffect: the scale is 0.
         """
         if not self.scale:
             raise NoEffect(f"scale=0 adds nothing of {self.path}; leave it out", already_so=True)
         changed: dict[str, int | float | str] = {
-            f"{component}.merged_layers": len(part) for component, part in layers.items()
+            f"{component}.merged_layers": len(part)
+            for component, part in chosen(read.layers, self.targets).items()
         }
-        return Effect(changed=self._identity() | changed)
+        return Effect(changed=self._identity(read) | changed, notes=self._notes(read))
 
-    def _beside(self, target: Target, layers: LoraLayers) -> Effect:
+    def _beside(self, target: Target, read: LoraFile) -> Effect:
         everywhere = self.layers == "all"
         lora: HotLora = attach(
             target.pipe,
             self.path,
             self.sha256,
-            layers,
+            read,
             self.scale,
             self.targets,
             self.max_rank,
@@ -173,22 +176,35 @@ class Lora(Technique):
             "denoiser.layers_beside": len(lora.rows),
             "reserved_rank": lora.max_rank,
         }
-        return Effect(changed=self._identity() | changed, evidence=lora.facts)
+        return Effect(changed=self._identity(read) | changed, evidence=lora.facts, notes=self._notes(read))
 
-    def _identity(self) -> dict[str, int | float | str]:
-        return {"lora": self.path, "sha256": self.sha256, "scale": self.scale}
+    def _identity(self, read: LoraFile) -> dict[str, int | float | str]:
+        """Return what it is and what of it is used, for the Record."""
+        facts: dict[str, int | float | str] = {
+            "lora": self.path,
+            "sha256": self.sha256,
+            "scale": self.scale,
+            "tensors": read.num_tensors,
+            "tensors_that_add_zero": read.num_without_effect,
+            "unused": read.unused,
+            "alpha": read.alpha,
+        }
+        return {name: value for name, value in facts.items() if value or name in ("sha256", "scale")}
+
+    def _notes(self, read: LoraFile) -> tuple[str, ...]:
+        return tuple(f"{short_name(self.path)}: {note}" for note in read.notes)
 
     def _taken(self, pipe: Any) -> LoraLayers:
         """Return the file's parts for the targets."""
-        return chosen(self._read(pipe), self.targets)
+        return chosen(self._read(pipe).layers, self.targets)
 
-    def _read(self, pipe: Any) -> LoraLayers:
-        """Return the file's layers, read once for a pipeline until they are merged.
+    def _read(self, pipe: Any) -> LoraFile:
+        """Return the file, read once for a pipeline until they are merged.
 
         Raises:
             UnusableModel: the file is damaged, no LoRA, or not the one that the recipe was stored with.
         """
-        known: dict[str, LoraLayers] = pipe.__dict__.setdefault(_READ, {})
+        known: dict[str, LoraFile] = pipe.__dict__.setdefault(_READ, {})
         key = f"{self.path} {self.sha256}"
         if key not in known:
             file = locate_lora(self.path)
@@ -198,10 +214,12 @@ class Lora(Technique):
                     f"{self.path} is not the file of this recipe: its sha256 begins with {found}, not {self.sha256}; "
                     "restore that file, or leave out sha256= to take this one"
                 )
-            known[key] = read_lora(pipe, file)
+            known[key] = read_lora(pipe, file, self.path)
         return known[key]
 
-    def script(self, target: Target) -> Script:
+    def script(self, target: Target) -> Script | None:
+        if not adds_the_same(target.pipe, locate_lora(self.path), self._taken(target.pipe)):
+            return None  # the script calls vivace
         pipe, name = target.pipe, "".join(c if c.isalnum() else "_" for c in short_name(self.path))
         load = written_call(
             "pipe.load_lora_weights", *self._arguments(), adapter_name=literal(name)
@@ -221,10 +239,10 @@ class Lora(Technique):
             ]
             return Script(lines=tuple(lines), unless_stage=Stage.QUANTIZE)
         given = {} if self.scale == 1 else {"lora_scale": f"{self.scale:g}"}
-        read = self._read(pipe)
-        if set(read) - set(self.targets):
+        layers = self._read(pipe).layers
+        if set(layers) - set(self.targets):
             given["components"] = literal(
-                [attribute_of(pipe, component) for component in read if component in self.targets]
+                [attribute_of(pipe, component) for component in layers if component in self.targets]
             )
         return Script(
             lines=(
@@ -237,8 +255,8 @@ class Lora(Technique):
         )
 
     def _reserved(self, pipe: Any) -> int:
-        ranks = [layer.rank for part in self._taken(pipe).values() for layer in part.values()]
-        return self.max_rank or max(ranks)
+        layers = self._taken(pipe)["denoiser"].values()
+        return self.max_rank or max(layer.matrices.rank for layer in layers if layer.matrices is not None)
 
     def _arguments(self) -> list[str]:
         """What `pipe.load_lora_weights` takes to load the file."""

@@ -20,6 +20,7 @@ from tinyworld import flux
 from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.errors import Unsupported
 from vivace.export.script import write_script
+from vivace.lora.merge import merge
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.entry import Part
@@ -199,7 +200,7 @@ def test_lcm_takes_guidance_as_an_input(served: Hub) -> None:
 
 def test_hypers_lora_is_merged(served: Hub, folders: dict[str, Path]) -> None:
     base = load_pipeline(find_model("sdxl"), "cpu").unet.state_dict()
-    merged = load_pipeline(find_model("hyper-sdxl-4step"), "cpu").unet.state_dict()
+    merged = load_pipeline(find_model("hyper-sdxl-4step"), "cpu", merge=merge).unet.state_dict()
     assert {key for key in base if not torch.equal(base[key], merged[key])} == {f"{LAYER}.weight"}
     lora = load_file(folders["ByteDance/Hyper-SD"] / "Hyper-SDXL-4steps-lora.safetensors")
     down, up = (next(v for k, v in lora.items() if f"lora_{role}" in k) for role in ("down", "up"))

@@ -14,6 +14,7 @@ from tests.targets import target_of
 from tests.typed import said
 from vivace.errors import Unsupported, UnusableModel
 from vivace.export.script import write_script
+from vivace.lora.distillations import distillations
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
 from vivace.memory.predict import predict
@@ -22,7 +23,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import FewSteps, Part, Sampler
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.load import load_pipeline
-from vivace.models.lora import distillations
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
@@ -238,7 +238,7 @@ def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.M
     entry = CATALOGUE["tiny-sd"]
     hub = entry.few_steps[1].model_copy(update={"lora": part, "kind": "hyper"})
     monkeypatch.setitem(CATALOGUE, "tiny-sd", entry.model_copy(update={"few_steps": (hub,)}))
-    monkeypatch.setattr("vivace.models.lora.fetch_part", lambda _: known)
+    monkeypatch.setattr("vivace.lora.distillations.fetch_part", lambda _: known)
     text = write_script(find_model("tiny-sd"), resolve("distilled(hyper)"), "cpu", prompt="a red circle").text
     for words in ('"somebody/some-lora",', 'weight_name="it.safetensors",', 'revision="abc",'):
         assert words in text.split("pipe.load_lora_weights(")[1].split(")")[0]

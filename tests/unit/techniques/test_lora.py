@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 import vivace
 from tests.families import build, draw, psnr
 from tests.unit.techniques.test_cuda_graph import captured
-from vivace.adapters.hot import DOWN, UP, hot_loras
 from vivace.benchmark.comparison import comparison_of
 from vivace.compilation.captured import replace_forward
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
+from vivace.lora.hot import DOWN, UP, hot_loras
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve

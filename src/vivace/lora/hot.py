@@ -15,13 +15,14 @@ import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.contract import Component, component_of
 from vivace.errors import Unsupported, UsageError
-from vivace.models.lora import LoraLayer, LoraLayers, mismatch, read_lora
-from vivace.models.lora_files import digest, locate_lora, short_name
+from vivace.lora.account import LoraFile
+from vivace.lora.changes import LoraLayers, Matrices
+from vivace.lora.files import digest, locate_lora, short_name
+from vivace.lora.read import read_lora
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,7 @@ class HotLora:
         sha256: the first digits of its content's.
         max_rank: the largest rank that its rows take.
         components: those whose parts of a file are taken.
+        unused: which of the file's tensors are not; "" if there are none.
         rows: the first of its rows in each layer that has some, by the layer's name.
         num_exchanges, num_rescalings: how often it was changed.
     """
@@ -50,8 +52,9 @@ class HotLora:
     sha256: str
     scale: float
     max_rank: int
-    layers: Mapping[str, LoraLayer]
+    layers: Mapping[str, Matrices]
     components: tuple[Component, ...]
+    unused: str = ""
     rows: dict[str, int] = field(default_factory=dict)
     num_exchanges: int = 0
     num_rescalings: int = 0
@@ -73,7 +76,8 @@ class HotLora:
             Unsupported: it is not one for this pipeline, or has layers or ranks that were not announced.
         """
         file = locate_lora(path)
-        layers = denoiser_layers(self.pipe, path, chosen(read_lora(self.pipe, file), self.components))
+        read = read_lora(self.pipe, file, path)
+        layers = denoiser_layers(self.pipe, path, read, self.components)
         foreign = [name for name in layers if name not in self.rows]
         if foreign:
             more = f" and {len(foreign) - _NUM_NAMED} more" if len(foreign) > _NUM_NAMED else ""
@@ -83,6 +87,7 @@ class HotLora:
             )
         self._check_rank(path, layers)
         self.path, self.sha256, self.scale, self.layers = path, digest(file), scale, layers
+        self.unused = read.unused
         self.num_exchanges += 1
         self.write()
 
@@ -108,7 +113,7 @@ class HotLora:
                 scaled = None if layer is None else layer.up.float() * (self.scale * layer.scale)
                 _fill(up[:, own].t(), None if scaled is None else scaled.t())
 
-    def _check_rank(self, path: str, layers: Mapping[str, LoraLayer]) -> None:
+    def _check_rank(self, path: str, layers: Mapping[str, Matrices]) -> None:
         rank = max(layer.rank for layer in layers.values())
         if rank > self.max_rank:
             raise Unsupported(
@@ -118,10 +123,11 @@ class HotLora:
 
     def facts(self) -> dict[str, int | float | str]:
         """What it is now, for the Record."""
-        return {
+        now: dict[str, int | float | str] = {
             f"lora.{self.name}": f"{self.sha256}, rank {self.rank} of {self.max_rank}, scale {self.scale:g}",
             f"lora.{self.name}.exchanges": self.num_exchanges,
         }
+        return now | ({f"lora.{self.name}.unused": self.unused} if self.unused else {})
 
 
 def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
@@ -129,8 +135,12 @@ def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
     return tuple(getattr(pipe, _LORAS, ()))
 
 
-def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> None:
-    """Change one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`."""
+def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> str:
+    """Change one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
+
+    Returns:
+        Which tensors of a new file are not used; "" if there are none.
+    """
     found = hot_loras(pipe)
     if not found:
         raise UsageError("there is no LoRA to exchange; load one by lora(PATH, hot=True) in the recipe")
@@ -146,15 +156,17 @@ def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str |
     lora = named[0]
     if path is not None:
         lora.load(path, lora.scale if scale is None else scale)
-    elif scale is not None:
+        return lora.unused
+    if scale is not None:
         lora.rescale(scale)
+    return ""
 
 
 def attach(
     pipe: Any,
     path: str,
     sha256: str,
-    layers: LoraLayers,
+    read: LoraFile,
     scale: float,
     components: tuple[Component, ...],
     max_rank: int,
@@ -164,13 +176,14 @@ def attach(
     """Add a LoRA beside the denoiser's layers.
 
     Args:
-        layers: the file's, of these components.
+        read: the file.
+        components: those whose parts of it are taken.
         max_rank: the rank to reserve; 0 for the file's own.
         everywhere: beside all layers that can have one, instead of those that the file changes.
     """
-    own = denoiser_layers(pipe, path, layers)
+    own = denoiser_layers(pipe, path, read, components)
     rank = max(layer.rank for layer in own.values())
-    lora = HotLora(pipe, path, sha256, scale, max_rank or rank, own, components)
+    lora = HotLora(pipe, path, sha256, scale, max_rank or rank, own, components, read.unused)
     lora._check_rank(path, own)
     denoiser = component_of(pipe, "denoiser")
     modules = dict(denoiser.named_modules())
@@ -189,15 +202,18 @@ def chosen(layers: LoraLayers, components: tuple[Component, ...]) -> LoraLayers:
     return {component: part for component, part in layers.items() if component in components}
 
 
-def denoiser_layers(pipe: Any, path: str, layers: LoraLayers) -> Mapping[str, LoraLayer]:
+def denoiser_layers(
+    pipe: Any, path: str, read: LoraFile, components: tuple[Component, ...]
+) -> Mapping[str, Matrices]:
     """Return a hot LoRA's layers.
 
     Raises:
         Unsupported: it is not one for this pipeline, or does not concern the denoiser alone.
     """
-    if (reason := mismatch(pipe, Path(path), layers) or why_not_hot(pipe, path, layers)) is not None:
+    layers = chosen(read.layers, components)
+    if (reason := read.problem(components) or why_not_hot(pipe, path, layers)) is not None:
         raise Unsupported(f"lora: {reason}")
-    return layers["denoiser"]
+    return {name: layer.matrices for name, layer in layers["denoiser"].items() if layer.matrices is not None}
 
 
 def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
@@ -209,6 +225,12 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
         return (
             f"{path} also changes the {' and the '.join(others)}, and prompts are encoded before a LoRA is exchanged; "
             "merge it (without hot), or leave those parts out with @denoiser"
+        )
+    wholes = [name for name, layer in layers["denoiser"].items() if layer.matrices is None]
+    if wholes:
+        return (
+            f"{path} changes {len(wholes)} of {len(layers['denoiser'])} layers by more or other than two matrices "
+            f"({', '.join(wholes[:_NUM_NAMED])}), and only two can be beside a layer; merge it (without hot)"
         )
     modules = dict(component_of(pipe, "denoiser").named_modules())
     unable = [name for name in layers["denoiser"] if not _can_have_one(modules[name])]

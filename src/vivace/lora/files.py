@@ -8,17 +8,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foreign.files import open_plain, user_path
 from vivace.foreign.reading import reading
+from vivace.lora.peft_settings import CONFIG
 from vivace.models import hub
+from vivace.models.headers import read_header
 
 SUFFIX = ".safetensors"
 USUAL = "pytorch_lora_weights.safetensors"
 """The name that diffusers gives a LoRA in a folder."""
+PEFTS = "adapter_model.safetensors"
+"""The name that PEFT gives an adapter in a folder."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DIGITS = 16
 _BLOCK = 1 << 22  # bytes
@@ -48,7 +53,11 @@ def on_hub(path: str) -> OnHub | None:
 def short_name(path: str) -> str:
     """Return the name of a LoRA in tables: its file's without the suffix, or its folder's or repository's."""
     last = Path(path.partition("@")[0].replace("\\", "/"))
-    return last.parent.name if last.name == USUAL and last.parent.name else last.name.removesuffix(SUFFIX)
+    return (
+        last.parent.name
+        if last.name in (USUAL, PEFTS) and last.parent.name
+        else last.name.removesuffix(SUFFIX)
+    )
 
 
 def locate_lora(path: str) -> Path:
@@ -69,7 +78,7 @@ def locate_lora(path: str) -> Path:
     except (OSError, ValueError):  # too long, or a NUL byte
         is_folder = is_there = False
     if is_folder:
-        return file / _single([entry.name for entry in file.iterdir()], path)
+        return file / _single([entry.name for entry in file.iterdir()], path, _folders_with_one(file))
     if is_there:
         if file.suffix.lower() != SUFFIX:
             raise UnusableModel(f"{path} is not a {SUFFIX} file; give a LoRA in that format")
@@ -83,36 +92,67 @@ def locate_lora(path: str) -> Path:
     return _downloaded(remote, path)
 
 
+def settings_for(file: Path, keys: Collection[str]) -> Path | None:
+    """Return the json beside a file with the settings of PEFT's adapter in it; None if there is none that is its own.
+
+    Args:
+        keys: the names of the file's tensors.
+    """
+    config = file.with_name(CONFIG)
+    if not config.is_file():
+        return None
+    is_adapter = file.name == PEFTS or any(key.startswith("base_model.") for key in keys)
+    others = [path for path in file.parent.iterdir() if path.suffix == SUFFIX and path.name != file.name]
+    return config if is_adapter or not others else None
+
+
 def digest(file: Path) -> str:
     """Return the first digits of the sha256 of a file's content, by which a LoRA is known.
+
+    The json with PEFT's settings beside it counts too: alpha is in it.
 
     Raises:
         UnusableModel: it cannot be read.
     """
     with reading(file):
-        status = file.stat()
-        return _digest(str(file.resolve()), status.st_mtime_ns, status.st_size)
+        files = [file]
+        if file.with_name(CONFIG).is_file() and (config := settings_for(file, read_header(file))) is not None:
+            files.append(config)
+        stats = [path.stat() for path in files]
+        return _digest(
+            tuple(
+                (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+                for path, stat in zip(files, stats, strict=True)
+            )
+        )
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(file: str, changed_ns: int, size: int) -> str:
-    found = hashlib.sha256()
-    with open_plain(Path(file)) as content:
-        while block := content.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()[:_DIGITS]
+def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
+    """Return the digest of files, each given by its path, the time of its last change and its size."""
+    sha = hashlib.sha256()
+    for file, _, _ in files:
+        with open_plain(Path(file)) as content:
+            while block := content.read(_BLOCK):
+                sha.update(block)
+    return sha.hexdigest()[:_DIGITS]
 
 
 def _downloaded(remote: OnHub, path: str) -> Path:
     files = [remote.file] if remote.file else ["*" + SUFFIX]
     if remote.file:
         folder = hub.cached(remote.repo, remote.revision, files)
-        if folder is not None and (folder / remote.file).is_file():
+        if (
+            folder is not None
+            and (folder / remote.file).is_file()
+            and not _lacks_settings(folder / remote.file)
+        ):
             return folder / remote.file
     else:
         listing = hub.fetch(remote.repo, remote.revision, ["README.md"])
         files = [_single(hub.names(remote.repo, listing), path)]
-    folder = hub.fetch(remote.repo, remote.revision, files, bars=True)
+    config = (PurePosixPath(files[0]).parent / CONFIG).as_posix()
+    folder = hub.fetch(remote.repo, remote.revision, [*files, config], bars=True)
     if not (folder / files[0]).is_file():
         raise Unsupported(
             f"{remote.repo} has no {files[0]}; give one of its {SUFFIX} files: 'org/repo/FILE{SUFFIX}'"
@@ -120,13 +160,34 @@ def _downloaded(remote: OnHub, path: str) -> Path:
     return folder / files[0]
 
 
-def _single(names: list[str] | tuple[str, ...], path: str) -> str:
-    """Return the one LoRA among the names of a folder's or repository's files."""
+def _lacks_settings(file: Path) -> bool:
+    """Whether it is PEFT's adapter, and its settings were not downloaded with it."""
+    return file.name == PEFTS and not file.with_name(CONFIG).is_file()
+
+
+def _folders_with_one(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder that have a LoRA, as PEFT's scripts save them for each component."""
+    return sorted(
+        entry.name for entry in folder.iterdir() if entry.is_dir() and any(entry.glob("*" + SUFFIX))
+    )
+
+
+def _single(names: list[str] | tuple[str, ...], path: str, folders: Sequence[str] = ()) -> str:
+    """Return the one LoRA among the names of a folder's or repository's files.
+
+    Args:
+        folders: those in it that have one.
+    """
     found = sorted(name for name in names if name.endswith(SUFFIX))
-    if USUAL in found:
-        return USUAL
+    usual = next((name for name in (USUAL, PEFTS) if name in found), None)
+    if usual is not None:
+        return usual
     if len(found) == 1:
         return found[0]
     shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
     what = f"has {len(found)} files in {SUFFIX} format ({shown})" if found else f"has no {SUFFIX} file"
+    if folders and not found:
+        raise UnusableModel(
+            f"{path} {what} itself; its folders {', '.join(folders)} do: give them, each as a LoRA"
+        )
     raise UnusableModel(f"{path} {what}; give one file")

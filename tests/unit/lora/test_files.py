@@ -10,8 +10,8 @@ import vivace
 from tests.families import build
 from tests.hub_server import Hub, Repository, commit_of
 from vivace.errors import Unsupported, UnusableModel, VivaceError
-from vivace.models.lora import merge
-from vivace.models.lora_files import locate_lora, on_hub
+from vivace.lora.files import locate_lora, on_hub
+from vivace.lora.merge import merge
 
 OURS = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
 

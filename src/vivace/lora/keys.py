@@ -1,0 +1,76 @@
+"""Names of a LoRA file's tensors: which layer each is for, and what it is of the layer's change.
+
+The names are those of kohya's scripts, LyCORIS, diffusers (also before PEFT), PEFT, ComfyUI, XLabs and OneTrainer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Role = Literal[
+    "down", "up", "mid", "up_bias", "alpha", "diff", "diff_b",
+    "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2",
+    "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2",
+    "dora", "glora", "oft", "ia3", "vera", "adalora", "embedding", "reshape", "inner_bias", "replacement", "trigger",
+    "unknown",
+]  # fmt: skip
+
+_ADAPTER = r"(?:\.(?!(?:weight|bias|alpha)$)[\w-]+)?"  # PEFT's name of an adapter, mostly "default"
+_ROLES: tuple[tuple[str, Role], ...] = (
+    (rf"lora_[Aa]{_ADAPTER}(?:\.weight)?", "down"),
+    (rf"lora_[Bb]{_ADAPTER}(?:\.weight)?", "up"),
+    (r"(?:lora_down|lora\.down|lora_linear_layer\.down|down)\.weight", "down"),
+    (r"(?:lora_up|lora\.up|lora_linear_layer\.up|up)\.weight", "up"),
+    (r"(?:lora_mid|lora\.mid)\.weight", "mid"),
+    (rf"(?:lora_B{_ADAPTER}|lora_up|lora\.up)\.bias", "up_bias"),
+    (rf"(?:lora_A{_ADAPTER}|lora_down|lora\.down)\.bias", "inner_bias"),
+    (r"(?:(?:lora_[AB]|lora_down|lora_up|lora)\.)?(?:lora_)?alpha", "alpha"),
+    (r"(?:diff|w_norm)", "diff"),
+    (r"(?:diff_b|b_norm)", "diff_b"),
+    (rf"dora_scale|lora_magnitude_vector{_ADAPTER}(?:\.weight)?|(?:lora\.)?magnitude(?:_vector)?", "dora"),
+    (r"(?:a1|a2|b1|b2|bm)(?:\.weight)?", "glora"),
+    (r"(?:oft_(?:blocks|diag|[RS])|boft_[RS])(?:\.[\w-]+)*|rescale", "oft"),
+    (rf"ia3_\w+{_ADAPTER}|on_input", "ia3"),
+    (r"vera_\w+(?:\.\w+)?", "vera"),
+    (rf"lora_E{_ADAPTER}|ranknum{_ADAPTER}", "adalora"),
+    (rf"lora_embedding_[AB]{_ADAPTER}(?:\.weight)?", "embedding"),
+    (r"reshape_weight", "reshape"),
+    (r"set_weight|(?:modules_to_save\.(?:\w+\.)?)?(?:weight|bias|scale)", "replacement"),
+    (r"(?:original_module|base_layer)\.\w+", "replacement"),
+)  # fmt: skip
+_PRODUCTS = r"(hada_w[12]_[ab]|hada_t[12]|lokr_w[12](?:_[ab])?|lokr_t2)"
+_SPLIT = tuple((re.compile(rf"(.+?)\.(?:{pattern})"), role) for pattern, role in _ROLES)
+_PRODUCT = re.compile(rf"(.+?)\.{_PRODUCTS}{_ADAPTER}(?:\.weight)?")
+_BUNDLED = re.compile(r"(?:bundle_emb|embeddings)\..+|.*\.?string_to_param\..+|(?:clip_[lg]|emb_params)")
+
+UNUSABLE: dict[Role, str] = {
+    "dora": "DoRA, which rescales the weights after adding",
+    "glora": "GLoRA, whose change depends on the weights",
+    "oft": "OFT, which rotates the weights instead of adding to them",
+    "ia3": "IA3, which scales the weights instead of adding to them",
+    "vera": "VeRA, whose matrices are not all in the file",
+    "adalora": "AdaLoRA, whose matrices have singular values between them",
+    "embedding": "a LoRA of a token embedding",
+    "reshape": "a LoRA that makes a weight larger",
+    "inner_bias": "a LoRA with a bias between its matrices",
+    "replacement": "values that replace those of the model instead of being added",
+    "unknown": "of no kind that vivace knows",
+}
+"""What a tensor belongs to, in words, where its role is not one that vivace can add."""
+ADDITIVE: frozenset[Role] = frozenset(("diff", "diff_b", "up_bias", "inner_bias", "mid", "up", "down"))
+"""Roles whose zeros change nothing."""
+
+
+def split_key(key: str) -> tuple[str, Role]:
+    """Return the layer's name, as the file writes it, and the tensor's role."""
+    if _BUNDLED.fullmatch(key):
+        return key, "trigger"
+    match = _PRODUCT.fullmatch(key)
+    if match:
+        return match[1], match[2]  # type: ignore[return-value]
+    for pattern, role in _SPLIT:
+        match = pattern.fullmatch(key)
+        if match:
+            return match[1], role
+    return key, "unknown"
