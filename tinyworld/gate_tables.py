@@ -144,9 +144,14 @@ def filled(page: str, result: dict[str, Any]) -> str:
         ("gate kinds", kinds_table),
         ("gate rows", rows_table),
     ):
-        before, rest = page.split(f"<!-- {name} -->\n")
-        page = f"{before}<!-- {name} -->\n{make(result)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+        page = replaced(page, name, make(result))
     return page
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    """Fill `<!-- NAME -->` ... `<!-- end -->` of a page."""
+    before, rest = page.split(f"<!-- {name} -->\n")
+    return f"{before}<!-- {name} -->\n{text}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
 
 
 def write_tables(args: argparse.Namespace) -> None:

@@ -102,6 +102,9 @@ def quality(
         is_read()
         found = compare(dir_a, dir_b, names, lines, clip, lpips, asked, source_of)
         judgement, close = judge_pairs(found["pairs"], lines, used, same_picture=same_picture, task=task)
+        for pair_ in found["pairs"]:
+            for name in ("thumbnails", "embeddings"):
+                pair_.pop(name, None)
         found["quality"] = {
             "verdict": judgement.gate.value,
             "reason": judgement.reason,

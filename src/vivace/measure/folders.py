@@ -18,9 +18,11 @@ from vivace.measure.quality import (
     paired_metrics,
     picture_metrics,
     pixels,
+    thumbnail,
 )
 from vivace.measure.scorer import ClipScorer
 from vivace.measure.witness import Witness
+from vivace.spec.vectors import packed
 from vivace.stats.intervals import Interval
 from vivace.stats.paired import mean_interval
 
@@ -81,6 +83,7 @@ def compare(
         a, b = (pixels(open_picture(folder / name)) for folder in (dir_a, dir_b))
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
         row["a"], row["b"] = picture_metrics(a), picture_metrics(b)
+        row["thumbnails"] = {"a": packed(thumbnail(a)), "b": packed(thumbnail(b))}
         try:
             row["against"] = paired_metrics(b, a)
             if network is not None:
@@ -159,15 +162,19 @@ def _score(
 
     for k, row in enumerate(pairs):
         a, b = open_picture(dir_a / row["name"]), open_picture(dir_b / row["name"])
+        seen, other = clip.embed_pictures([a, b])
+        row["embeddings"] = {"a": packed(seen), "b": packed(other)}
         if "match" in row["against"]:
-            b = Image.fromarray(aligned(pixels(b), pixels(a)).astype("uint8"))
-        (row["against"]["clip_similarity"],) = clip.similarities([b], [a])
+            picture = pixels(b)
+            moved = aligned(picture, pixels(a))
+            if moved is not picture:
+                (other,) = clip.embed_pictures([Image.fromarray(moved.astype("uint8"))])
+        row["against"]["clip_similarity"] = 100 * float(other @ seen)
         if prompts is not None:
-            others = _others(prompts, k)
-            scores = clip.scores([b, *[a] * (1 + len(others))], [prompts[k], prompts[k], *others])
-            row["b"]["clip_score"], row["a"]["clip_score"], *rest = scores
-            if rest:
-                row["a"]["clip_score_of_others"] = fmean(rest)
+            own, *others = clip.embed_prompts([prompts[k], *_others(prompts, k)])
+            row["b"]["clip_score"], row["a"]["clip_score"] = 100 * float(other @ own), 100 * float(seen @ own)
+            if others:
+                row["a"]["clip_score_of_others"] = 100 * fmean(float(seen @ read) for read in others)
 
 
 def _question(

@@ -154,6 +154,28 @@ def aligned(picture: Pixels, reference: Pixels) -> Pixels:
     return padded[top : top + height, left : left + width]
 
 
+THUMBNAIL = 16
+"""Pixels a side of a thumbnail."""
+
+
+def thumbnail(picture: Pixels) -> Pixels:
+    """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of what it covers.
+
+    Values that are not finite count as black.
+    """
+    from PIL import Image
+
+    finite = np.nan_to_num(picture, nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
+    channels = [
+        np.asarray(
+            Image.fromarray(finite[..., k]).resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX),
+            dtype=np.float64,
+        )
+        for k in range(3)
+    ]
+    return np.stack(channels, axis=-1)
+
+
 def outside_metrics(picture: Pixels, source: Pixels, mask: Pixels) -> dict[str, float]:
     """Return how much of the source is unchanged outside of the mask: `outside_match` and `outside_psnr_db`.
 

@@ -52,9 +52,19 @@ def judge_pairs(
             alone=pair["b"],
             against={} if identical else against,
             reason=SAME_PIXELS if identical else None,
+            thumbnail=pair["thumbnails"]["b"],
+            embedding=pair.get("embeddings", {}).get("b"),
         )
         rows.append(row)
-        originals.append(PictureFigures(**key, sha256=f"a/{k}", alone=pair["a"], against={}))
+        original = PictureFigures(
+            **key,
+            sha256=f"a/{k}",
+            alone=pair["a"],
+            against={},
+            thumbnail=pair["thumbnails"]["a"],
+            embedding=pair.get("embeddings", {}).get("a"),
+        )
+        originals.append(original)
     found = fidelity(PairedFigures(tuple(rows), tuple(originals)))
     assert found is not None, "there is a pair"
     return judge_figures(found, None, limits, same_picture=same_picture, edits=task == "edit"), found

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vivace.report.quality import Fidelity, Kept
+from vivace.report.variety import Share, Variety
 from vivace.spec.limits import Limits
 from vivace.spec.record import Record
 from vivace.stats import MIN_GROUPS, Gate, Interval, gate
@@ -20,7 +21,7 @@ MAX_FLAT_SHARE = 0.05
 class Judgement:
     """The gate's verdict on a recipe with its reason, and the deciding figure.
 
-    That is `clip`, `witness`, `match`, `ssim`, `psnr_db`, `outside`, `source` or `broken`.
+    That is `clip`, `witness`, `match`, `ssim`, `psnr_db`, `outside`, `source`, `variety` or `broken`.
     """
 
     gate: Gate
@@ -65,7 +66,7 @@ def judge_figures(
     """
     if found.num_identical == found.num_pictures:
         return Judgement(Gate.PASSED, "all images are identical to the baseline's")
-    judgements = []
+    judgements: list[Judgement] = []
     clip = limits.for_scorer(None).clip
     if isinstance(clip, float):
         judgements.append(_judge_margin(found, "clip", clip))
@@ -77,6 +78,8 @@ def judge_figures(
         judgements.append(_judge_margin(found, "source", limits.source))
     if same_picture:
         judgements += _judge_fidelity(found, floor, limits)
+    elif limits.variety is not None:
+        judgements = _with_variety(judgements, found, limits.variety)
     return _worst(judgements, "no limit on quality is set")
 
 
@@ -159,6 +162,69 @@ def _judge_margin(found: Fidelity, name: str, minimum: float) -> Judgement:
         )
         return Judgement(Gate.UNCLEAR, reason, name)
     return _judge_kept(found, name, label, kept, minimum, "")
+
+
+def judge_variety(variety: Variety, minimum: float) -> Judgement | None:
+    """Judge how much images differ from each other. One distance is enough to fail; all together pass.
+
+    None where too few prompts have several seeds for a verdict, and none of them has copies.
+    """
+    lowest = variety.lowest
+    if variety.copies:
+        which = f'"{variety.copies[0]}"' + (
+            f" and {len(variety.copies) - 1} more" if variety.copies[1:] else ""
+        )
+        reason = f"all seeds of {which} give nearly the same image, and the baseline's do not"
+        return Judgement(Gate.FAILED, reason, "variety")
+    wanted = f"the limit is {100 * minimum:g} %"
+    if lowest.bounds.high is not None and lowest.bounds.high < minimum:
+        reason = (
+            f"{_among(lowest, variety)} {_percent(lowest.bounds.point)} % of the baseline's, below "
+            f"{_percent(lowest.bounds.high)} with 90 % confidence: {wanted}"
+        )
+        return Judgement(Gate.FAILED, reason, "variety")
+    bounds = variety.bounds
+    if bounds.low is None or bounds.high is None:
+        return None
+    label = "differences between seeds" if variety.num_seeds > 1 else "differences between prompts"
+    text = f"{label} {_percent(bounds.point)} % of the baseline's"
+    if bounds.low < minimum:
+        between = f"[{_percent(bounds.low)}, {_percent(bounds.high)}]"
+        return Judgement(Gate.UNCLEAR, f"{text} {between}: too few images to decide, {wanted}", "variety")
+    reason = f"{text}, above {_percent(bounds.low)} with 95 % confidence; {wanted}"
+    if variety.num_seeds == 1:
+        reason += "; with one seed a prompt nothing tells whether seeds differ"
+    return Judgement(Gate.PASSED, reason, "variety")
+
+
+_NOT_COMPARED = (
+    "how much the images differ from each other was not compared, by an older vivace; the same `vivace bench` again "
+    "adds it"
+)
+
+
+def _with_variety(judgements: Sequence[Judgement], found: Fidelity, minimum: float) -> list[Judgement]:
+    """Add the verdict on the images' variety. Alone it passes nothing: what differs may show anything."""
+    if found.variety is None:
+        is_old = bool(judgements) and found.num_pictures > 1 and not found.has_thumbnails
+        return [*judgements, Judgement(Gate.PASSED, _NOT_COMPARED, "variety")] if is_old else [*judgements]
+    added = judge_variety(found.variety, minimum)
+    if added is None or not (judgements or added.gate is Gate.FAILED):
+        return [*judgements]
+    return [*judgements, added]
+
+
+def _among(share: Share, variety: Variety) -> str:
+    """Name what is compared, e.g. "differences between the closest seeds of each prompt (colours)"."""
+    what = {
+        ("seeds", False): "differences between seeds",
+        ("seeds", True): "differences between the closest seeds of each prompt"
+        if variety.num_seeds > 2
+        else "differences between the two seeds of each prompt",
+        ("prompts", False): "differences between prompts",
+        ("prompts", True): "differences between each image and the closest of another prompt",
+    }[share.among, share.closest]
+    return f"{what} ({share.distance})"
 
 
 def _judge_kept(

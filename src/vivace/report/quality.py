@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vivace.report.variety import Variety, variety
 from vivace.spec.figures import PictureFigures, QualityPass, key_of
 from vivace.spec.record import Picture, Record
 from vivace.stats import Interval, mean_interval
@@ -66,7 +67,9 @@ class Fidelity:
     the images that differ; None if none does. Intervals count prompts, whose images suffer together. `clip` is the
     share of the baseline's CLIP margin that is kept (see spec.limits), paired by prompt and seed; None without scores.
     `witness` is the same by a second model, and `match` the share of the baseline's contrast (see measure.quality);
-    None if an image has no `match`. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+    None if an image has no `match`. `variety` is how much the images differ from each other, beside the baseline's;
+    None if any was stored by a version that did not look (then `has_thumbnails` is false), or nothing can be compared.
+    `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
 
     Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
     mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None
@@ -91,6 +94,8 @@ class Fidelity:
     outside_psnr_db: Interval | None = None
     source: Kept | None = None
     source_similarity: Interval | None = None
+    variety: Variety | None = None
+    has_thumbnails: bool = False
 
     @property
     def clip_kept(self) -> Interval | None:
@@ -113,6 +118,9 @@ class Fidelity:
             found[f"{name}_worst"] = (
                 None if kept is None else {"prompt": kept.worst.prompt, "best": kept.worst.best}
             )
+        if self.variety is not None:
+            found["variety_bounds"] = interval_json(self.variety.bounds, "bounds")
+            found["variety_lowest"] = interval_json(self.variety.lowest.bounds, "bounds")
         found["alone"] = {
             name: {"mean": c.mean, "difference": interval_json(c.difference)}
             for name, c in self.alone.items()
@@ -172,6 +180,8 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         outside_psnr_db=_mean_alone(rows, "outside_psnr_db"),
         source=_margin_kept(pairs, "source_similarity"),
         source_similarity=_mean_alone(rows, "source_similarity"),
+        variety=variety(pairs.figures, pairs.references),
+        has_thumbnails=all(row.thumbnail is not None for row in (*rows, *pairs.references)),
         alone={name: found for name in ALONE if (found := _compared(pairs, name)) is not None},
     )
 

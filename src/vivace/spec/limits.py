@@ -18,6 +18,8 @@ CLIP_LIMIT = 0.95
 
 WITNESS_LIMIT = 0.9
 """Limit of a second witness: a lenient guess as well."""
+VARIETY_LIMIT = 0.75
+"""Images that are others but differ from each other as much as the baseline's keep 0.7 to 1.3 by any one distance."""
 
 
 class Limits(Spec):
@@ -37,6 +39,8 @@ class Limits(Spec):
         outside: share of the contrast of the picture to inpaint that the image reproduces outside of the mask. Never
             more is asked than the baseline reaches.
         source: as `clip`, for likeness to the picture to edit instead of the prompt.
+        variety: share of the baseline's differences between seeds, and between prompts, that is kept (see
+            `report.variety`). Applies to recipes that may give another image.
     """
 
     clip: Annotated[float, Field(gt=0, le=2)] | Literal["auto"] | None = "auto"
@@ -46,6 +50,7 @@ class Limits(Spec):
     witness: float | None = Field(default=WITNESS_LIMIT, gt=0, le=2)
     outside: float | None = Field(default=0.9, gt=0, le=1)
     source: float | None = Field(default=0.9, gt=0, le=2)
+    variety: float | None = Field(default=VARIETY_LIMIT, gt=0, le=1)
 
     def for_scorer(self, scorer: str | None) -> Limits:
         """Return the limits with "auto" replaced by the scorer's number.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tinyworld import clip
-from vivace.benchmark.figures import compute_figures
+from vivace.benchmark.image_figures import compute_figures
 from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.requests import GpusRequest, Scorer
 from vivace.errors import UnusableModel

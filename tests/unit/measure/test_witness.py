@@ -17,7 +17,7 @@ from transformers import (
     BlipProcessor,
 )
 
-from vivace.benchmark.figures import compute_figures
+from vivace.benchmark.image_figures import compute_figures
 from vivace.benchmark.pictures import save_picture
 from vivace.benchmark.requests import Scorer
 from vivace.errors import UnknownModel
