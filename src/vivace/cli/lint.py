@@ -67,9 +67,8 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         elif not any(one.coverage.figures for one in done):
             click.echo(f"vivace: warning: {file}: nothing was checked, as no figure in it was read", err=True)
         for part in merged(one.coverage for one in done if one.coverage.place is not None):
-            click.echo(
-                plain(f"{part.where}: {part.read_in_words()}"), err=format_ == "json" or not part.figures
-            )
+            if part.figures:
+                click.echo(plain(f"{part.where}: {part.read_in_words()}"), err=format_ == "json")
             for line in part.warnings():
                 click.echo(plain(f"{part.where}: {line}"), err=True)
     wrong = list(impossible(found))

@@ -49,8 +49,6 @@ class Coverage:
 
     def read_in_words(self) -> str:
         """Return which columns were read, and as what."""
-        if not self.figures:
-            return "no figure was read"
         names = [f"{heading} ({role.replace('_', ' ')})" for heading, role in self.read.items()]
         return f"read {', '.join(names)}"
 
@@ -62,7 +60,8 @@ class Coverage:
             by_reason.setdefault(why, []).append(what)
         unread = [f"{', '.join(filter(None, whats))}: {why}".lstrip(": ") for why, whats in by_reason.items()]
         if unread:
-            lines.append(f"not read: {'; '.join(unread)}")
+            what = "not read" if self.figures else "nothing was read"
+            lines.append(f"{what}: {'; '.join(unread)}")
         if self.is_ambiguous:
             lines.append(
                 "figures such as 1,234 can be 1234 or 1.234 here; only what is wrong in both cases is reported"
