@@ -11,8 +11,8 @@ from vivace.lint.rules import RULES
 _TEXT = """{note}
 # Checking tables
 
-`vivace lint FILE...` reads tables of latencies in CSV, TSV, Markdown (also in a .txt) and JSON, by anybody, and finds
-rows that cannot be:
+`vivace lint FILE...` reads tables of latencies in CSV, TSV, Markdown (also in a .txt), HTML and JSON, by anybody, and
+finds rows that cannot be:
 
 ```sh
 vivace lint README.md results.csv
@@ -23,8 +23,11 @@ vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
 - **Doubtful**: figures that can be true, but do not show what they seem to. They do not change the exit code.
 
 Each finding names the file, the line, the rule and the figures, says why, and what to check. Figures may be rounded:
-each may be off by half of its last digit, and only what remains wrong is reported. A column that is not in the table
-below is not looked at.
+each may be off by half of its last digit, and only what remains wrong is reported. A table that can be right is not
+called impossible.
+
+For each table it says which columns were read, and as what; on standard error, which columns, rows and cells were not,
+and why. A file of which nothing was read gives a warning.
 
 ## Rules
 
@@ -32,14 +35,27 @@ below is not looked at.
 | --- | --- |
 {rules}
 
+A speed-up is a ratio (`2.1x`) or a percentage (`+25%`, `25% faster`, `20% less`), which may be of the speed or of the
+time; it is wrong only if no meaning fits, to no baseline of the table, for no time, step or throughput of the row.
 A speed-up that comes with its own interval was measured in pairs, perhaps with another run of the baseline than the one
 in the table. Where it disagrees with the table's times it is doubtful, not impossible.
 
 ## Headings
 
-Case, underscores, units in brackets (`(s)`, `(ms)`, `(GB)`), the endings `_s` and `_bytes`, and the path of a key in
-JSON do not matter. A heading may also name a GPU: `A100 (s)`, `Model Memory RTX 4090 (GB)`; each GPU is then a row
-of its own. Cells may have units. A row with only its first cell is a title, as of a model, for the rows below it.
+Case, underscores, units (`(s)`, `[ms]`, `, GiB`, `in seconds`, the endings `_s` and `_bytes`), and the path of a key in
+JSON do not matter, and a statistic may stand beside words for a call's time (`p50_latency_ms`). Times below different
+keys of JSON are of different things. A heading may also name a GPU: `A100 (s)`, `Model Memory RTX 4090 (GB)`; each GPU
+is then a row of its own. A row with only its first cell is a title, as of a model, for the rows below it.
+
+## Cells
+
+Cells may have units: of time (`ms`, `sec`, `1m32s`, `1:32`), of size (`GB` and `GiB`), of rate (`it/s`, `s/it`, `img/s`,
+`img/min`, `s/image`); a spread (`1.2 ± 0.1 s`) or an interval (`[0.97, 1.16]`). Whether a comma stands before decimals
+(`0,512`) or between thousands (`3,705`) is told from the whole column, the other columns, and the separator of the
+CSV (a comma, a semicolon, a tab or a bar). Where nothing tells, that is said, and only what is wrong in both cases is
+reported.
+
+## Meanings
 
 | meaning | headings |
 | --- | --- |

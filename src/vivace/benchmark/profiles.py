@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.requests import ProfileRequest
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
-from vivace.errors import OutputError
+from vivace.foreign.destinations import replace_from
 from vivace.report.profile import Change, changes, profile_text, table_rows
 from vivace.spec.profiling import Profile
 from vivace.spec.recipe import BASELINE
@@ -106,13 +105,5 @@ def profile(
         )
         found = Profile.model_validate(ask(launcher, request, timing.timeout_s, on_event or (lambda _: None)))
         if trace is not None:
-            _keep(file, Path(trace))
+            replace_from(Path(trace), file)
     return Profiled(found)
-
-
-def _keep(file: Path, output: Path) -> None:
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(file, output)
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror or error}") from error

@@ -32,7 +32,8 @@ class Progress(Protocol):
 
     `index` is that of the trial; the baseline is 0. `todo` lists the rounds that will run, as (trial, index). `quality`
     says what the quality pass does, and how many of its images are done. An `event` is what a worker tells of a round,
-    or with the key "lost" the name of a place that ended, and with "why" the reason.
+    or with the key "lost" the name of a place that ended, with "why" the reason, and with "again" how many finished
+    rounds of each trial are measured once more elsewhere, by the trial's index.
     """
 
     def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vivace.cli import options
-from vivace.cli.output import check_writable, replace
+from vivace.foreign.destinations import check_folder, check_writable, is_standard_output, replace
 
 
 @click.command()
@@ -26,9 +26,9 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     from vivace.cli.bench import show
     from vivace.cli.progress import for_this_terminal
 
-    check_writable(output.parent, output)
+    check_writable(output)
     if not store.exists():
-        check_writable(store)
+        check_folder(store)
     try:
         run, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
     except KeyboardInterrupt:
@@ -41,7 +41,7 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
         )
     status = show(run, "table", line)
     replace(output, page_of([store]).encode())
-    click.echo(output)
+    click.echo(output, err=is_standard_output(output))
     click.echo("\nThese recipes were picked by hand. To have the fastest one found and proven:", err=True)
     click.echo("  vivace tune tiny-sd --minutes 4", err=True)
     return status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,8 @@ import click
 from vivace import __version__
 from vivace.cli import options
 from vivace.cli.guarded import guarded
-from vivace.cli.output import check_writable, replace, write_new
 from vivace.errors import OutputError
+from vivace.foreign.destinations import check_writable, is_standard_output, is_taken, replace, write_new
 
 if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
@@ -75,7 +74,7 @@ def export(
     if output is not None:
         if not force:
             _check_is_new(output)
-        check_writable(output.parent, output)
+        check_writable(output)
     prepared = comparison_of(
         model,
         recipe,
@@ -148,12 +147,12 @@ def _write(
         replace(output, content)
     elif not write_new(output, content):
         _check_is_new(output)
-    click.echo(f"wrote {output}; `python {output}` writes picture.png")
+    click.echo(f"wrote {output}; `python {output}` writes picture.png", err=is_standard_output(output))
     return 0
 
 
 def _check_is_new(path: Path) -> None:
-    if os.path.lexists(path):
+    if is_taken(path):
         raise OutputError(f"{path} exists and was not changed; give another name, or --force to overwrite it")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from collections.abc import Callable
 
@@ -11,6 +9,7 @@ import click
 
 from vivace.errors import UsageError, VivaceError
 from vivace.foreign.reading import is_out_of_memory, reason
+from vivace.foreign.streams import discard, standard_output
 
 INTERRUPTED = 130
 OWN_FAULT = 70
@@ -34,7 +33,7 @@ def status_of(command: Callable[[], object], *, debug: Callable[[], bool] = lamb
         return INTERRUPTED
     except BrokenPipeError:
         # `vivace models | head`: without this, the interpreter reports the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(standard_output())
         return 0
     except Exception as error:  # noqa: BLE001  the process boundary
         message, status = _explained(error)

@@ -14,8 +14,8 @@ import click
 from vivace import __version__
 from vivace.cli import options
 from vivace.cli.guarded import guarded
-from vivace.cli.output import check_writable, write_new
 from vivace.errors import OutputError
+from vivace.foreign.destinations import check_folder, write_new
 
 if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
@@ -94,7 +94,7 @@ def generate(
     )
     if out.exists() and not out.is_dir():
         raise OutputError(f"--out {out} is a file; give a folder")
-    check_writable(out)
+    check_folder(out)
     chosen = device, threads if threads is not None else default_threads(prepared.found)
     return guarded(prepared.found, lambda is_read: _draw(prepared, prompt, num_images, out, *chosen, is_read))
 

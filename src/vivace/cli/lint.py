@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vivace.foreign.text import plain
+
 if TYPE_CHECKING:
     from vivace.lint.findings import Finding
 
@@ -33,9 +35,10 @@ IMPOSSIBLE = 1
 def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int | None, format_: str) -> int:
     """Find impossible and doubtful rows in tables of latencies.
 
-    FILES are CSV, TSV, Markdown (also .txt) or JSON, by anybody: columns are recognised by their headings. Impossible:
-    figures that contradict each other or the chip, such as a mean below the minimum. Doubtful: figures that do not show
-    what they seem to, such as a p99 of ten samples. Rounding is allowed for.
+    FILES are CSV, TSV, Markdown (also .txt), HTML or JSON, by anybody. Columns are recognised by their headings; it is
+    said which were read, and on standard error which were not. Impossible: figures that contradict each other or the
+    chip, such as a mean below the minimum. Doubtful: figures that do not show what they seem to, such as a p99 of ten
+    samples. Rounding is allowed for.
 
     Exit codes: 0 nothing impossible, 1 something impossible; others as for all commands.
 
@@ -44,7 +47,8 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
     """
     from vivace.hardware import named_gpu
-    from vivace.lint.check import check_table, impossible
+    from vivace.lint.check import checked, impossible
+    from vivace.lint.coverage import merged
     from vivace.lint.tables import read_tables
 
     if gpu is not None:
@@ -57,9 +61,19 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
     found = []
     for file in files:
         tables = read_tables(file)
+        done = [checked(table, given) for table in tables]
+        found += [finding for one in done for finding in one.findings]
         if not any(table.rows for table in tables):
-            click.echo(f"vivace: {file}: no table in it; times in sentences are not read", err=True)
-        found += [finding for table in tables for finding in check_table(table, given)]
+            is_text = file.suffix.lower() in (".md", ".txt")
+            more = "; times in sentences are not read" if is_text else ", and nothing was checked"
+            click.echo(f"vivace: warning: {file}: no table in it{more}", err=True)
+        elif not any(one.coverage.figures for one in done):
+            click.echo(f"vivace: warning: {file}: nothing was checked, as no figure in it was read", err=True)
+        for part in merged(one.coverage for one in done if one.coverage.place is not None):
+            if part.figures:
+                click.echo(plain(f"{part.where}: {part.read_in_words()}"), err=format_ == "json")
+            for line in part.warnings():
+                click.echo(plain(f"{part.where}: {line}"), err=True)
     wrong = list(impossible(found))
     if format_ == "json":
         click.echo(json.dumps([one.to_dict() for one in found], indent=2))
@@ -76,8 +90,6 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
 
 def shown(one: Finding) -> str:
     """Return a finding as text."""
-    from vivace.foreign.text import plain
-
     where = f"{one.file}:{one.row}" if one.unit == "line" else f"{one.file}, {one.unit} {one.row}"
     label = f" ({one.label})" if one.label else ""
     return plain(

@@ -15,6 +15,7 @@ import click
 from vivace.errors import WorkloadError
 from vivace.foreign.files import read_text
 from vivace.foreign.reading import reading
+from vivace.foreign.text import lines_of
 from vivace.spec.workload import TASKS
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def read_prompts(path: Path) -> list[str]:
     """
     with reading(f"--prompts {path}", WorkloadError, "give a text file with one prompt per line", problem=""):
         text = read_text(path, _MAX_PROMPT_BYTES)
-    prompts = [line.strip() for line in text.splitlines() if line.strip()]
+    prompts = [line.strip() for line in lines_of(text) if line.strip()]
     if not prompts:
         raise WorkloadError(f"--prompts {path}: no prompt in it; write one prompt per line")
     if len(prompts) > _MAX_PROMPTS:

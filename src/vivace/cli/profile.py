@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vivace.cli import options
-from vivace.cli.output import check_writable
 from vivace.errors import OutputError, UsageError
+from vivace.foreign.destinations import check_writable, is_taken
 
 if TYPE_CHECKING:
     from vivace.spec.profiling import Profile
@@ -193,9 +192,9 @@ def _traces(trace: Path | None, is_pair: bool, force: bool) -> dict[str, Path]:
         stem, dot, suffixes = trace.name.partition(".")
         files["before"] = trace.with_name(f"{stem}-against{dot}{suffixes}")
     for file in files.values():
-        if os.path.lexists(file) and not force:
+        if is_taken(file) and not force:
             raise OutputError(
                 f"{file} exists and was not changed; give another name, or --force to overwrite it"
             )
-        check_writable(file.parent, file)
+        check_writable(file)
     return files

@@ -120,7 +120,18 @@ class _RoundCount:
         self.batch = self.trials[index].workload.batch
         self._begun[index] += 1
         if self._to_run[index] > 1:
-            self.label += f"  round {self._begun[index]}/{self._to_run[index]}"
+            self.label += f"  round {self._begun[index]}/{max(self._to_run[index], self._begun[index])}"
+
+    def count_round(self) -> None:
+        self.done += 1
+        self.total = max(self.total, self.done)
+        self.has_measured = True
+
+    def count_again(self, event: dict[str, Any]) -> None:
+        """Take back the rounds that a lost place returned and that another place measures again."""
+        again: dict[int, int] = event.get("again", {})
+        self.done -= sum(again.values())
+        self._begun.subtract(again)
 
     def left(self, part: float) -> str:
         """Return the estimated time left; `part` is the share of the running round that has passed."""
@@ -142,11 +153,11 @@ class PlainProgress(_RoundCount):
 
     def event(self, event: dict[str, Any]) -> None:
         if "lost" in event:
+            self.count_again(event)
             click.echo(lost(event), err=True)
 
     def end_round(self, index: int, round_: Round) -> None:
-        self.done += 1
-        self.has_measured = True
+        self.count_round()
         left = self.left(0.0) if self.done < self.total else ""
         line = f"[{self.done}/{self.total}] {self.label}: {result(round_, self.batch)}"
         click.echo(line + (f"  ({left})" if left else ""), err=True)
@@ -187,6 +198,7 @@ class TerminalProgress(_RoundCount):
 
     def event(self, event: dict[str, Any]) -> None:
         if "lost" in event:
+            self.count_again(event)
             self._bar.console.print(Text(lost(event), "yellow"))
             return
         phase = event.get("phase", "")
@@ -203,8 +215,7 @@ class TerminalProgress(_RoundCount):
         self._show(phase, part)
 
     def end_round(self, index: int, round_: Round) -> None:
-        self.done += 1
-        self.has_measured = True
+        self.count_round()
         style = "green" if round_.outcome is Outcome.MEASURED else "yellow"
         shown = self._bar.console
         label = whole_words(self.label, shown.width)

@@ -26,7 +26,7 @@ COMPARISON_FAILED = 1
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    help="Text file: line k is the prompt of image k, sorted by name.",
+    help="Text file: line k is the prompt of image k, in the order of their names: image_2 before image_10.",
 )
 @click.option(
     "--scorer",
@@ -39,7 +39,7 @@ COMPARISON_FAILED = 1
     help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
 )
 @click.option("--same-picture", is_flag=True, help="Hold B to showing the same images as A.")
-@options.pictures(several=True, each="pair, sorted by name", drawn=True)
+@options.pictures(several=True, each="pair, in the order of their names", drawn=True)
 @options.min_quality
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @options.as_json
@@ -88,6 +88,8 @@ def quality(
         raise UsageError(
             f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of images; give one prompt per pair"
         )
+    if lines is not None:
+        click.echo(f"prompts: {names[0]} is {lines[0][:60]!r}, {names[-1]} is {lines[-1][:60]!r}", err=True)
     task, source_of = _sources(sources, len(names))
     if task == "edit" and scorer is None:
         raise UsageError("--task edit: likeness to the source needs a CLIP model; add --scorer NAME")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vivace.cli import options
-from vivace.cli.output import check_writable, replace
+from vivace.foreign.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -39,7 +39,7 @@ def report(
     from vivace.benchmark.page import page_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
-    check_writable(output.parent, output)
+    check_writable(output)
     replace(output, page_of(stores, limits or DEFAULT_LIMITS, price, title).encode())
-    click.echo(output)
+    click.echo(output, err=is_standard_output(output))
     return 0

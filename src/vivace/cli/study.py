@@ -12,8 +12,8 @@ import click
 
 from vivace.cli import options
 from vivace.cli.bench import SOME_NOT_MEASURED
-from vivace.cli.output import check_writable, replace
 from vivace.errors import UsageError
+from vivace.foreign.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
     from vivace.studies.expand import ModelPart
@@ -103,13 +103,13 @@ def study(
     if record is not None:
         recorded = _recorded(file, record, tiny, models, parts)
         if output is not None:
-            check_writable(output.parent, output)
+            check_writable(output)
         return _end(recorded, price, output, format_)
     planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
     if dry_run:
         return _dry_run(planned, store, check_plan and not tiny, format_)
     if output is not None:
-        check_writable(output.parent, output)
+        check_writable(output)
     where: dict[str, Any] = {"device": device, "store": store, "gpus": gpus, "ray": ray}
     run = _run(file, planned, where, rerun)
     return 130 if run is None else _end(run, price, output, format_)
@@ -167,7 +167,7 @@ def _end(run: StudyRun, price: float | None, output: Path | None, format_: str) 
     _show(run, format_)
     if output is not None:
         replace(output, run.page().encode())
-        click.echo(output, err=format_ != "table")
+        click.echo(output, err=format_ != "table" or is_standard_output(output))
     return 0 if run.is_complete else SOME_NOT_MEASURED
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
-from vivace.cli.output import check_writable, replace
+from vivace.foreign.destinations import check_writable, replace
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
@@ -182,7 +182,7 @@ def tune(
     from vivace.tuning import tune as search
 
     if output is not None:
-        check_writable(output.parent, output)
+        check_writable(output)
     asked = Asked(
         prompts=None if prompts is None else tuple(options.read_prompts(prompts)),
         height=height,

@@ -11,8 +11,8 @@ import click
 
 from vivace.cli import options
 from vivace.cli.guarded import guarded
-from vivace.cli.output import check_writable, replace
 from vivace.errors import OutputError
+from vivace.foreign.destinations import check_writable, is_standard_output, is_taken, replace
 
 if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
@@ -76,9 +76,9 @@ def warm(
         click.echo(f"{number} new files in the cache" if number else "the cache had all of it")
         return 0
     if output is not None:
-        if output.exists() and not force:
+        if is_taken(output) and not force:
             raise OutputError(f"{output} exists; give another name, or --force")
-        check_writable(output.parent, output)
+        check_writable(output)
     from vivace.benchmark.comparison import comparison_of, default_threads
 
     prepared = comparison_of(
@@ -129,5 +129,5 @@ def _compile(
     if output is not None and done.artifact is not None:
         replace(output, done.artifact)
         digest = hashlib.sha256(done.artifact).hexdigest()
-        click.echo(f"{output}: {size(len(done.artifact))}, SHA-256 {digest}")
+        click.echo(f"{output}: {size(len(done.artifact))}, SHA-256 {digest}", err=is_standard_output(output))
     return 0

@@ -50,6 +50,7 @@ class Reading:
         numbers: by role (see `columns.SYNONYMS`).
         texts: label, model, gpu and precision.
         section: the title above the row, if the table has such rows.
+        context: the headings or lines of text above the table.
     """
 
     line: int
@@ -57,6 +58,7 @@ class Reading:
     numbers: Mapping[str, Number]
     texts: Mapping[str, str] = field(default_factory=dict)
     section: str = ""
+    context: str = ""
 
     @property
     def label(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.lint import comparing_rules, profile_rules, timing_rules
+from vivace.lint import comparing_rules, profile_rules, speedup_rules, timing_rules
 from vivace.lint.faults import Rule
 
 RULES: dict[str, Rule] = {
@@ -17,7 +17,7 @@ RULES: dict[str, Rule] = {
     "counted-twice": profile_rules.counted_twice,
     "tuning-inside": profile_rules.tuning_inside,
     "tail-samples": timing_rules.tails_need_samples,
-    "speedup": timing_rules.speedup_fits_times,
+    "speedup": speedup_rules.speedup_fits_times,
     "throughput": timing_rules.throughput_fits_latency,
     "steps-total": timing_rules.steps_fit_total,
     "peak-memory": timing_rules.peak_holds_model,

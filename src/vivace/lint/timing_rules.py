@@ -7,16 +7,28 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vivace.hardware import known_gpu
+from vivace.lint.columns import TIMES
 from vivace.lint.faults import Fault, is_above, written
-from vivace.lint.findings import Reading
+from vivace.lint.findings import Reading, Severity
 from vivace.lint.limits import EIGHT_BITS, FOUR_BITS, FULL_PRECISION, SKIPS_WORK, flops_of
 from vivace.lint.values import Number
 
 _ORDER = ("min", "p50", "p90", "p95", "p99", "max")
 _CENTRE = ("mean", "time")
+_MEMORY = ("model_memory", "peak_memory")
+_STATISTICS = ("mean", "min", "max", "p50", "p90", "p95", "p99")
+_POSITIVE = (*_STATISTICS, "time", "step", "throughput", *_MEMORY, "steps", "batch", "height", "width")
+_LEAST_CALL_S = 0.01
 _MEASURED = ("mean", "time", "min", "p50", "p90", "p99", "max", "step")
 _TAIL_SAMPLES = {"p90": 20, "p95": 40, "p99": 200}
 _RATIO_TOLERANCE = 0.02
+_OFFLOADED = re.compile(r"offload|streaming|low[ _-]?vram|cpu|swap", re.IGNORECASE)
+_SEVERAL_GPUS = re.compile(
+    r"\b(?:[2-9]|1\d|\d{2,})\s*(?:[x×]\s*\w|gpus?\b|cards?\b|\w*\s*(?:h100|h200|a100|l40s|4090)s?\b)"
+    r"|(?:h100|h200|a100|l40s|4090)s?\s*(?:\w+\s*)?[x×*]\s*\d"
+    r"|multi[ -]?gpu|tensor parallel|\btp\s*=?\s*\d|ulysses|\bring\b",
+    re.IGNORECASE,
+)
 _FULL_SIZE_BYTES = 2e9
 _LEAST_SHARE, _LEAST_BYTES = 0.003, 40e6
 """What a call of a full-size model needs at least beside its weights: a feature map of SDXL's first block has 21 MB."""
@@ -33,11 +45,13 @@ def mean_in_range(rows: Sequence[Reading]) -> Iterator[Fault]:
                 yield Fault(
                     row, written(row, centre, "min"), "a mean is never below the smallest sample",
                     "whether the columns are shifted, or the figures come from different runs",
+                    _severity_of(centre),
                 )  # fmt: skip
             if row.has(centre, "max") and is_above(row[centre], row["max"]):
                 yield Fault(
                     row, written(row, centre, "max"), "a mean is never above the largest sample",
                     "whether the columns are shifted, or the figures come from different runs",
+                    _severity_of(centre),
                 )  # fmt: skip
 
 
@@ -88,14 +102,22 @@ def mean_fits_percentiles(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 
 def positive(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """Calls take time."""
+    """Calls take time, and what they take and make is more than nothing."""
     for row in rows:
-        for role in _MEASURED:
-            if row.has(role) and row[role].most <= 0:
-                yield Fault(
-                    row, written(row, role), "a call cannot take no or negative time",
-                    "whether the device was synchronised before the clock was read",
-                )  # fmt: skip
+        for role in _POSITIVE:
+            if not row.has(role) or row[role].value > 0 or (role in _MEMORY and row[role].value == 0):
+                continue
+            if row[role].kind is None and role in _STATISTICS:
+                continue  # of what, nobody says: a difference may be negative
+            is_time = role in TIMES
+            # A time of 0.0 s may have been rounded.
+            is_rounded = is_time and row[role].value == 0 and row[role].most >= _LEAST_CALL_S
+            yield Fault(
+                row, written(row, role),
+                "a call cannot take no or negative time" if is_time else "there is no such number",
+                "whether the device was synchronised before the clock was read" if is_time else "the cell",
+                "doubtful" if is_rounded else "impossible",
+            )  # fmt: skip
 
 
 def tails_need_samples(rows: Sequence[Reading]) -> Iterator[Fault]:
@@ -121,46 +143,6 @@ def tails_need_samples(rows: Sequence[Reading]) -> Iterator[Fault]:
                 )  # fmt: skip
 
 
-def speedup_fits_times(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """A speed-up is the baseline's time over the row's."""
-    groups: dict[tuple[str, ...], list[Reading]] = {}
-    for row in rows:
-        batch = row["batch"].text if row.has("batch") else ""
-        groups.setdefault((row.section, row.texts.get("model", ""), row.of, batch), []).append(row)
-    for group in groups.values():
-        centre = next((role for role in ("p50", "mean", "time") if all(row.has(role) for row in group)), None)
-        if centre is None or not any(row.has("speedup") for row in group):
-            continue
-        base = next((row for row in group if not row.has("speedup") or row["speedup"].value == 1), None)
-        if base is None or not base.label:  # without names nothing says that these are recipes
-            continue
-        for row in group:
-            if row is base or not row.has("speedup") or row[centre].least <= 0:
-                continue
-            stated, times = row["speedup"], (base[centre], row[centre])
-            (base_least, base_most), (row_least, row_most) = map(_ends, times)
-            least, most = base_least / row_most, base_most / max(row_least, 1e-12)
-            low, high = stated.least * (1 - _RATIO_TOLERANCE), stated.most * (1 + _RATIO_TOLERANCE)
-            paired = stated.interval
-            if row.has("speedup_low", "speedup_high"):
-                paired = row["speedup_low"].least, row["speedup_high"].most
-            if paired is not None:
-                low, high = min(low, paired[0]), max(high, paired[1])
-            if most < low or least > high:
-                # One that has its own interval was measured in pairs, perhaps with another run of the baseline.
-                yield Fault(
-                    row, f"{written(row, 'speedup', centre)}; {base.label or 'the first row'}: {base[centre].text}",
-                    f"these times give {base[centre].value / row[centre].value:.3g}x",
-                    "which run of which baseline the speed-up refers to",
-                    "impossible" if paired is None else "doubtful",
-                )  # fmt: skip
-
-
-def _ends(number: Number) -> tuple[float, float]:
-    """Return the interval that a cell gives, else what rounding allows."""
-    return number.interval or (number.least, number.most)
-
-
 def throughput_fits_latency(rows: Sequence[Reading]) -> Iterator[Fault]:
     """Images per second times seconds per image is one (or the batch, if the time is that of a call)."""
     for row in rows:
@@ -179,7 +161,8 @@ def throughput_fits_latency(rows: Sequence[Reading]) -> Iterator[Fault]:
             yield Fault(
                 row, written(row, "throughput", centre, "batch"),
                 f"they multiply to {row[centre].value * row['throughput'].value:.3g} images at a time",
-                "the batch, and whether several calls ran at once",
+                "the batch, whether several calls ran at once, and what else the throughput counts",
+                "doubtful",
             )  # fmt: skip
 
 
@@ -195,10 +178,14 @@ def steps_fit_total(rows: Sequence[Reading]) -> Iterator[Fault]:
         checked += 1
         step, total = row["step"], row[centre]
         if step.least * steps > total.most:
+            # The time may be that of an image of a batch, and a recipe may leave steps out.
+            batch = row["batch"].value if row.has("batch") else 1.0
+            is_explained = step.least * steps <= total.most * batch or bool(SKIPS_WORK.search(_said(row)))
             yield Fault(
                 row, f"{written(row, 'step', centre)}, {steps:g} steps",
                 f"the steps alone take {step.value * steps:.4g} s, more than the whole call",
-                "whether both times are of the same run, size and batch",
+                "whether both times are of the same run, size and batch, and whether all steps ran",
+                "doubtful" if is_explained else "impossible",
             )  # fmt: skip
         elif step.most * steps >= total.least:
             derived.append(row)
@@ -218,9 +205,12 @@ def peak_holds_model(rows: Sequence[Reading]) -> Iterator[Fault]:
             continue
         model, peak = row["model_memory"], row["peak_memory"]
         if is_above(model, peak):
+            if _OFFLOADED.search(_said(row)):
+                continue
             yield Fault(
                 row, written(row, "model_memory", "peak_memory"), "the peak of a call includes the model",
                 "whether the model was offloaded between both readings, and which counter each column is",
+                "doubtful",
             )  # fmt: skip
         elif model.value > _FULL_SIZE_BYTES and peak.most - model.least < max(
             _LEAST_SHARE * model.least, _LEAST_BYTES
@@ -288,6 +278,8 @@ def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
         pixels = row["height"].value * row["width"].value if row.has("height", "width") else model.pixels
         if SKIPS_WORK.search(f"{names} {row.section}") or pixels != model.pixels:
             continue
+        if _SEVERAL_GPUS.search(_said(row)):
+            continue
         said = f"{row.texts.get('precision', '')} {row.texts.get('label', '')}"
         is_half = bool(FULL_PRECISION.search(said)) and not EIGHT_BITS.search(said)
         bits = 16 if is_half else 4 if FOUR_BITS.search(said) else 8
@@ -338,6 +330,15 @@ def thresholds_in_order(rows: Sequence[Reading]) -> Iterator[Fault]:
                     "doubtful",
                 )  # fmt: skip
         before[key] = (threshold, row)
+
+
+def _severity_of(centre: str) -> Severity:
+    """A column that does not say that it is a mean may be a run of its own, or all runs together."""
+    return "impossible" if centre == "mean" else "doubtful"
+
+
+def _said(row: Reading) -> str:
+    return f"{' '.join(row.texts.values())} {row.of} {row.section} {row.context}"
 
 
 def _is_precise(number: Number) -> bool:

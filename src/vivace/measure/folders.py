@@ -9,6 +9,7 @@ from typing import Any
 
 from vivace.errors import UsageError
 from vivace.foreign.pictures import open_picture
+from vivace.foreign.text import natural_order
 from vivace.measure.lpips import Lpips
 from vivace.measure.quality import (
     aligned,
@@ -43,7 +44,7 @@ _MAX_OTHERS = 12
 
 
 def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
-    """Return the names of images that are in both folders, sorted, and of those in only one.
+    """Return the names of images that are in both folders, in their natural order, and of those in only one.
 
     Raises:
         UsageError: not a folder, or no common name.
@@ -53,13 +54,13 @@ def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder; give two folders of images")
         listed.append({p.name for p in folder.iterdir() if p.suffix.lower() in SUFFIXES})
-    both = sorted(listed[0] & listed[1])
+    both = sorted(listed[0] & listed[1], key=natural_order)
     if not both:
         raise UsageError(
             f"no image has the same name in {dir_a} ({len(listed[0])} images) and {dir_b} ({len(listed[1])}); images "
             "are paired by name"
         )
-    return both, sorted(listed[0] ^ listed[1])
+    return both, sorted(listed[0] ^ listed[1], key=natural_order)
 
 
 def compare(
@@ -82,6 +83,8 @@ def compare(
     for name in names:
         a, b = (pixels(open_picture(folder / name)) for folder in (dir_a, dir_b))
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
+        if prompts is not None:
+            row["prompt"] = prompts[len(pairs)]
         row["a"], row["b"] = picture_metrics(a), picture_metrics(b)
         row["thumbnails"] = {"a": packed(thumbnail(a)), "b": packed(thumbnail(b))}
         try:

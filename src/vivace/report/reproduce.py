@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.foreign.text import lines_of
 from vivace.report.downloads import Download, text_file
 from vivace.report.rows import Row
 from vivace.spec.workload import Workload
@@ -53,7 +54,7 @@ def reproduction(rows: Sequence[Row]) -> Reproduction:
 
 def _is_line(prompt: str) -> bool:
     """Whether a file of prompts can hold the prompt: as one line that keeps its spaces."""
-    return bool(prompt) and prompt == prompt.strip() and len(prompt.splitlines()) == 1
+    return bool(prompt) and prompt == prompt.strip() and len(lines_of(prompt)) == 1
 
 
 def _command(rows: Sequence[Row], prompts_file: str) -> str:

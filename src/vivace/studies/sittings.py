@@ -10,7 +10,6 @@ The file is JSON: a list of sittings, one row a line. It holds no images, so it 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.run import Compared
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
+from vivace.foreign.destinations import replace
 from vivace.foreign.files import read_json
 from vivace.foreign.reading import reading
 from vivace.models.find import Found, find_model
@@ -111,10 +111,7 @@ def write_sittings(path: Path, sittings: Iterable[Sitting]) -> None:
         head = sitting.model_dump(mode="json", exclude={"rows", *unknown})
         lines = ",\n".join(json.dumps(_compact(row)) for row in sitting.rows)
         texts.append(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text("[\n" + ",\n".join(texts) + "\n]\n")
-    os.replace(part, path)
+    replace(path, ("[\n" + ",\n".join(texts) + "\n]\n").encode())
 
 
 def _compact(row: SittingRow) -> dict[str, Any]:

@@ -84,7 +84,7 @@ BENCH = ("bench", "--recipe", "baseline")
         (
             ("generate", "x", "--out", "file/below", "--recipe", "steps:1"),
             3,
-            "cannot be written: Not a directory",
+            "cannot be written: file is a file, not a folder",
         ),
         (("genrate", "x"), 2, "No such command 'genrate'"),
     ],

@@ -10,7 +10,8 @@ stored twice when a place is lost and its trials run elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -171,15 +172,23 @@ class Spread:
             why: in words, for the progress and for a trial whose places were lost too often.
         """
         place = ticket.environment.place
-        self._progress.event({"lost": "a place" if place is None else place.name, "why": why})
+        again: list[int] = []
+        given_up: list[int] = []
         for trial in self._wanted(ticket):
             if not self._lacks(trial, ticket.environment, rerun=self._rerun):
                 self._measured_at[trial] = ticket.environment
                 continue
             self._attempts[trial] = self._attempts.get(trial, 0) + 1
-            if self._attempts[trial] < MAX_ATTEMPTS:
-                self._waiting.append(trial)
-                continue
+            (again if self._attempts[trial] < MAX_ATTEMPTS else given_up).append(trial)
+        self._waiting += again
+        self._progress.event(
+            {
+                "lost": "a place" if place is None else place.name,
+                "why": why,
+                "again": self._delivered_of(ticket, {0, *again} if again else set()),
+            }
+        )
+        for trial in given_up:
             key = ticket.keys[ticket.members.index(trial)]
             reason = f"its place was lost {MAX_ATTEMPTS} times, at last because {why}"
             self._store.append(
@@ -245,6 +254,15 @@ class Spread:
         """Whether the last run with this baseline compared the same trials, so that rounds may be completed."""
         before = [run.keys for run in self._store.runs() if run.keys[0] == keys[0]]
         return bool(before) and set(keys) <= set(before[-1])
+
+    def _delivered_of(self, ticket: Ticket, members: Collection[int]) -> dict[int, int]:
+        """Return how many rounds of its work a place has returned, by trial."""
+        returned = Counter(
+            ticket.members[trial]
+            for trial, index in ticket.job.rounds
+            if (ticket.keys[trial], index) in self._delivered
+        )
+        return {member: number for member, number in returned.items() if member in members}
 
     def _wanted(self, ticket: Ticket) -> list[int]:
         """Return the trials of a ticket that were waited for: all but the baseline, unless it is alone."""

@@ -1,0 +1,63 @@
+"""Which image of two folders goes with which, and with which prompt."""
+
+import random
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.typed import said
+from vivace.cli.options import read_prompts
+from vivace.measure.folders import compare, pair
+
+SEQUENCES = (
+    ("image_1.png", "image_2.png", "image_10.png", "image_11.png", "image_100.png"),
+    ("0.png", "1.jpg", "2.png", "9.png", "10.png"),
+    ("a-red-circle-9.png", "a-red-circle-9-2.png", "a-red-circle-10.png"),
+    ("1-9.png", "1-10.png", "2-1.png", "10-1.png"),
+    ("00001.png", "00002.png", "00010.png"),
+    ("Image_2.png", "image_3.png", "Image_10.png"),
+    ("img (1).png", "img (2).png", "img (10).png"),
+    ("cat.png", "cat2.png", "cat10.png", "dog.png"),
+)
+
+
+@pytest.mark.parametrize("names", SEQUENCES, ids=lambda names: names[0])
+def test_images_are_in_the_order_of_their_numbers(names: tuple[str, ...], tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for name in random.Random(folder).sample(names, len(names)):
+            (tmp_path / folder / name).touch()
+    assert pair(tmp_path / "a", tmp_path / "b") == (list(names), [])
+
+
+def test_the_tenth_image_has_the_tenth_prompt(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for number in range(1, 11):
+            Image.new("RGB", (32, 32), (20 * number, 0, 0)).save(tmp_path / folder / f"image_{number}.png")
+    (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(1, 11)))
+    names, _ = pair(tmp_path / "a", tmp_path / "b")
+    prompts = read_prompts(tmp_path / "prompts.txt")
+    pairs = compare(tmp_path / "a", tmp_path / "b", names, prompts, None)["pairs"]
+    assert [(one["name"], one["prompt"]) for one in pairs] == [
+        (f"image_{number}.png", f"prompt {number}") for number in range(1, 11)
+    ]
+
+
+@pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x1e", "\x85"])
+def test_what_may_stand_inside_a_line_does_not_end_it(inside: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(f"a red{inside}circle\r\na blue square\r\r\n\na green one".encode())
+    assert read_prompts(path) == [f"a red{inside}circle", "a blue square", "a green one"]
+
+
+def test_the_command_says_which_prompt_it_gave_to_which_image(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for number in (2, 10):
+            Image.new("RGB", (64, 64), (20 * number, 0, 0)).save(tmp_path / folder / f"image_{number}.png")
+    (tmp_path / "prompts.txt").write_text("the second\nthe tenth\n")
+    scored = ("--prompts", "prompts.txt", "--scorer", "tiny-clip")
+    errors = said(tmp_path, "quality", "a", "b", *scored, "--min-quality", "clip=off,match=off").stderr
+    assert "prompts: image_2.png is 'the second', image_10.png is 'the tenth'" in errors
