@@ -124,7 +124,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write the page of the search: the answer, and every table and image of the store.",
+    help="Where to write the page of the search; default: tune-MODEL.html in the store.",
 )
 @click.option(
     "--format",
@@ -177,6 +177,7 @@ def tune(
         vivace tune synthetic:sdxl --max-memory 8GB --max-first-call 60s
         vivace tune tiny-flux --task inpaint
     """
+    from vivace.report.downloads import file_stem
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.tuning import Asked
     from vivace.tuning import tune as search
@@ -222,16 +223,15 @@ def tune(
         click.echo("\ninterrupted; finished rounds are kept. To go on, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    if output is not None:
-        replace(output, tuned.page().encode())
+    page = output or store / f"{file_stem(f'tune-{model}')}.html"
+    replace(page, tuned.page().encode())
     if format_ == "json":
         click.echo(json.dumps(tuned.to_json(), indent=2))
     else:
-        from dataclasses import replace as changed
+        from vivace.tuning.text import lines
 
-        click.echo(str(tuned if explain else changed(tuned, explained=())))
-        where = "" if str(store) == ".vivace" else f" --store {store}"
-        click.echo(f"page with every trial: vivace report{where} -o page.html", err=True)
+        click.echo("\n".join(lines(tuned, explain)))
+    click.echo(f"page with the proof and the images: {page}", err=True)
     return 0 if tuned.pick is not None else NOTHING_FOUND
 
 

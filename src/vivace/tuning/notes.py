@@ -66,7 +66,7 @@ def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:
         judged = "; its quality is judged by all images" if bench.judges else ""
         found.append(
             f"the time ended after {number} of {bench.rounds_asked} rounds of the final: the recipe was measured once "
-            f"beside the baseline, so its speed-up has no interval{judged}. {_GOES_ON}"
+            f"beside the baseline, so its speed-up is not proved{judged}. {_GOES_ON}"
         )
     if bench.left_out:
         names = ", ".join(recipe.text for recipe in bench.left_out)

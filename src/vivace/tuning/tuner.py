@@ -24,11 +24,13 @@ from vivace.stats import Gate
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.answer import Tuned
 from vivace.tuning.asked import Asked
+from vivace.tuning.believed import explanation_of
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.measuring import MOST_SEEDS, Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
+from vivace.tuning.proof import final_of
 from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search, Unwatched, Watcher
 from vivace.tuning.seen import Seen, latest
@@ -44,7 +46,6 @@ from vivace.tuning.setup import (
 from vivace.tuning.wanted import Goal, Wanted
 
 _BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
-_EXPLAINED = 16
 
 
 def tune(
@@ -230,13 +231,12 @@ def _answer(
     trusted: str | None,
 ) -> Tuned:
     wanted = search.wanted
-    rows = () if bench.last is None else tuple(bench.last.rows(wanted.limits))
     return Tuned(
         model=bench.model,
         device_name=bench.environment.device_name,
         wanted=wanted,
         pick=pick,
-        rows=rows,
+        rows=final_of(bench, pick),
         history=tuple(latest(search.history).values()),
         cut=dict(search.space.cut),
         notes=tuple(notes_of(search, bench, pick, trusted)),
@@ -247,8 +247,9 @@ def _answer(
         trusted=trusted,
         options=bench.asked.options,
         task=bench.task,
-        explained=tuple(_explained(sampler, search, sources)),
+        explanation=explanation_of(sampler, search, sources),
         expected=_expected(sampler, search, pick),
+        command=bench.command,
     )
 
 
@@ -263,25 +264,3 @@ def _expected(sampler: object, search: Search, pick: Seen | None) -> dict[str, f
         recipe.text: (pick.gain or 0.0) + float(gain - mean[0])
         for recipe, gain in zip(less, mean[1:], strict=True)
     }
-
-
-def _explained(sampler: object, search: Search, sources: Sequence[Source]) -> list[str]:
-    """Return a line for each technique with what is believed of it, and where that comes from."""
-    if not isinstance(sampler, ModelSampler):
-        return []
-    sampler.learn(search.history)
-    tried = [technique for one in search.history if one.is_measured for technique in one.recipe]
-    options = list(dict.fromkeys([*tried, *search.space.options]))
-    effect = {option: sampler.gain.effect_of(option) for option in options}
-    best = sorted(options, key=lambda option: -effect[option][0])[:_EXPLAINED]
-    width = max(len(option.text) for option in best) if best else 0
-    lines = [
-        f"{option.text:<{width}}  {math.exp(effect[option][0]):.2f}x "
-        f"[{math.exp(effect[option][0] - 1.96 * effect[option][1]):.2f}, "
-        f"{math.exp(effect[option][0] + 1.96 * effect[option][1]):.2f}]"
-        f"{'' if option in tried else '  not tried'}"
-        for option in best
-    ]
-    lines += [f"from {source.name}: {len(source.data)} figures" for source in sources if source.data]
-    reasons = len(search.space.cut)
-    return [*lines, f"{reasons} options were left out before timing (--format json says why)"]
