@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,6 +59,8 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     help="Limit of the peak memory, e.g. 12GB.",
 )
 @options.min_quality
+@options.scorer
+@options.witness
 @click.option(
     "--max-first-call",
     callback=_amount("parse_seconds"),
@@ -139,6 +142,8 @@ def tune(
     goal: Goal,
     max_memory: float | None,
     limits: Limits | None,
+    scorer: str,
+    witness: str | None,
     max_first_call: float | None,
     minutes: float | None,
     trials: int | None,
@@ -201,6 +206,8 @@ def tune(
             max_memory_bytes=max_memory,
             max_first_call_s=max_first_call,
             limits=limits or DEFAULT_LIMITS,
+            scorer=None if scorer == "none" else scorer,
+            witness=witness,
             minutes=minutes,
             trials=trials,
             start=start,
@@ -245,7 +252,9 @@ class Shown:
         self._shown: set[Recipe] = set()
 
     def note(self, text: str) -> None:
-        click.echo(_fit(text, ""), err=True)
+        """Print a note in full, and a list of recipes as far as it fits the line."""
+        for line in textwrap.wrap(text, 80) if text.startswith("note: ") else [_fit(text, "")]:
+            click.echo(line, err=True)
 
     def measured(self, one: Seen, history: Sequence[Seen]) -> None:
         from vivace.tuning.worth import best_of

@@ -21,9 +21,16 @@ def notes_of(search: Search, bench: Bench, pick: Seen | None, trusted: str | Non
     found = []
     if trusted is not None:
         found.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
+    elif bench.judged_by.reason:
+        found += bench.judged_by.notes(bench.command)
+    elif bench.asked.has_random_controlnet:
+        found.append(
+            "a ControlNet with random weights: quality cannot be judged, so only techniques that keep the image were "
+            "searched"
+        )
     elif not bench.judges:
         found.append(
-            "random weights: quality cannot be judged, so only techniques that keep the picture were searched"
+            "random weights: quality cannot be judged, so only techniques that keep the image were searched"
         )
     if search.exhausted:
         found.append("every recipe that promised a gain has been measured")

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from vivace.benchmark import AskedQuality
 from vivace.benchmark.comparison import default_threads, workload_of
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
@@ -27,6 +28,7 @@ from vivace.tuning.asked import Asked
 from vivace.tuning.believed import explanation_of
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.judge import judge_of
 from vivace.tuning.measuring import MOST_SEEDS, Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
@@ -55,6 +57,8 @@ def tune(
     max_memory_bytes: float | None = None,
     max_first_call_s: float | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    scorer: str | None = "auto",
+    witness: str | None = None,
     minutes: float | None = None,
     trials: int | None = None,
     start: str | None = None,
@@ -85,6 +89,8 @@ def tune(
         goal: see `Wanted`.
         max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call.
         limits: of the quality gate.
+        scorer, witness: the models that judge images, as for `vivace.bench`. Without a CLIP model only techniques that
+            keep the image are searched.
         minutes: the search stops in time for its final; default: 8, or no limit if `trials` is given.
         trials: recipes to measure, stored ones of the same search included.
         start: a recipe to begin with.
@@ -110,20 +116,27 @@ def tune(
         raise UsageError(
             f"--trust-quality-of {trust_quality_of}: the quality of {model} is judged itself; leave it out"
         )
+    asked = asked or Asked()
+    judge = judge_of(
+        found,
+        AskedQuality(scorer=scorer, witness=witness),
+        limits,
+        trusts=trust_quality_of is not None,
+        shows_nothing=asked.has_random_controlnet,
+    )
     wanted = Wanted(
         goal,
         max_memory_bytes,
         max_first_call_s,
-        limits,
+        judge.limits,
         tuple(keep),
         tuple(without),
-        same_picture_only=is_synthetic and trust_quality_of is None,
+        same_picture_only=judge.same_picture_only,
     )
     first = start_of(start, wanted)
     trusted = (
         None if trust_quality_of is None else trusted_recipes(trust_quality_of, found, Path(store), limits)
     )
-    asked = asked or Asked()
     if asked.batch == 1:
         asked = replace(asked, batch=_BATCHES[goal])
     if any(TECHNIQUES[name].needs_repeated_prompts for name in wanted.kept_names):
@@ -142,7 +155,8 @@ def tune(
             wanted=wanted,
             asked=asked,
             prompts=tuple(prompts),
-            judges=not is_synthetic,
+            judges=judge.compares,
+            judged_by=judge,
             store=Path(store),
             launcher=launcher,
             environment=ask_environment(launcher, device, number),
@@ -161,6 +175,8 @@ def tune(
         told = watcher or Unwatched()
         history, stored = bench.history()
         told.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
+        for note in judge.notes(bench.command):
+            told.note(f"note: {note}")
         told.note("measuring the baseline")
         base = bench.start()
         check_baseline(base, bench)
