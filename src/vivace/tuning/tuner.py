@@ -33,6 +33,7 @@ from vivace.tuning.measuring import MOST_SEEDS, Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
 from vivace.tuning.proof import final_of
+from vivace.tuning.readiness import check_ready
 from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search, Unwatched, Watcher
 from vivace.tuning.seen import Seen, latest
@@ -110,13 +111,16 @@ def tune(
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
     began = time.monotonic()
+    asked, told = asked or Asked(), watcher or Unwatched()
+    spent = DEFAULT_MINUTES if minutes is None and trials is None else minutes
+    for note in check_ready(model, device, spent, asked, scorer, witness):
+        told.note(f"note: {note}")
     found = find_model(model)
     is_synthetic = found.model.is_synthetic
     if trust_quality_of is not None and not is_synthetic:
         raise UsageError(
             f"--trust-quality-of {trust_quality_of}: the quality of {model} is judged itself; leave it out"
         )
-    asked = asked or Asked()
     judge = judge_of(
         found,
         AskedQuality(scorer=scorer, witness=witness),
@@ -172,7 +176,6 @@ def tune(
         )
         space = space_of(wanted, bench, trusted, reported(known))
         check_memory(wanted, bench)
-        told = watcher or Unwatched()
         history, stored = bench.history()
         told.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
         for note in judge.notes(bench.command):
@@ -180,7 +183,7 @@ def tune(
         told.note("measuring the baseline")
         base = bench.start()
         check_baseline(base, bench)
-        bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes, began)
+        bench.spend(spent, began)
         budget = budget_of(minutes, trials, bench, began)
         sources = (stored, *known)
         assert base is not None
