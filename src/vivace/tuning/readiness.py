@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,10 +34,16 @@ _FP32_OVER_HALF = 2
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that is missing. `ends` if no search can succeed without it."""
+    """Something that is missing.
+
+    Attributes:
+        ends: whether no search can succeed without it.
+        may_come: whether it is a download from a hub that is silent so far.
+    """
 
     text: str
     ends: bool
+    may_come: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,14 @@ def check_ready(
     scorer: str | None = "auto",
     witness: str | None = None,
     here: Surroundings | None = None,
-) -> list[str]:
-    """Refuse a search that cannot succeed here, naming everything that is missing; return what is worth knowing.
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Refuse a search that cannot succeed here, naming everything that is missing.
 
     Args:
         minutes: of the search; None for no limit.
         here: this machine.
+        tell: is told what is missing where the search goes on.
 
     Raises:
         Unsupported: something is missing without which no search succeeds.
@@ -79,8 +87,11 @@ def check_ready(
         *_download(needs, entry, absent, here),
         *(() if name.lower().startswith(SYNTHETIC) else _judges(scorer, witness, here)),
     ]
-    if not any(one.ends for one in lacks):
-        return [one.text for one in lacks]
+    if not any(one.ends for one in lacks if not one.may_come):
+        for one in lacks:
+            tell(one.text)
+        if not any(one.may_come for one in lacks) or here.hub_answers_late():
+            return
     told = "\n".join(f"  - {one.text}" for one in lacks)
     raise Unsupported(f"{name} cannot be tuned here:\n{told}\n{_instead(name, entry)}")
 
@@ -173,7 +184,9 @@ def _download(needs: _Needs, entry: Entry | None, absent: str | None, here: Surr
     part = "" if here.is_hub_empty(absent) else "wholly "
     why = here.why_no_hub()
     if why is not None:
-        yield Lack(f"download: {absent}{amount} is not {part}on this machine, and {why}", ends=True)
+        yield Lack(
+            f"download: {absent}{amount} is not {part}on this machine, and {why}", True, here.is_hub_silent()
+        )
     else:
         yield Lack(
             f"download: {absent}{amount} is not {part}on this machine, and is downloaded first", ends=False
@@ -203,7 +216,8 @@ def _judges(scorer: str | None, witness: str | None, here: Surroundings) -> Iter
                 find(str(name), download=False)
             except Unsupported:
                 if (why := here.why_no_hub()) is not None:
-                    yield Lack(f"download: {flag} {name} is not on this machine, and {why}", ends=True)
+                    text = f"download: {flag} {name} is not on this machine, and {why}"
+                    yield Lack(text, True, here.is_hub_silent())
 
 
 def _free(folder: Path) -> int:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import urllib.parse
 import urllib.request
 from contextlib import suppress
@@ -16,8 +17,10 @@ from pathlib import Path
 
 from vivace.measure.gpus import this_gpu
 
-_PATIENCE_S = 1.0
-"""A hub that does not take a connection within this time is not waited for."""
+_PATIENCE_S = 0.8
+"""After which a hub that is silent is reported."""
+_LATE_S = 10.0
+"""After which a hub that is silent is given up."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -49,14 +52,25 @@ class Surroundings:
     has_token: bool
 
     @cached_property
-    def _reaches_hub(self) -> bool:
-        return can_connect(self.hub)
+    def _hub(self) -> Connecting:
+        return Connecting(self.hub)
 
     def why_no_hub(self) -> str | None:
         """Say why nothing can be downloaded; None if the hub takes connections."""
         if self.is_offline:
             return "HF_HUB_OFFLINE forbids the network; unset it"
-        return None if self._reaches_hub else f"{self.hub} cannot be reached; check the network"
+        reached = self._hub.within(_PATIENCE_S)
+        if reached is None:
+            return f"{self.hub} does not answer; check the network"
+        return None if reached else f"{self.hub} cannot be reached; check the network"
+
+    def is_hub_silent(self) -> bool:
+        """Whether the hub neither took a connection nor refused it so far: the network may be slow."""
+        return not self.is_offline and self._hub.within(_PATIENCE_S) is None
+
+    def hub_answers_late(self) -> bool:
+        """Wait longer for a hub that is silent, and return whether it takes a connection."""
+        return bool(self._hub.within(_LATE_S))
 
     def is_hub_empty(self, repository: str) -> bool:
         """Whether nothing of a repository is in the cache, so that all of it has to be downloaded."""
@@ -90,24 +104,29 @@ def surroundings() -> Surroundings:
     )
 
 
-def can_connect(address: str, patience_s: float = _PATIENCE_S) -> bool:
-    """Whether the host of an address, or the proxy on the way to it, takes connections.
+class Connecting:
+    """A connection to the host of an address, or to the proxy on the way to it, that is being tried.
 
     Looking up a name may take half a minute where there is no network, so a thread does it and is left behind.
     """
-    parts = urllib.parse.urlsplit(_proxy_for(address) or address)
-    host, port = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
-    reached = threading.Event()
 
-    def connect() -> None:
-        with suppress(OSError), socket.create_connection((host, port), timeout=patience_s):
-            reached.set()
-        done.set()
+    def __init__(self, address: str) -> None:
+        parts = urllib.parse.urlsplit(_proxy_for(address) or address)
+        self._place = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
+        self._began = time.monotonic()
+        self._done = threading.Event()
+        self._reached = False
+        threading.Thread(target=self._connect, daemon=True).start()
 
-    done = threading.Event()
-    threading.Thread(target=connect, daemon=True).start()
-    done.wait(patience_s)
-    return reached.is_set()
+    def within(self, seconds: float) -> bool | None:
+        """Return whether it took a connection within so many seconds of the first try; None if it is still tried."""
+        is_done = self._done.wait(max(0.0, self._began + seconds - time.monotonic()))
+        return self._reached if is_done else None
+
+    def _connect(self) -> None:
+        with suppress(OSError), socket.create_connection(self._place, timeout=_LATE_S):
+            self._reached = True
+        self._done.set()
 
 
 def _proxy_for(address: str) -> str | None:

@@ -110,11 +110,10 @@ def tune(
         UsageError: options that contradict each other; the message names the limit and what is nearest.
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    began = time.monotonic()
     asked, told = asked or Asked(), watcher or Unwatched()
     spent = DEFAULT_MINUTES if minutes is None and trials is None else minutes
-    for note in check_ready(model, device, spent, asked, scorer, witness):
-        told.note(f"note: {note}")
+    check_ready(model, device, spent, asked, scorer, witness, tell=lambda text: told.note(f"note: {text}"))
+    began = time.monotonic()
     found = find_model(model)
     is_synthetic = found.model.is_synthetic
     if trust_quality_of is not None and not is_synthetic:

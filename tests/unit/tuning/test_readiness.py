@@ -1,8 +1,10 @@
 """What a search lacks is said before anything else, all of it at once and without waiting for a network."""
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from vivace.errors import Unsupported
 from vivace.tuning import surroundings
 from vivace.tuning.asked import Asked
 from vivace.tuning.readiness import check_ready
-from vivace.tuning.surroundings import Surroundings, can_connect
+from vivace.tuning.surroundings import Surroundings
 
 LAPTOP = Surroundings(
     gpu=None,
@@ -47,22 +49,29 @@ def test_a_laptop_is_told_everything_that_a_large_model_needs() -> None:
 
 def test_a_gpu_may_be_too_small_for_the_baseline() -> None:
     assert lacks("synthetic:flux-dev", WORKSTATION) == ["memory"]
-    assert check_ready("synthetic:sdxl", "auto", 8.0, Asked(), here=WORKSTATION) == []
+    assert told("synthetic:sdxl", WORKSTATION) == []
     unknown = dataclasses.replace(WORKSTATION, gpu_bytes=None)
-    assert check_ready("synthetic:flux-dev", "auto", 8.0, Asked(), here=unknown) == []
+    assert told("synthetic:flux-dev", unknown) == []
+
+
+def told(model: str, here: Surroundings, device: str = "auto", **fields: Any) -> list[str]:
+    """Return what a search that goes on is told."""
+    said: list[str] = []
+    values: dict[str, Any] = {"minutes": 8.0, "asked": Asked(), **fields}
+    check_ready(model, device, here=here, tell=said.append, **values)
+    return said
 
 
 def test_what_can_succeed_is_not_refused() -> None:
-    assert check_ready("tiny-sd", "auto", 8.0, Asked(), here=LAPTOP) == []
-    assert check_ready("tiny-flux", "cpu", 8.0, Asked(), here=LAPTOP) == []
+    assert told("tiny-sd", LAPTOP) == []
+    assert told("tiny-flux", LAPTOP, "cpu") == []
     small = Asked(height=64, width=64, num_inference_steps=2)
-    (note,) = check_ready("synthetic:sd15", "auto", 8.0, small, here=LAPTOP)
+    (note,) = told("synthetic:sd15", LAPTOP, asked=small)
     assert note.startswith("GPU: no GPU was found on this machine; an image takes at least")
-    assert check_ready("synthetic:sd15", "cpu", None, Asked(), here=LAPTOP) == []
-    (note,) = check_ready("synthetic:sd15", "auto", None, Asked(), here=LAPTOP)
+    assert told("synthetic:sd15", LAPTOP, "cpu", minutes=None) == []
+    (note,) = told("synthetic:sd15", LAPTOP, minutes=None)
     assert "too long" not in note
-    other_maker = dataclasses.replace(LAPTOP, may_have_gpu=True)
-    assert check_ready("synthetic:flux-dev", "auto", 8.0, Asked(), here=other_maker) == []
+    assert told("synthetic:flux-dev", dataclasses.replace(LAPTOP, may_have_gpu=True)) == []
 
 
 def test_a_judge_that_is_not_here_is_missing_too() -> None:
@@ -70,15 +79,37 @@ def test_a_judge_that_is_not_here_is_missing_too() -> None:
         check_ready("tiny-sd", "cpu", 8.0, Asked(), scorer="nobody/clip", here=LAPTOP)
 
 
-def test_an_unreachable_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(*_: object, **__: object) -> None:
-        time.sleep(3)
-        raise OSError
+ONLINE = dataclasses.replace(WORKSTATION, is_offline=False, has_token=True)
 
-    monkeypatch.setattr(surroundings.socket, "create_connection", slow)
-    began = time.monotonic()
-    assert not can_connect("https://hub.invalid", patience_s=0.2)
-    assert time.monotonic() - began < 2
+
+@pytest.mark.parametrize(
+    ("seconds", "is_reached", "ends", "says"),
+    [
+        (0.0, False, True, "cannot be reached"),
+        (0.3, True, False, "does not answer"),
+        (0.0, True, False, "is downloaded first"),
+        (5.0, False, True, "does not answer"),
+    ],
+)
+def test_a_hub_is_not_waited_for_in_silence(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, is_reached: bool, ends: bool, says: str
+) -> None:
+    """A slow network is told of at once, and given up only later."""
+
+    def connect(*_: object, **__: object) -> contextlib.AbstractContextManager[None]:
+        time.sleep(seconds)
+        if not is_reached:
+            raise OSError
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(surroundings.socket, "create_connection", connect)
+    monkeypatch.setattr(surroundings, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(surroundings, "_LATE_S", 1.0)
+    here, said = dataclasses.replace(ONLINE), []
+    with pytest.raises(Unsupported, match=says) if ends else contextlib.nullcontext():
+        check_ready("sdxl", "auto", 8.0, Asked(), here=here, tell=said.append)
+    assert len(said) == (0 if says == "cannot be reached" else 1)
+    assert all(says in one for one in said)
 
 
 def test_pytorch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
