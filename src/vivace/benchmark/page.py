@@ -21,14 +21,12 @@ def page_of(
     limits: Limits = DEFAULT_LIMITS,
     price_per_hour: float | None = None,
     title: str | None = None,
-    answer: str | None = None,
 ) -> str:
     """Return the page of all runs in the stores as HTML; the newest command of each store comes first.
 
     Args:
         price_per_hour: of the machine, to show what images cost.
         title: of the page; None for one that names the model and the device.
-        answer: text that comes first, set as it is.
 
     Raises:
         StoreError: a folder is not a store, or none has a finished round.
@@ -48,7 +46,7 @@ def page_of(
                         return path.read_bytes()
             return None
 
-        return render_page(sections, read_picture, title, answer)
+        return render_page(sections, read_picture, title)
 
 
 def _sections(store: Store, limits: Limits, price_per_hour: float | None) -> list[Section]:

@@ -30,9 +30,10 @@ from vivace.benchmark.runner import (
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
 from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
+from vivace.models.find import Found
 from vivace.models.scorers import FoundScorer, find_scorer, find_witness
 from vivace.spec.record import Record
-from vivace.spec.study import Study
+from vivace.spec.study import AskedQuality, Study
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
@@ -102,7 +103,7 @@ def run_study(
     """
     check_spread(study, gpus, ray)
     checked = comparisons(study)
-    scorers = [_find_scorers(study, comparison) for comparison in checked]
+    scorers = [find_judges(one.found, study.quality, judged=one.judged) for one in checked]
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
         if launcher is None:
@@ -304,35 +305,42 @@ def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
     return Launcher(worker, tries_gpu=device != "cpu")
 
 
-def _find_scorer(study: Study, comparison: Comparison) -> FoundScorer | None:
-    """Return the CLIP model to score a comparison's images with; None for no scores.
+def find_judges(found: Found, quality: AskedQuality, *, judged: bool = True) -> FoundScorer | None:
+    """Return the CLIP model that scores a model's images, with the second witness if one is asked; None for no scores.
 
     With "auto", a scorer other than the model's own is used only if it is on this machine: it is never downloaded.
+
+    Args:
+        judged: whether the images show anything.
+
+    Raises:
+        UsageError: a witness without a CLIP model.
+        UnknownModel, Unsupported: see `find_scorer`.
     """
-    name = study.quality.scorer
-    if name is None or not comparison.judged:
+    if not judged:
+        return None
+    scorer, witness = _find_scorer(found, quality.scorer), quality.witness
+    if witness is None:
+        return scorer
+    if scorer is None:
+        raise UsageError(f"--witness {witness}: it is a second model beside CLIP; add --scorer NAME")
+    return replace(scorer, witness=find_witness(witness))
+
+
+def _find_scorer(found: Found, name: str | None) -> FoundScorer | None:
+    if name is None:
         return None
     if name != "auto":
         return find_scorer(name)
-    entry = comparison.found.entry
+    entry = found.entry
     if entry is not None and entry.scorer is not None:
         return find_scorer(entry.scorer)
-    if entry is not None and comparison.found.model.source == "embedded":
+    if entry is not None and found.model.source == "embedded":
         return None
     try:
         return find_scorer(USUAL_SCORER, download=False)
     except (Unsupported, UnknownModel):
         return None
-
-
-def _find_scorers(study: Study, comparison: Comparison) -> FoundScorer | None:
-    """Return the CLIP model with the second witness, if one is asked."""
-    scorer, witness = _find_scorer(study, comparison), study.quality.witness
-    if witness is None or not comparison.judged:
-        return scorer
-    if scorer is None:
-        raise UsageError(f"--witness {witness}: it is a second model beside CLIP; add --scorer NAME")
-    return replace(scorer, witness=find_witness(witness))
 
 
 def _bench_command(comparison: Comparison) -> str:

@@ -139,19 +139,8 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
 )
 @options.min_quality
 @options.price
-@click.option(
-    "--scorer",
-    default="auto",
-    show_default=True,
-    metavar="NAME",
-    help="CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded for "
-    "embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
-)
-@click.option(
-    "--witness",
-    metavar="NAME",
-    help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
-)
+@options.scorer
+@options.witness
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @click.option(
     "--rivals/--no-rivals",

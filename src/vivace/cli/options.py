@@ -212,6 +212,21 @@ def pictures(
     return add
 
 
+scorer = click.option(
+    "--scorer",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded for "
+    "embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
+)
+witness = click.option(
+    "--witness",
+    metavar="NAME",
+    help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
+)
+
+
 def min_quality(function: F) -> F:
     """Add the option for the limits of the quality gate."""
     return click.option(

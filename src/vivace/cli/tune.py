@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,6 +59,8 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     help="Limit of the peak memory, e.g. 12GB.",
 )
 @options.min_quality
+@options.scorer
+@options.witness
 @click.option(
     "--max-first-call",
     callback=_amount("parse_seconds"),
@@ -124,7 +127,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write the page of the search: the answer, and every table and image of the store.",
+    help="Where to write the page of the search; default: tune-MODEL.html in the store.",
 )
 @click.option(
     "--format",
@@ -139,6 +142,8 @@ def tune(
     goal: Goal,
     max_memory: float | None,
     limits: Limits | None,
+    scorer: str,
+    witness: str | None,
     max_first_call: float | None,
     minutes: float | None,
     trials: int | None,
@@ -177,6 +182,7 @@ def tune(
         vivace tune synthetic:sdxl --max-memory 8GB --max-first-call 60s
         vivace tune tiny-flux --task inpaint
     """
+    from vivace.report.downloads import file_stem
     from vivace.spec.limits import DEFAULT_LIMITS
     from vivace.tuning import Asked
     from vivace.tuning import tune as search
@@ -200,6 +206,8 @@ def tune(
             max_memory_bytes=max_memory,
             max_first_call_s=max_first_call,
             limits=limits or DEFAULT_LIMITS,
+            scorer=None if scorer == "none" else scorer,
+            witness=witness,
             minutes=minutes,
             trials=trials,
             start=start,
@@ -222,16 +230,15 @@ def tune(
         click.echo("\ninterrupted; finished rounds are kept. To go on, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    if output is not None:
-        replace(output, tuned.page().encode())
+    page = output or store / f"{file_stem(f'tune-{model}')}.html"
+    replace(page, tuned.page().encode())
     if format_ == "json":
         click.echo(json.dumps(tuned.to_json(), indent=2))
     else:
-        from dataclasses import replace as changed
+        from vivace.tuning.text import lines
 
-        click.echo(str(tuned if explain else changed(tuned, explained=())))
-        where = "" if str(store) == ".vivace" else f" --store {store}"
-        click.echo(f"page with every trial: vivace report{where} -o page.html", err=True)
+        click.echo("\n".join(lines(tuned, explain)))
+    click.echo(f"page with the proof and the images: {page}", err=True)
     return 0 if tuned.pick is not None else NOTHING_FOUND
 
 
@@ -245,7 +252,9 @@ class Shown:
         self._shown: set[Recipe] = set()
 
     def note(self, text: str) -> None:
-        click.echo(_fit(text, ""), err=True)
+        """Print a note in full, and a list of recipes as far as it fits the line."""
+        for line in textwrap.wrap(text, 80) if text.startswith("note: ") else [_fit(text, "")]:
+            click.echo(line, err=True)
 
     def measured(self, one: Seen, history: Sequence[Seen]) -> None:
         from vivace.tuning.worth import best_of

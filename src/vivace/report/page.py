@@ -100,7 +100,6 @@ def render_page(
     sections: Sequence[Section],
     read_picture: ReadPicture,
     title: str | None = None,
-    answer: str | None = None,
 ) -> str:
     """Return the whole report as one HTML document.
 
@@ -108,7 +107,6 @@ def render_page(
         sections: the runs, in the order in which they are shown.
         read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
         title: of the page; None for one that names the model and the device.
-        answer: text that comes first, set as it is.
     """
     style, script = style_sheet(), sorting_script()
     filled = [s for s in sections if s.rows]
@@ -124,7 +122,6 @@ def render_page(
         .render(
             sections=views,
             title=title,
-            answer=answer,
             downloads=_all_tables(filled, max_table_bytes),
             style=Markup(style),
             script=Markup(script),

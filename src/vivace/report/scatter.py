@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -94,18 +94,27 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class _Value:
-    """A row's place in a plot: its speed and the other figure, each with its interval, and how a reader is told."""
+class Value:
+    """A recipe's place in a plot: its speed and the other figure, each with its interval.
+
+    Attributes:
+        kind, failed: see `Point`.
+        doubtful: whether its quality was judged and is unclear.
+        said: both figures in words.
+    """
 
     number: int
-    row: Row
+    recipe: str
+    kind: Literal["baseline", "same", "changed"]
+    failed: bool
+    doubtful: bool
     x: Interval
     y: Interval
     said: str
 
 
 @dataclass(frozen=True)
-class _Measure:
+class Measure:
     """The figure on the vertical axis."""
 
     name: str
@@ -133,11 +142,11 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
     if by_clip and not (all_same and by_ssim):
         limit = limits.clip if isinstance(limits.clip, float) else None
         label = "" if limit is None else f"limit {100 * limit:g} %"
-        measure = _Measure("CLIP margin kept, %", "%", True, None if limit is None else 100 * limit, label)
+        measure = Measure("CLIP margin kept, %", "%", True, None if limit is None else 100 * limit, label)
         about = "the baseline’s margin between its own and other prompts is 100 %"
     elif by_ssim:
         limit, label = limits.ssim, "" if limits.ssim is None else f"limit {limits.ssim:g}"
-        measure = _Measure("SSIM to the baseline’s images", "", True, limit, label)
+        measure = Measure("SSIM to the baseline’s images", "", True, limit, label)
         about = "1 is the baseline’s image, pixel by pixel"
     else:
         return None
@@ -146,7 +155,7 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
     for number, row in found:
         x, y = _speed(row, rows[0]), _quality(row, percent=measure.unit == "%")
         if x is not None and y is not None:
-            values.append(_Value(number, row, x, y, f"{x.point:.2f}×, {_quality_said(y, measure.unit)}"))
+            values.append(_value(number, row, x, y, f"{x.point:.2f}×, {_quality_said(y, measure.unit)}"))
     return _plot("Speed and quality", "Upper right is better", about, values, measure)
 
 
@@ -155,16 +164,12 @@ def _memory_plot(rows: Sequence[Row]) -> Plot | None:
     found = [
         (n, r, r.memory) for n, r in enumerate(rows, 1) if r.latency is not None and r.memory is not None
     ]
-    peak = max((m.peak_bytes for *_, m in found), default=0)
-    unit, factor = next(((u, f) for u, f in (("GB", 1e-9), ("MB", 1e-6)) if peak * f >= 1), ("kB", 1e-3))
     values = []
     for number, row, memory in found:
-        x, y = _speed(row, rows[0]), Interval(memory.peak_bytes * factor, None, None)
+        x, y = _speed(row, rows[0]), Interval(float(memory.peak_bytes), None, None)
         if x is not None:
-            values.append(_Value(number, row, x, y, f"{x.point:.2f}×, {size(memory.peak_bytes)}"))
-    return _plot(
-        "Speed and memory", "Lower right is better", "", values, _Measure(f"peak memory, {unit}", "", False)
-    )
+            values.append(_value(number, row, x, y, f"{x.point:.2f}×, {size(memory.peak_bytes)}"))
+    return memory_plot(values)
 
 
 def _speed(row: Row, baseline: Row) -> Interval | None:
@@ -190,14 +195,29 @@ def _quality_said(value: Interval, unit: str) -> str:
     return f"CLIP kept {value.point:.1f} %" if unit else f"SSIM {value.point:.3f}"
 
 
-def _plot(title: str, better: str, about: str, values: Sequence[_Value], measure: _Measure) -> Plot | None:
+def _value(number: int, row: Row, x: Interval, y: Interval, said: str) -> Value:
+    is_doubtful = row.judgement is not None and row.judgement.gate == "unclear"
+    return Value(number, row.recipe, _kind(row), row.failed_quality, is_doubtful, x, y, said)
+
+
+def memory_plot(values: Sequence[Value]) -> Plot | None:
+    """Plot speed against peak memory, the values' second figure, in bytes; None with fewer than two recipes."""
+    peak = max((v.y.point for v in values), default=0.0)
+    unit, factor = next(((u, f) for u, f in (("GB", 1e-9), ("MB", 1e-6)) if peak * f >= 1), ("kB", 1e-3))
+    scaled = [replace(v, y=Interval(v.y.point * factor, None, None)) for v in values]
+    return _plot(
+        "Speed and memory", "Lower right is better", "", scaled, Measure(f"peak memory, {unit}", "", False)
+    )
+
+
+def _plot(title: str, better: str, about: str, values: Sequence[Value], measure: Measure) -> Plot | None:
     if len(values) < 2:
         return None
     scatters = tuple(_scatter(name, width, height, values, measure) for name, width, height in SIZES)
     return Plot(title, better, about, scatters)
 
 
-def _scatter(name: str, width: int, height: int, values: Sequence[_Value], measure: _Measure) -> Scatter:
+def _scatter(name: str, width: int, height: int, values: Sequence[Value], measure: Measure) -> Scatter:
     left, right, top, bottom = _LEFT, width - _RIGHT, _TOP, height - _BOTTOM
     x_axis = Axis.of_ratios(_ends(v.x for v in values), left, right, num_ticks=max(4, width // 110))
     y_axis = _y_axis(values, measure, bottom, top)
@@ -215,10 +235,10 @@ def _scatter(name: str, width: int, height: int, values: Sequence[_Value], measu
     points = tuple(
         Point(
             number=v.number,
-            recipe=v.row.recipe,
-            kind=_kind(v.row),
-            failed=v.row.failed_quality,
-            doubtful=v.row.judgement is not None and v.row.judgement.gate == "unclear",
+            recipe=v.recipe,
+            kind=v.kind,
+            failed=v.failed,
+            doubtful=v.doubtful,
             x=x,
             y=y,
             left=None if x_bar is None else x_bar[0],
@@ -235,7 +255,7 @@ def _scatter(name: str, width: int, height: int, values: Sequence[_Value], measu
             values, drawn, x_bars, y_bars, below, labels, strict=True
         )
     )
-    passing = [i for i, v in enumerate(values) if not v.row.failed_quality]
+    passing = [i for i, v in enumerate(values) if not v.failed]
     sign = 1 if measure.larger_is_better else -1
     best = tuple(
         points[passing[i]] for i in front([(values[j].x.point, sign * values[j].y.point) for j in passing])
@@ -260,18 +280,18 @@ def _ends(intervals: Iterable[Interval]) -> list[float]:
     return [end for i in intervals for end in (i.low, i.point, i.high) if end is not None]
 
 
-def _y_axis(values: Sequence[_Value], measure: _Measure, bottom: float, top: float) -> Axis:
+def _y_axis(values: Sequence[Value], measure: Measure, bottom: float, top: float) -> Axis:
     """Return the vertical axis. On a quality axis a recipe that failed by far does not squeeze the others."""
     if not measure.larger_is_better:
         return Axis.over(_ends(v.y for v in values), bottom, top, num_ticks=5)
     unit = 100 if measure.unit else 1
-    kept = _ends(v.y for v in values if not v.row.failed_quality)
+    kept = _ends(v.y for v in values if not v.failed)
     kept += [] if measure.limit is None else [measure.limit]
-    if sum(not v.row.failed_quality for v in values) < 2:
+    if sum(not v.failed for v in values) < 2:
         shown = _ends(v.y for v in values)
     else:
         span = max(max(kept) - min(kept), _LEAST_SPAN * unit)
-        near = [v.y for v in values if v.row.failed_quality and v.y.point >= min(kept) - span]
+        near = [v.y for v in values if v.failed and v.y.point >= min(kept) - span]
         shown = kept + _ends(near)
     shown = [*shown, max(shown) - _LEAST_SPAN * unit]
     return Axis.over(shown, bottom, top, num_ticks=5, may_start_at_zero=False)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.page import page_of
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.spec.workload import Task
 from vivace.stats import Gate
+from vivace.tuning.believed import Explanation
 from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.tried import Tried, tried_of, why_lost
 from vivace.tuning.wanted import Wanted
 
 
@@ -53,7 +54,9 @@ class Tuned:
         options: steps, size and pictures that are not the model's own, as options of `vivace generate`.
         task: what was drawn from.
         notes: what a reader must know: what quality rests on, which limit could not be met.
+        explanation: what is believed of each technique, and why.
         expected: logarithm of the gain that is expected of the pick with one technique less, by recipe.
+        command: the command line of the search.
     """
 
     model: str
@@ -71,8 +74,9 @@ class Tuned:
     trusted: str | None = None
     options: tuple[tuple[str, str | int | float], ...] = ()
     task: Task = "text"
-    explained: tuple[str, ...] = ()
+    explanation: Explanation = field(default_factory=Explanation)
     expected: Mapping[str, float] = field(default_factory=dict)
+    command: str = ""
 
     @property
     def recipe(self) -> str:
@@ -91,6 +95,11 @@ class Tuned:
         usable = [one for one in self.history if one.is_measured and one.seconds and not one.is_ruined]
         found = [one for one in usable if not any(_dominates(other, one) for other in usable)]
         return sorted(found, key=lambda one: one.seconds or math.inf)
+
+    @property
+    def tried(self) -> list[Tried]:
+        """Every recipe that ran, the pick first, and why each other one is not the answer."""
+        return tried_of(self.history, self.pick, self.wanted, self.judges)
 
     @property
     def neighbours(self) -> list[Neighbour]:
@@ -128,10 +137,10 @@ class Tuned:
         return [(name, "FILE") for name in needed.get(self.task, []) if name not in given]
 
     def page(self) -> str:
-        """Return the page of the search: the answer, then every table and image of the store."""
-        return page_of(
-            [self.store], self.wanted.limits, title=f"{self.model}: {self.recipe}", answer=str(self)
-        )
+        """Return the page of this search as HTML, one file that needs no network."""
+        from vivace.tuning.page import page_of
+
+        return page_of(self)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -158,7 +167,7 @@ class Tuned:
             "cut": self.cut,
             "notes": list(self.notes),
             "trusted": self.trusted,
-            "explained": list(self.explained),
+            "explained": [one.to_json() for one in self.explanation.beliefs],
         }
 
     def __str__(self) -> str:
@@ -182,30 +191,6 @@ def seen_json(one: Seen) -> dict[str, Any]:
     }
 
 
-def why_lost(one: Seen, pick: Seen, wanted: Wanted, judges: bool) -> str:
-    """Say why a measured recipe is not the pick."""
-    if not one.is_measured:
-        return f"{one.outcome.value.replace('_', ' ')}: {one.reason}"
-    if one.gate is Gate.FAILED or one.is_ruined:
-        return "its quality fails"
-    memory, first = wanted.max_memory_bytes, wanted.max_first_call_s
-    if memory is not None and (one.peak_bytes or 0) > memory:
-        return "it takes more memory than allowed"
-    if first is not None and (one.first_call_s or 0) > first:
-        return "its first call takes longer than allowed"
-    slower = math.exp((pick.gain or 0.0) - (one.gain or 0.0)) - 1
-    noise = math.hypot(one.error, pick.error)
-    if slower > max(1.0, 2 * noise):
-        return f"{1 + slower:.1f} times the {'memory' if wanted.measures_memory else 'time'}"
-    if slower > 2 * noise:
-        return f"{100 * slower:.0f} % {'more memory' if wanted.measures_memory else 'slower'}"
-    if judges and one.gate is not Gate.PASSED:
-        return "as fast within the noise; its quality is not proven"
-    if slower > 0:
-        return f"{100 * slower:.1f} % slower, within the noise"
-    return "as fast within the noise when screened; not in the final"
-
-
 def _dominates(one: Seen, other: Seen) -> bool:
     pairs = [
         (one.seconds or math.inf, other.seconds or math.inf),
@@ -226,13 +211,14 @@ def _expected(less: Recipe, pick: Seen, wanted: Wanted, expected: Mapping[str, f
     """Say what the model expects of a neighbour that was not measured."""
     if less.text not in expected:
         return "not measured"
-    slower = 100 * (math.exp((pick.gain or 0.0) - expected[less.text]) - 1)
+    times = math.exp((pick.gain or 0.0) - expected[less.text])
+    if times >= 2:
+        what = "memory" if wanted.measures_memory else "time"
+        return f"not measured; about {times:.1f} times the {what} is expected"
+    if times < 1.01:
+        return "not measured; about as good"
     what = "more memory" if wanted.measures_memory else "slower"
-    return (
-        f"not measured; about {slower:.0f} % {what} is expected"
-        if slower >= 1
-        else "not measured; about as good"
-    )
+    return f"not measured; about {100 * (times - 1):.0f} % {what} is expected"
 
 
 def _neighbours(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.models.controlnet import RANDOM
 from vivace.spec.study import AskedWorkload
 from vivace.spec.workload import Task, TextMode
 
@@ -55,6 +56,12 @@ class Asked:
             controlnet=self.controlnet,
             **files,
         )
+
+    @property
+    def has_random_controlnet(self) -> bool:
+        """Whether images follow a ControlNet with random weights, so that they show nothing."""
+        is_control = self.task == "control" or (self.task is None and bool(self.controls))
+        return is_control and self.controlnet in (None, RANDOM)
 
     @property
     def options(self) -> tuple[tuple[str, str | int | float], ...]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vivace.benchmark import AskedQuality, AskedWorkload, Study, Timing, run_study
+from vivace.benchmark import AskedWorkload, Study, Timing, run_study
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.launcher import Launcher
@@ -31,6 +31,7 @@ from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS, Gate
 from vivace.tuning.asked import Asked
 from vivace.tuning.belief import Datum
+from vivace.tuning.judge import Judge
 from vivace.tuning.listening import Listening
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
@@ -40,8 +41,7 @@ from vivace.tuning.wanted import Wanted
 
 MOST_SEEDS = 3
 _FEWEST_STEPS = 4
-_OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
-"""Standard errors of a stored gain as a prediction of this one."""
+_OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25  # standard errors of a stored gain as a prediction of this one
 _FINAL_ROUNDS = 2
 _SHARE_OF_IMAGES = 0.25
 """Of a search's time; if its final takes no more with the most images, it draws them: fewer verdicts are unclear."""
@@ -60,11 +60,10 @@ class Bench:
 
     Attributes:
         prompts: all prompts of the final.
-        judges: whether images are compared with the baseline's.
+        judges: whether images are compared with the baseline's, by `judged_by`.
         timeout_s: of a round.
         ends_at, total_s: by `time.monotonic`, when the search has to end, and how long it may last; None for no limit.
-        last: the last comparison of finalists with the baseline.
-        left_out: finalists that the last final had no time for.
+        last, left_out: the last comparison of finalists with the baseline, and those that it had no time for.
         peaks: what `vivace plan` predicts.
         pace: how long measurements take here.
     """
@@ -90,6 +89,7 @@ class Bench:
     last: Compared | None = None
     left_out: tuple[Recipe, ...] = ()
     baseline: Seen | None = None
+    judged_by: Judge = field(default_factory=Judge)
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=False))
 
     def __post_init__(self) -> None:
@@ -196,12 +196,13 @@ class Bench:
                 is_here = environment.model_copy(update={"place": None}) == self.environment
                 rows = rows_of(records, store.quality_pass(run), self.wanted.limits)
                 for row in rows:
-                    one = seen_of(
-                        row, rows[0], rung or Rung.SCREENED, self.wanted, steps, self._final_prompts
+                    one = self.judged_by.counted(
+                        seen_of(row, rows[0], rung or Rung.SCREENED, self.wanted, steps, self._final_prompts),
+                        run,
                     )
                     if one is None:
                         continue
-                    if rung is Rung.PROVEN and one.is_measured:
+                    if one.rung is Rung.PROVEN and one.is_measured:
                         if self.judges and one.gate is None:
                             continue  # of a final that was interrupted
                         if len(row.record.rounds) < _FINAL_ROUNDS:
@@ -340,7 +341,7 @@ class Bench:
             recipes=(BASELINE, *(recipe.text for recipe in recipes)),
             workload=workload,
             timing=timing,
-            quality=AskedQuality(enabled=judges),
+            quality=self.judged_by.asked(judges),
             device=self.device,
             rivals=False,
         )

@@ -21,9 +21,16 @@ def notes_of(search: Search, bench: Bench, pick: Seen | None, trusted: str | Non
     found = []
     if trusted is not None:
         found.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
+    elif bench.judged_by.reason:
+        found += bench.judged_by.notes(bench.command)
+    elif bench.asked.has_random_controlnet:
+        found.append(
+            "a ControlNet with random weights: quality cannot be judged, so only techniques that keep the image were "
+            "searched"
+        )
     elif not bench.judges:
         found.append(
-            "random weights: quality cannot be judged, so only techniques that keep the picture were searched"
+            "random weights: quality cannot be judged, so only techniques that keep the image were searched"
         )
     if search.exhausted:
         found.append("every recipe that promised a gain has been measured")
@@ -66,7 +73,7 @@ def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:
         judged = "; its quality is judged by all images" if bench.judges else ""
         found.append(
             f"the time ended after {number} of {bench.rounds_asked} rounds of the final: the recipe was measured once "
-            f"beside the baseline, so its speed-up has no interval{judged}. {_GOES_ON}"
+            f"beside the baseline, so its speed-up is not proved{judged}. {_GOES_ON}"
         )
     if bench.left_out:
         names = ", ".join(recipe.text for recipe in bench.left_out)

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from vivace.report.rows import Row
 from vivace.report.summary import change, clock, money, ratio, seconds, size
 from vivace.report.table import broken
 from vivace.stats import Gate, Verdict
@@ -17,8 +18,12 @@ _MOST = 8
 _QUALITY = {Gate.PASSED: "passed", Gate.FAILED: "failed", Gate.UNCLEAR: "unclear"}
 
 
-def lines(tuned: Tuned) -> Iterator[str]:
-    """Yield the lines of the answer."""
+def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
+    """Yield the lines of the answer.
+
+    Args:
+        explain: also say what is believed of each technique.
+    """
     goal = tuned.wanted.goal
     recipes = "recipe" if tuned.num_trials == 1 else "recipes"
     yield from _wrapped(
@@ -43,10 +48,10 @@ def lines(tuned: Tuned) -> Iterator[str]:
         for one in tuned.looser:
             what = f"without {one.limit}: {one.seen.recipe.text}, {_times(one.seen)} the baseline"
             yield from _wrapped(what, indent="  ")
-    if tuned.explained:
+    if explain and (explained := tuned.explanation.lines()):
         yield ""
         yield "What is believed of each technique, best first (times as fast as without it)"
-        yield from (f"  {line}" for line in tuned.explained)
+        yield from (f"  {line}" for line in explained)
     if tuned.pick is not None:
         yield ""
         yield "Run it"
@@ -63,10 +68,7 @@ def _pick(tuned: Tuned) -> Iterator[str]:
     yield from broken(f"Use {tuned.recipe}", WIDTH)
     assert baseline.latency is not None
     if row.speedup is not None:
-        once = " (one round: no interval, not proved)" if len(row.record.rounds) == 1 else ""
-        sure = once or {Verdict.FASTER: "", Verdict.SAME: " (no faster beyond 1 %)"}.get(
-            row.verdict or Verdict.UNCLEAR, " (unclear: too noisy to be certain)"
-        )
+        sure = _how_sure(row, baseline)
         yield from _wrapped(
             f"speed    {ratio(row.speedup)} the baseline's, {seconds(row.latency.median.point)} an image "
             f"instead of {seconds(baseline.latency.median.point)}{sure}",
@@ -91,6 +93,19 @@ def _pick(tuned: Tuned) -> Iterator[str]:
         )
 
 
+def _how_sure(row: Row, baseline: Row) -> str:
+    """Say in brackets what keeps a speed-up from being proved; "" if nothing does."""
+    if len(row.record.rounds) == 1:
+        return " (measured in one round: not proved)"
+    if row.verdict is Verdict.FASTER:
+        return ""
+    if row.verdict is Verdict.SAME:
+        return " (no faster beyond 1 %)"
+    if row.is_disturbed or baseline.is_disturbed:
+        return " (unclear: another program kept the machine busy)"
+    return " (unclear: too noisy to be certain)"
+
+
 def _neighbours(tuned: Tuned) -> Iterator[str]:
     found = tuned.neighbours
     measured = [one for one in found if one.seen is not None]
@@ -100,7 +115,7 @@ def _neighbours(tuned: Tuned) -> Iterator[str]:
             f"{one.change}:{gain}, {one.reason}".replace(":,", ":"), indent="    ", first="  "
         )
     if len(measured) > _MOST:
-        yield f"  and {len(measured) - _MOST} more (--format json has all)"
+        yield f"  and {len(measured) - _MOST} more (the page has all)"
 
 
 def _front(tuned: Tuned) -> Iterator[str]:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from vivace.benchmark import AskedQuality
 from vivace.benchmark.comparison import default_threads, workload_of
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
@@ -24,11 +25,15 @@ from vivace.stats import Gate
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.answer import Tuned
 from vivace.tuning.asked import Asked
+from vivace.tuning.believed import explanation_of
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.judge import judge_of
 from vivace.tuning.measuring import MOST_SEEDS, Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
+from vivace.tuning.proof import final_of
+from vivace.tuning.readiness import check_ready
 from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search, Unwatched, Watcher
 from vivace.tuning.seen import Seen, latest
@@ -44,7 +49,6 @@ from vivace.tuning.setup import (
 from vivace.tuning.wanted import Goal, Wanted
 
 _BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
-_EXPLAINED = 16
 
 
 def tune(
@@ -54,6 +58,8 @@ def tune(
     max_memory_bytes: float | None = None,
     max_first_call_s: float | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    scorer: str | None = "auto",
+    witness: str | None = None,
     minutes: float | None = None,
     trials: int | None = None,
     start: str | None = None,
@@ -84,6 +90,8 @@ def tune(
         goal: see `Wanted`.
         max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call.
         limits: of the quality gate.
+        scorer, witness: the models that judge images, as for `vivace.bench`. Without a CLIP model only techniques that
+            keep the image are searched.
         minutes: the search stops in time for its final; default: 8, or no limit if `trials` is given.
         trials: recipes to measure, stored ones of the same search included.
         start: a recipe to begin with.
@@ -102,6 +110,9 @@ def tune(
         UsageError: options that contradict each other; the message names the limit and what is nearest.
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
+    asked, told = asked or Asked(), watcher or Unwatched()
+    spent = DEFAULT_MINUTES if minutes is None and trials is None else minutes
+    check_ready(model, device, spent, asked, scorer, witness, tell=lambda text: told.note(f"note: {text}"))
     began = time.monotonic()
     found = find_model(model)
     is_synthetic = found.model.is_synthetic
@@ -109,20 +120,26 @@ def tune(
         raise UsageError(
             f"--trust-quality-of {trust_quality_of}: the quality of {model} is judged itself; leave it out"
         )
+    judge = judge_of(
+        found,
+        AskedQuality(scorer=scorer, witness=witness),
+        limits,
+        trusts=trust_quality_of is not None,
+        shows_nothing=asked.has_random_controlnet,
+    )
     wanted = Wanted(
         goal,
         max_memory_bytes,
         max_first_call_s,
-        limits,
+        judge.limits,
         tuple(keep),
         tuple(without),
-        same_picture_only=is_synthetic and trust_quality_of is None,
+        same_picture_only=judge.same_picture_only,
     )
     first = start_of(start, wanted)
     trusted = (
         None if trust_quality_of is None else trusted_recipes(trust_quality_of, found, Path(store), limits)
     )
-    asked = asked or Asked()
     if asked.batch == 1:
         asked = replace(asked, batch=_BATCHES[goal])
     if any(TECHNIQUES[name].needs_repeated_prompts for name in wanted.kept_names):
@@ -141,7 +158,8 @@ def tune(
             wanted=wanted,
             asked=asked,
             prompts=tuple(prompts),
-            judges=not is_synthetic,
+            judges=judge.compares,
+            judged_by=judge,
             store=Path(store),
             launcher=launcher,
             environment=ask_environment(launcher, device, number),
@@ -157,13 +175,14 @@ def tune(
         )
         space = space_of(wanted, bench, trusted, reported(known))
         check_memory(wanted, bench)
-        told = watcher or Unwatched()
         history, stored = bench.history()
         told.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
+        for note in judge.notes(bench.command):
+            told.note(f"note: {note}")
         told.note("measuring the baseline")
         base = bench.start()
         check_baseline(base, bench)
-        bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes, began)
+        bench.spend(spent, began)
         budget = budget_of(minutes, trials, bench, began)
         sources = (stored, *known)
         assert base is not None
@@ -230,13 +249,12 @@ def _answer(
     trusted: str | None,
 ) -> Tuned:
     wanted = search.wanted
-    rows = () if bench.last is None else tuple(bench.last.rows(wanted.limits))
     return Tuned(
         model=bench.model,
         device_name=bench.environment.device_name,
         wanted=wanted,
         pick=pick,
-        rows=rows,
+        rows=final_of(bench, pick),
         history=tuple(latest(search.history).values()),
         cut=dict(search.space.cut),
         notes=tuple(notes_of(search, bench, pick, trusted)),
@@ -247,8 +265,9 @@ def _answer(
         trusted=trusted,
         options=bench.asked.options,
         task=bench.task,
-        explained=tuple(_explained(sampler, search, sources)),
+        explanation=explanation_of(sampler, search, sources),
         expected=_expected(sampler, search, pick),
+        command=bench.command,
     )
 
 
@@ -263,25 +282,3 @@ def _expected(sampler: object, search: Search, pick: Seen | None) -> dict[str, f
         recipe.text: (pick.gain or 0.0) + float(gain - mean[0])
         for recipe, gain in zip(less, mean[1:], strict=True)
     }
-
-
-def _explained(sampler: object, search: Search, sources: Sequence[Source]) -> list[str]:
-    """Return a line for each technique with what is believed of it, and where that comes from."""
-    if not isinstance(sampler, ModelSampler):
-        return []
-    sampler.learn(search.history)
-    tried = [technique for one in search.history if one.is_measured for technique in one.recipe]
-    options = list(dict.fromkeys([*tried, *search.space.options]))
-    effect = {option: sampler.gain.effect_of(option) for option in options}
-    best = sorted(options, key=lambda option: -effect[option][0])[:_EXPLAINED]
-    width = max(len(option.text) for option in best) if best else 0
-    lines = [
-        f"{option.text:<{width}}  {math.exp(effect[option][0]):.2f}x "
-        f"[{math.exp(effect[option][0] - 1.96 * effect[option][1]):.2f}, "
-        f"{math.exp(effect[option][0] + 1.96 * effect[option][1]):.2f}]"
-        f"{'' if option in tried else '  not tried'}"
-        for option in best
-    ]
-    lines += [f"from {source.name}: {len(source.data)} figures" for source in sources if source.data]
-    reasons = len(search.space.cut)
-    return [*lines, f"{reasons} options were left out before timing (--format json says why)"]

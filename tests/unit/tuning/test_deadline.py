@@ -38,7 +38,8 @@ def test_a_slow_final_ends_with_its_time_and_the_same_command_goes_on(tmp_path: 
     said = " ".join(str(found).split())
     assert found.pick is not None
     assert {len(row.record.rounds) for row in found.rows} == {1}
-    assert "one round: no interval, not proved" in said
+    assert "(measured in one round: not proved)" in said
+    assert "x [" not in said.partition("Why not")[0]
     assert "the time ended after 1 of 2 rounds" in said
     assert outcomes(tmp_path) == {Outcome.MEASURED}, "nothing of a stopped round is stored"
 

@@ -1,9 +1,7 @@
 """Searches by replay: recorded grids answer in the place of a machine, with noise."""
 
 import dataclasses
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,10 +19,8 @@ from benchmarks.tuner import (
     trials_of,
 )
 from tests.make import make_record, make_round
-from vivace.benchmark import page
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.report.page import Section
 from vivace.report.rows import priced, rows_of
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
@@ -201,7 +197,6 @@ def result(text: str, gain: float, **fields: object) -> Seen:
 
 
 def answer(pick: Seen, *others: Seen, wanted: Wanted | None = None) -> Tuned:
-    from pathlib import Path
 
     everything = (pick, *others)
     return Tuned(
@@ -289,19 +284,6 @@ def test_a_search_says_what_it_goes_on_from() -> None:
     assert _known_of([], Source("this store", ())) == ""
     assert "has 1 recipe of this search, which goes on" in _known_of(history, Source("this store", ()))
     assert "learns from 1 that" in _known_of([], Source("this store", data))
-
-
-def test_the_page_begins_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tuple(rows_of([make_record("baseline", make_round(0, (1.8, 1.8, 1.8)))]))
-    store = SimpleNamespace(picture_path=Path, folder=Path("none"))
-    section = Section("a <model>", "2026-01-01T00:00:00+00:00", rows)
-    monkeypatch.setattr(page, "_sections", lambda *_: [section])
-    monkeypatch.setattr(page.Store, "read_only", lambda _: nullcontext(store))
-    found = answer(result("tiny_vae", 0.5), result("steps(8)", 0.1))
-    text = found.page()
-    assert "tiny-sd: tiny_vae" in text
-    assert text.index('<pre class="answer"') < text.index("steps(8)") < text.index("How to read this")
-    assert "vivace.load(&#39;tiny-sd&#39;, &#39;tiny_vae&#39;)" in text
 
 
 def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:

@@ -1,0 +1,112 @@
+"""Who judges the images of a search, and what is searched where nobody does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from vivace.benchmark import AskedQuality
+from vivace.benchmark.comparison import check_judged
+from vivace.benchmark.store import Invocation
+from vivace.benchmark.studies import USUAL_SCORER, find_judges
+from vivace.errors import UsageError
+from vivace.models.find import Found
+from vivace.models.scorers import FoundScorer
+from vivace.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.techniques import TECHNIQUES
+from vivace.tuning.seen import Rung, Seen
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How images are judged.
+
+    Attributes:
+        quality: as studies are asked for it.
+        limits: of the gate; without a CLIP model they have none on its margin.
+        scorer: the CLIP model, with the second witness; None for none.
+        compares: whether images are compared with the baseline's.
+        trusts: whether quality is taken from another model.
+        reason: why there is no CLIP model; "" if there is one, or if images show nothing anyway.
+    """
+
+    quality: AskedQuality = field(default_factory=AskedQuality)
+    limits: Limits = DEFAULT_LIMITS
+    scorer: FoundScorer | None = None
+    compares: bool = True
+    trusts: bool = False
+    reason: str = ""
+
+    @property
+    def same_picture_only(self) -> bool:
+        """Whether only techniques that keep the image are searched, since nothing can judge others."""
+        return not self.trusts and self.scorer is None
+
+    def asked(self, enabled: bool) -> AskedQuality:
+        """Return the quality that a study is asked for."""
+        return self.quality.model_copy(update={"enabled": enabled})
+
+    def counted(self, one: Seen | None, run: Invocation) -> Seen | None:
+        """Return a stored result as this search counts it: a verdict of another judge is none."""
+        scorer = None if self.scorer is None else self.scorer.id
+        if one is None or one.rung is Rung.SCREENED or not self.compares or run.scorer == scorer:
+            return one
+        return replace(one, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
+
+    def notes(self, command: str) -> list[str]:
+        """Say what is searched without a judge, what a judge would add, and the line to type; nothing with one."""
+        if not self.reason:
+            return []
+        number = sum(not kind.same_picture for kind in TECHNIQUES.values())
+        return [
+            f"{self.reason}, so only techniques that keep the image are searched; their images are compared with the "
+            "baseline's",
+            f"a CLIP model would also judge the {number} techniques that change the image, such as fewer steps, step "
+            f"caches and distilled weights, which often gain most: {_with_scorer(command)}",
+        ]
+
+
+def judge_of(
+    found: Found,
+    quality: AskedQuality,
+    limits: Limits,
+    *,
+    trusts: bool = False,
+    shows_nothing: bool = False,
+) -> Judge:
+    """Return who judges the images of a model.
+
+    Args:
+        trusts: quality is taken from another model.
+        shows_nothing: the images show nothing, though the model's weights are its own.
+
+    Raises:
+        UsageError: a limit or a judge that cannot be asked for here.
+        UnknownModel, Unsupported: there is no such scorer or witness.
+    """
+    is_synthetic = found.model.is_synthetic
+    flags = {"--scorer": quality.scorer not in (None, "auto"), "--witness": quality.witness is not None}
+    check_judged(found, *(flag for flag, is_given in flags.items() if is_given))
+    if is_synthetic and not trusts and limits != DEFAULT_LIMITS:
+        check_judged(found, "--min-quality")
+    if is_synthetic or shows_nothing:
+        return Judge(quality, limits, compares=False, trusts=trusts)
+    scorer = find_judges(found, quality)
+    if scorer is not None:
+        return Judge(quality, limits, scorer)
+    if isinstance(limits.clip, float):
+        raise UsageError(
+            f"--min-quality clip={limits.clip:g}: {_why_none(quality)}; add --scorer NAME, e.g. {USUAL_SCORER}, or "
+            "leave the limit out"
+        )
+    return Judge(quality, limits.model_copy(update={"clip": None}), reason=_why_none(quality))
+
+
+def _why_none(quality: AskedQuality) -> str:
+    if quality.scorer is None:
+        return "--scorer none leaves nothing that judges other images"
+    return f"no CLIP model that judges images is on this machine ({USUAL_SCORER} is the usual one)"
+
+
+def _with_scorer(command: str) -> str:
+    words = command.replace(" --scorer none", "").replace(" --scorer=none", "")
+    return f"{words} --scorer {USUAL_SCORER}"

@@ -1,0 +1,173 @@
+"""The machine and the network that a search finds, known in a second and without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from vivace.measure.gpus import this_gpu
+
+_PATIENCE_S = 0.8
+"""After which a hub that is silent is reported."""
+_LATE_S = 10.0
+"""After which a hub that is silent is given up."""
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What this machine has.
+
+    Attributes:
+        gpu: name of the NVIDIA GPU that PyTorch can use; None without one.
+        gpu_bytes: its memory; None if it is not known.
+        may_have_gpu: another maker's GPU may be there, which only PyTorch can tell.
+        why_no_gpu: why PyTorch has no GPU, in words.
+        memory_bytes: of the machine, or of its container.
+        hub: address of the Hugging Face hub.
+        hub_cache: folder of its cache.
+        is_offline: whether HF_HUB_OFFLINE forbids the network.
+        has_token: whether somebody is logged in there.
+    """
+
+    gpu: str | None
+    gpu_bytes: float | None
+    may_have_gpu: bool
+    why_no_gpu: str
+    memory_bytes: float
+    num_cores: int
+    hub: str
+    hub_cache: Path
+    is_offline: bool
+    has_token: bool
+
+    @cached_property
+    def _hub(self) -> Connecting:
+        return Connecting(self.hub)
+
+    def why_no_hub(self) -> str | None:
+        """Say why nothing can be downloaded; None if the hub takes connections."""
+        if self.is_offline:
+            return "HF_HUB_OFFLINE forbids the network; unset it"
+        reached = self._hub.within(_PATIENCE_S)
+        if reached is None:
+            return f"{self.hub} does not answer; check the network"
+        return None if reached else f"{self.hub} cannot be reached; check the network"
+
+    def is_hub_silent(self) -> bool:
+        """Whether the hub neither took a connection nor refused it so far: the network may be slow."""
+        return not self.is_offline and self._hub.within(_PATIENCE_S) is None
+
+    def hub_answers_late(self) -> bool:
+        """Wait longer for a hub that is silent, and return whether it takes a connection."""
+        return bool(self._hub.within(_LATE_S))
+
+    def is_hub_empty(self, repository: str) -> bool:
+        """Whether nothing of a repository is in the cache, so that all of it has to be downloaded."""
+        return not (self.hub_cache / f"models--{repository.replace('/', '--')}").exists()
+
+
+def surroundings() -> Surroundings:
+    """Return what this machine has."""
+    import psutil
+    from huggingface_hub import constants, get_token
+
+    build = _torch_build()
+    gpu = None if build == "cpu" else this_gpu()
+    other = build in ("xpu", "rocm") or sys.platform == "darwin" or sys.platform == "win32"
+    if build == "rocm" and not Path("/dev/kfd").exists():
+        other = False
+    why = "no GPU was found on this machine"
+    if build == "cpu" and this_gpu() is not None:
+        why = f"PyTorch is installed without support for the {this_gpu()}; install a build with CUDA"
+    return Surroundings(
+        gpu=gpu,
+        gpu_bytes=None if gpu is None else _gpu_bytes(),
+        may_have_gpu=gpu is None and other and build != "cpu",
+        why_no_gpu=why,
+        memory_bytes=min(float(psutil.virtual_memory().total), _cgroup_limit()),
+        num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        hub=constants.ENDPOINT,
+        hub_cache=Path(constants.HF_HUB_CACHE),
+        is_offline=bool(constants.HF_HUB_OFFLINE),
+        has_token=get_token() is not None,
+    )
+
+
+class Connecting:
+    """A connection to the host of an address, or to the proxy on the way to it, that is being tried.
+
+    Looking up a name may take half a minute where there is no network, so a thread does it and is left behind.
+    """
+
+    def __init__(self, address: str) -> None:
+        parts = urllib.parse.urlsplit(_proxy_for(address) or address)
+        self._place = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
+        self._began = time.monotonic()
+        self._done = threading.Event()
+        self._reached = False
+        threading.Thread(target=self._connect, daemon=True).start()
+
+    def within(self, seconds: float) -> bool | None:
+        """Return whether it took a connection within so many seconds of the first try; None if it is still tried."""
+        is_done = self._done.wait(max(0.0, self._began + seconds - time.monotonic()))
+        return self._reached if is_done else None
+
+    def _connect(self) -> None:
+        with suppress(OSError), socket.create_connection(self._place, timeout=_LATE_S):
+            self._reached = True
+        self._done.set()
+
+
+def _proxy_for(address: str) -> str | None:
+    parts = urllib.parse.urlsplit(address)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
+
+
+def _torch_build() -> str:
+    """Return what the installed PyTorch is built for: "cpu", "cu126", "rocm", "xpu"; "" if its version does not say."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        local = importlib.metadata.version("torch").partition("+")[2]
+        return "rocm" if local.startswith("rocm") else local
+    return ""
+
+
+def _cgroup_limit() -> float:
+    with suppress(OSError, ValueError):
+        return float(_CGROUP_LIMIT.read_text())
+    return float("inf")
+
+
+def _gpu_bytes() -> float | None:
+    """Return the memory of the first visible GPU; None without NVML's Python package."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = (
+                pynvml.nvmlDeviceGetHandleByIndex(int(first))
+                if first.isdecimal()
+                else pynvml.nvmlDeviceGetHandleByUUID(first)
+            )
+            return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None

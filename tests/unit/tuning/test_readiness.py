@@ -1,0 +1,129 @@
+"""What a search lacks is said before anything else, all of it at once and without waiting for a network."""
+
+import contextlib
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.typed import said
+from vivace.errors import Unsupported
+from vivace.tuning import surroundings
+from vivace.tuning.asked import Asked
+from vivace.tuning.readiness import check_ready
+from vivace.tuning.surroundings import Surroundings
+
+LAPTOP = Surroundings(
+    gpu=None,
+    gpu_bytes=None,
+    may_have_gpu=False,
+    why_no_gpu="no GPU was found on this machine",
+    memory_bytes=16e9,
+    num_cores=4,
+    hub="https://hub.invalid",
+    hub_cache=Path("/nowhere"),
+    is_offline=True,
+    has_token=False,
+)
+WORKSTATION = dataclasses.replace(LAPTOP, gpu="NVIDIA GeForce RTX 4090", gpu_bytes=25.8e9, memory_bytes=64e9)
+
+
+def lacks(model: str, here: Surroundings = LAPTOP, device: str = "auto", **asked: int) -> list[str]:
+    """Return the kinds of what is missing: "GPU", "memory", "download", ...; fails if nothing ends the search."""
+    with pytest.raises(Unsupported) as caught:
+        check_ready(model, device, 8.0, Asked(**asked), here=here)  # type: ignore[arg-type]
+    lines = [line for line in str(caught.value).splitlines() if line.startswith("  - ")]
+    return [line.removeprefix("  - ").partition(":")[0] for line in lines]
+
+
+def test_a_laptop_is_told_everything_that_a_large_model_needs() -> None:
+    assert lacks("flux-dev") == ["GPU", "memory", "download", "access"]
+    assert lacks("synthetic:flux-dev") == ["GPU", "memory"]
+    assert lacks("flux-schnell", device="cpu") == ["GPU", "memory", "download", "access"]
+    assert lacks("sdxl") == ["GPU", "download"]
+    assert lacks("flux-dev", device="cuda")[0] == "GPU"
+    assert lacks("nobody/has-this") == ["download"]
+
+
+def test_a_gpu_may_be_too_small_for_the_baseline() -> None:
+    assert lacks("synthetic:flux-dev", WORKSTATION) == ["memory"]
+    assert told("synthetic:sdxl", WORKSTATION) == []
+    unknown = dataclasses.replace(WORKSTATION, gpu_bytes=None)
+    assert told("synthetic:flux-dev", unknown) == []
+
+
+def told(model: str, here: Surroundings, device: str = "auto", **fields: Any) -> list[str]:
+    """Return what a search that goes on is told."""
+    said: list[str] = []
+    values: dict[str, Any] = {"minutes": 8.0, "asked": Asked(), **fields}
+    check_ready(model, device, here=here, tell=said.append, **values)
+    return said
+
+
+def test_what_can_succeed_is_not_refused() -> None:
+    assert told("tiny-sd", LAPTOP) == []
+    assert told("tiny-flux", LAPTOP, "cpu") == []
+    small = Asked(height=64, width=64, num_inference_steps=2)
+    (note,) = told("synthetic:sd15", LAPTOP, asked=small)
+    assert note.startswith("GPU: no GPU was found on this machine; an image takes at least")
+    assert told("synthetic:sd15", LAPTOP, "cpu", minutes=None) == []
+    (note,) = told("synthetic:sd15", LAPTOP, minutes=None)
+    assert "too long" not in note
+    assert told("synthetic:flux-dev", dataclasses.replace(LAPTOP, may_have_gpu=True)) == []
+
+
+def test_a_judge_that_is_not_here_is_missing_too() -> None:
+    with pytest.raises(Unsupported, match="--scorer nobody/clip is not on this machine, and HF_HUB_OFFLINE"):
+        check_ready("tiny-sd", "cpu", 8.0, Asked(), scorer="nobody/clip", here=LAPTOP)
+
+
+ONLINE = dataclasses.replace(WORKSTATION, is_offline=False, has_token=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_reached", "ends", "says"),
+    [
+        (0.0, False, True, "cannot be reached"),
+        (0.3, True, False, "does not answer"),
+        (0.0, True, False, "is downloaded first"),
+        (5.0, False, True, "does not answer"),
+    ],
+)
+def test_a_hub_is_not_waited_for_in_silence(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, is_reached: bool, ends: bool, says: str
+) -> None:
+    """A slow network is told of at once, and given up only later."""
+
+    def connect(*_: object, **__: object) -> contextlib.AbstractContextManager[None]:
+        time.sleep(seconds)
+        if not is_reached:
+            raise OSError
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(surroundings.socket, "create_connection", connect)
+    monkeypatch.setattr(surroundings, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(surroundings, "_LATE_S", 1.0)
+    here, said = dataclasses.replace(ONLINE), []
+    with pytest.raises(Unsupported, match=says) if ends else contextlib.nullcontext():
+        check_ready("sdxl", "auto", 8.0, Asked(), here=here, tell=said.append)
+    assert len(said) == (0 if says == "cannot be reached" else 1)
+    assert all(says in one for one in said)
+
+
+def test_pytorch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "this_gpu", lambda: "NVIDIA H100")
+    monkeypatch.setattr(surroundings, "_torch_build", lambda: "cpu")
+    here = surroundings.surroundings()
+    assert here.gpu is None
+    assert here.why_no_gpu.startswith("PyTorch is installed without support for the NVIDIA H100")
+
+
+def test_the_command_says_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.tuning.readiness.surroundings", lambda: LAPTOP)
+    message = said(tmp_path, "tune", "flux-dev", "--device", "cuda", code=3).stderr
+    assert "flux-dev cannot be tuned here:" in message
+    assert message.index("GPU:") < message.index("download:") < message.index("access:")
+    assert "`vivace tune tiny-flux` runs on any machine" in message
+    assert not (tmp_path / ".vivace").exists()
