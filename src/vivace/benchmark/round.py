@@ -28,8 +28,9 @@ from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
 from vivace.models.reading import Limits, is_trusted
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.safety import hidden_images
 from vivace.runtime.session import Session, session_of
-from vivace.spec.record import CAPTURED_WHILE_TIMED, Outcome, Picture, Round, Sample
+from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Outcome, Picture, Round, Sample
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 from vivace.stats.intervals import MIN_SAMPLES
@@ -190,6 +191,7 @@ class Measurement:
         self._timing = timing
         self._report = report
         self._images: dict[int, Image] = {}
+        self._hidden: set[int] = set()
         self._refutation: str | None = None
         self.results: dict[str, Any] = {"conditions": conditions()}
 
@@ -296,14 +298,7 @@ class Measurement:
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()
-        session = session_of(
-            pipe,
-            found,
-            recipe,
-            trial.device,
-            workload.call,
-            workload.prompts,
-        )
+        session = session_of(pipe, found, recipe, trial.device, workload.call, workload.prompts)
         self.results["apply_s"] = time.perf_counter() - start
         self.results["effects"] = session.effects
         self.results["warnings"] = tuple(session.warnings)
@@ -377,14 +372,17 @@ class Measurement:
                 png = io.BytesIO()
                 self._images[index].save(png, format="PNG")
                 sha256 = save_picture(folder, png.getvalue())
-                found = tuple(faults(pixels(self._images[index])))
+                found = (*faults(pixels(self._images[index])), *((HIDDEN,) if index in self._hidden else ()))
                 kept[index] = Picture(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=found)
         self.results["pictures"] = tuple(kept[index] for index in sorted(kept))
 
     def _keep(self, call: Call, output: Any) -> None:
         """Keep the images of a call, unless an earlier call generated them already."""
-        for (index, _, _), image in zip(call, output.images, strict=True):
-            self._images.setdefault(index, image)
+        hidden = hidden_images(output) or (False,) * len(call)
+        for (index, _, _), image, is_hidden in zip(call, output.images, hidden, strict=True):
+            if index not in self._images:
+                self._images[index] = image
+                self._hidden |= {index} if is_hidden else set()
 
 
 def _num_captured(session: Session) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,7 @@ def _draw(
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
     from vivace.models.sources import picture_arguments
+    from vivace.runtime.safety import HiddenImageWarning, hidden_images
     from vivace.runtime.session import open_session
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
@@ -149,7 +151,10 @@ def _draw(
         with explained(prepared.found, "does not run"):
             given = picture_arguments(prepared.found.pipeline, workload, [index], known)
             generator = torch.Generator("cpu").manual_seed(picture_seed)
-            picture = session(prompt=text, generator=generator, **given).images[0]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", HiddenImageWarning)  # said below, with the image's path
+                output = session(prompt=text, generator=generator, **given)
+            picture = output.images[0]
         facts = {
             "software": f"vivace {__version__}",
             "model": prepared.found.model.name,
@@ -162,7 +167,13 @@ def _draw(
             "num_threads": str(torch.get_num_threads()),
             **_source_facts(workload),
         }
-        click.echo(save(picture, facts, out, f"{slug(text)}-{picture_seed}"))
+        path = save(picture, facts, out, f"{slug(text)}-{picture_seed}")
+        click.echo(path)
+        if any(hidden_images(output)):
+            click.echo(
+                f"warning: {path} is black: the model's safety checker replaced the image of seed {picture_seed}",
+                err=True,
+            )
         if num_images > 1:
             click.echo(f"[{index + 1}/{num_images}]", err=True)
     return 0

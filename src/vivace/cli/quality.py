@@ -184,6 +184,8 @@ def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
         if "reason" in p:
             click.echo(f"{p['name']}: {p['reason']}")
     click.echo(f"\nquality {found['quality']['verdict']}: {found['quality']['reason']}")
+    for note in found["notes"]:
+        click.echo(f"note: {note}", err=True)
     if found["unpaired"]:
         click.echo(f"left out {len(found['unpaired'])} images that are in only one of the folders", err=True)
 

@@ -20,11 +20,17 @@ _TORCH = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp32": "torch.floa
 
 
 def check_loadable(found: Found) -> None:
-    """Raise UsageError for random weights, which no public call can load."""
+    """Raise UsageError for weights that no public call can load: random ones, and those with scales beside them."""
     if found.model.is_synthetic and found.entry is not None:
         raise UsageError(
             f"{found.model.name} has random weights, which only vivace makes; export {found.entry.name} instead "
             f"(`--model {found.entry.name}`), whose script differs only in its weights"
+        )
+    if found.contents is not None and not found.contents.is_plain:
+        why = "its weights have scales" if found.contents.scales else "its tensors have another prefix"
+        raise UsageError(
+            f"{found.model.name}: {why}, and no public call of diffusers reads it as vivace does; export a file in 16 "
+            "bits, or run this one with `vivace generate`"
         )
 
 

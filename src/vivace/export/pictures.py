@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import Unsupported, UsageError
 from vivace.foreign.files import user_path
+from vivace.foreign.pictures import open_mask, open_picture
 from vivace.models.controlnet import RANDOM
 from vivace.models.files import component_class
 from vivace.models.find import Found
@@ -34,7 +36,7 @@ def source_files(found: Found, workload: Workload, asked: AskedWorkload) -> list
     """Return the pictures that a script of this workload opens.
 
     Raises:
-        UsageError: no file was given.
+        UsageError: no file was given, or one that PIL's own conversion reads otherwise than vivace.
     """
     if workload.task == "text":
         return []
@@ -45,10 +47,29 @@ def source_files(found: Found, workload: Workload, asked: AskedWorkload) -> list
         for name, given in kinds
         if name and given
     ]
+    for each in files:
+        _check_plain(each)
     if not files:
         flag = "--control" if workload.task == "control" else "--image"
         raise UsageError(f"--task {workload.task}: a script needs a file to open; give {flag} FILE")
     return files
+
+
+def _check_plain(source: SourceFile) -> None:
+    """Raise UsageError for a file that the script's plain lines would read otherwise: 16 bits, transparency."""
+    from PIL import Image, ImageOps
+
+    path = Path(source.file)
+    read = open_mask(path) if source.is_mask else open_picture(path)
+    with Image.open(path) as image:
+        plain = ImageOps.exif_transpose(image).convert("L" if source.is_mask else "RGB")
+    if source.is_mask:
+        plain = plain.point(lambda light: 255 if light >= 128 else 0)
+    if plain.tobytes() != read.tobytes():
+        raise UsageError(
+            f"{source.file}: a script would read its 16 bits or its transparency otherwise than vivace; save it in 8 "
+            "bits without transparency"
+        )
 
 
 def conversion(found: Found, workload: Workload) -> Script:

@@ -80,8 +80,11 @@ def compare(
     """
     pairs: list[dict[str, Any]] = []
     network = Lpips() if lpips else None
+    notes: list[str] = []
     for name in names:
-        a, b = (pixels(open_picture(folder / name)) for folder in (dir_a, dir_b))
+        a, b = (
+            pixels(open_picture(folder / name, _noted(notes, folder / name))) for folder in (dir_a, dir_b)
+        )
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
         if prompts is not None:
             row["prompt"] = prompts[len(pairs)]
@@ -128,7 +131,11 @@ def compare(
             }
     for row in pairs:  # JSON has no infinity
         row["against"] = {k: (None if v == float("inf") else v) for k, v in row["against"].items()}
-    return {"pairs": pairs, "summary": summary}
+    return {"pairs": pairs, "summary": summary, "notes": notes}
+
+
+def _noted(notes: list[str], path: Path) -> Callable[[str], object]:
+    return lambda text: notes.append(f"{path}: {text}")
 
 
 def _is_finite(pair: dict[str, Any], metric: str) -> bool:

@@ -17,12 +17,11 @@ from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
-from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole
 from vivace.models.pipelines import call_of, defaults_of, read_config
 from vivace.models.remote import Download
 from vivace.models.repository import INDEX, choose, components_of, read_index
-from vivace.models.single_file import contents_of
+from vivace.models.single_file import Contents, check_format, contents_of
 from vivace.models.tasks import EDITS
 from vivace.spec.model import Model
 
@@ -49,6 +48,7 @@ class Found:
     downloads: files that must be downloaded first, which `obtain` does.
     missing: a message if weights are missing. Such a folder works for `vivace plan`, but not for inference.
     architecture: the model is built from this with random weights, instead of from files.
+    contents: what is in a single file.
     """
 
     model: Model
@@ -63,6 +63,15 @@ class Found:
     downloads: tuple[Download, ...] = ()
     missing: str | None = None
     architecture: Architecture | None = None
+    contents: Contents | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed of the model's files, and what in them is not used; to be shown."""
+        if self.contents is None:
+            return ()
+        file = self.checkpoint or self.weights[-1]
+        return tuple(f"{file.name}: {note}" for note in self.contents.notes)
 
     @property
     def files(self) -> dict[str, Path]:
@@ -240,13 +249,12 @@ def _in_folder(path: Path) -> Found:
 
 def _in_file(path: Path, download: bool) -> Found:
     file = path.resolve()
-    if file.suffix not in (".safetensors", SUFFIX):
-        raise UnusableModel(
-            f"{path} is not a .safetensors or {SUFFIX} file; vivace loads no pickles and no other formats"
-        )
+    check_format(path)
     contents = contents_of(file)
     entry = CATALOGUE[contents.entry]
     assert isinstance(entry.origin, Hub)
+    if contents.prediction.sampler is not None:
+        entry = entry.model_copy(update={"scheduler": contents.prediction.sampler})
     model = Model(name=str(file), source="file", revision=fingerprint({file.name: file}))
     if contents.component is not None:
         # All other components come from the catalogue model.
@@ -260,6 +268,7 @@ def _in_file(path: Path, download: bool) -> Found:
             without=entry.origin.without,
             weights=(*located.weights, file),
             downloads=located.downloads,
+            contents=contents,
         )
     folder = file.parent
     if not (folder / INDEX).is_file():
@@ -270,4 +279,14 @@ def _in_file(path: Path, download: bool) -> Found:
                 f"{path} holds only weights; its configuration and tokenizers (a few MB) come from {entry.name}, "
                 f"but {error}. Or put the file into a folder that has them and a {INDEX}"
             ) from error
-    return Found(model, folder, entry, checkpoint=file, without=entry.origin.without, weights=(file,))
+    return Found(
+        model,
+        folder,
+        entry,
+        # A denoiser that diffusers cannot read as it is, is read by itself.
+        components={} if contents.is_plain else {contents.denoiser_name: file},
+        checkpoint=file,
+        without=entry.origin.without,
+        weights=(file,),
+        contents=contents,
+    )

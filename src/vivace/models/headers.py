@@ -19,6 +19,20 @@ from vivace.models.gguf_file import SUFFIX, read_gguf_header
 
 _MAX_HEADER = 16_000_000
 """Bytes. Published headers have less than 1 MB; the format's own limit is 100 MB."""
+_START = 64  # bytes that tell a file's format
+_FORMATS = (
+    (b"PK\x03\x04", "a zip archive, as PyTorch's pickles are"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x03", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"GGUF", "a GGUF file; its name must end in .gguf"),
+    (b"version https://git-lfs", "a pointer of Git LFS, not the file itself"),
+    (b"<", "a web page, not the file itself"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"7z\xbc\xaf", "a 7z archive"),
+    (b"Rar!", "a RAR archive"),
+    (b"\x1f\x8b", "a gzip archive"),
+)
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -38,17 +52,52 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
     """
     if path.suffix == SUFFIX:
         return read_gguf_header(path)
+    return _read(path)[0]
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what the writer of a safetensors file noted in its header; empty for a GGUF file.
+
+    Raises:
+        UnusableModel: as `read_header`.
+    """
+    if path.suffix == SUFFIX:
+        return {}
+    metadata = _read(path)[1]
+    return {name: value for name, value in metadata.items() if isinstance(value, str)}
+
+
+def read_tensor(path: Path, name: str, limit: int) -> bytes:
+    """Return the bytes of one tensor of a safetensors file, of at most `limit` bytes.
+
+    Raises:
+        UnusableModel: the file or the tensor cannot be read, or the tensor is larger.
+    """
+    tensors, _, start = _read(path)
+    begin, end = tensors[name]["data_offsets"]
+    if end - begin > limit:
+        raise UnusableModel(f"{path} has a tensor {name[:80]!r} of {end - begin:,} bytes; {limit:,} are read")
+    with reading(path), open_plain(path) as file:
+        file.seek(start + begin)
+        return file.read(end - begin)
+
+
+def _read(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any], int]:
+    """Return the tensors of a safetensors file, its metadata, and where its data starts."""
     with reading(path), open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= _MAX_HEADER else b""
+        beginning = file.read(8)
+        length = int.from_bytes(beginning, "little")
+        text = file.read(length if length <= _MAX_HEADER else _START - 8)
     if 8 < size < 8 + length <= 8 + _MAX_HEADER:
         raise UnusableModel(f"{path} is truncated: {size:,} bytes, less than its header; {_replace(path)}")
     try:
+        if length > _MAX_HEADER:
+            raise ValueError(f"it starts like {_format_of(beginning + text)}")
         tensors = parse_json(text, unique=True)
         if not isinstance(tensors, dict):
             raise ValueError("its header is no object")
-        tensors.pop("__metadata__", None)
+        metadata = tensors.pop("__metadata__", None)
         end = 8 + length + _data_end(tensors)
     except ValueError as error:
         what = "is empty" if size == 0 else f"is not a safetensors file, or is damaged ({error})"
@@ -56,7 +105,12 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
     if size != end:
         what = "is truncated" if size < end else "is longer than its header says"
         raise UnusableModel(f"{path} {what}: {size:,} bytes, not {end:,}; {_replace(path)}")
-    return tensors
+    return tensors, metadata if isinstance(metadata, dict) else {}, 8 + length
+
+
+def _format_of(beginning: bytes) -> str:
+    """Name the format of a file that is not a safetensors file by its first bytes."""
+    return next((name for magic, name in _FORMATS if beginning.startswith(magic)), "no file of weights")
 
 
 def _data_end(tensors: dict[str, Any]) -> int:

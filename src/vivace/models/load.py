@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vivace.contract.script import literal
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, UnusableModel
 from vivace.foreign.reading import reading
 from vivace.models.architectures import Architecture, Component
+from vivace.models.checkpoints.scaled import read_scaled
 from vivace.models.entry import Part, Sampler
 from vivace.models.files import component_class
 from vivace.models.find import Found, obtain
@@ -21,6 +22,7 @@ from vivace.models.pipelines import read_config
 from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
+from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.spec.workload import Task
 
@@ -66,8 +68,10 @@ def load_pipeline(
     if found.architecture is not None:
         built = _built(found.model.name, found.architecture, device, dtype)
         return built if kind == found.pipeline else for_task(built, kind, controlnet)
-    with quiet(), _reading(found):
+    with quiet(), _reading(found), _lacking(found):
         pipe = _from_files(found, dtype)
+        if found.contents is not None:
+            _check_all_used(found, found.contents, pipe)
         if found.entry is not None and found.entry.scheduler is not None:
             _set_scheduler(pipe, found.entry.scheduler)
     for component in pipe.components.values():
@@ -157,6 +161,32 @@ def _from_files(found: Found, dtype: Any) -> Any:
     )
 
 
+@contextlib.contextmanager
+def _lacking(found: Found) -> Iterator[None]:
+    """Say in words that a single file lacks weights: diffusers then fails to copy those that it never read."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if found.contents is None or "meta tensor" not in str(error):
+            raise
+        entry = found.contents.entry
+        raise UnusableModel(
+            f"{found.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, or "
+            "only part of one: give it as a folder in diffusers' format"
+        ) from error
+
+
+def _check_all_used(found: Found, contents: Contents, pipe: Any) -> None:
+    """Raise UnusableModel if a single file has more of a denoiser than its model; diffusers would leave it out."""
+    taken = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
+    if contents.num_values is not None and contents.num_values > taken:
+        raise UnusableModel(
+            f"{found.model.name} has {contents.num_values:,} weights in its {contents.denoiser_name}, of which "
+            f"{contents.entry}'s configuration takes {taken:,}; it is another model: give it as a folder in "
+            "diffusers' format"
+        )
+
+
 def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
     """Load a component from its folder or from a single file. Its class must be a model class of diffusers."""
     import diffusers
@@ -177,8 +207,12 @@ def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
         if path.suffix == SUFFIX:
             # Weights stay quantised; each layer dequantises its own in every call.
             stored["quantization_config"] = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+        source: Any = str(path)
+        contents = found.contents
+        if contents is not None and not contents.is_plain:
+            source = read_scaled(path, contents.scales, contents.denoiser, dtype)
         return model.from_single_file(
-            str(path), config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
+            source, config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
         )
     variant = "fp16" if any(path.glob("*.fp16.safetensors")) else None
     return model.from_pretrained(

@@ -29,7 +29,15 @@ _PRECISIONS = {"fp16", "bf16", "fp32"}  # variants that hold the same weights in
 _SMALL = {".json", ".txt", ".model", ".jinja", ".bpe"}
 _PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl"}
 # Components of these kinds have no weights.
-_NO_WEIGHTS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "ProcessorFast", "FeatureExtractor")
+_NO_WEIGHTS = (
+    "Tokenizer",
+    "TokenizerFast",
+    "Scheduler",
+    "Processor",
+    "ProcessorFast",
+    "ProcessorPil",
+    "FeatureExtractor",
+)
 
 
 @dataclass(frozen=True)

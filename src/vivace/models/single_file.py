@@ -5,18 +5,47 @@ Such a file has weights but no configuration and no tokenizers; those come from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
 from vivace.foreign.reading import reading
+from vivace.models.checkpoints.companions import is_marker, scales_of
+from vivace.models.checkpoints.prediction import MARKERS, Prediction, prediction_of
+from vivace.models.checkpoints.signatures import SUPPORTED, Names, Signature, signature_of
 from vivace.models.gguf_file import SUFFIX
-from vivace.models.headers import read_header
+from vivace.models.headers import read_header, read_metadata
 
-_UNET = "model.diffusion_model."
-_FLUX_BLOCK = "double_blocks.0.img_attn.norm.key_norm.scale"
-_SUPPORTED = "supported are single files of SD 1.5, SDXL and FLUX.1"
+_FORMATS = {
+    **dict.fromkeys((".ckpt", ".pt", ".pth", ".bin", ".pkl"), "a pickle"),
+    **dict.fromkeys((".engine", ".plan", ".trt"), "a TensorRT engine"),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".7z", ".rar"), "an archive"),
+    ".onnx": "an ONNX graph",
+    ".msgpack": "a file of Flax",
+    ".h5": "a file of TensorFlow",
+    ".pt2": "a program of torch.export",
+    ".json": "a file of JSON",
+}
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.(?:safetensors|gguf)$")
+_PARTS_OF_UNETS = ("first_stage_model.", "cond_stage_model.", "conditioner.")
+_PARTS_OF_FLUX = ("text_encoders.", "vae.")
+_FLUX_MODULES = (
+    "double_blocks.",
+    "single_blocks.",
+    "img_in.",
+    "txt_in.",
+    "time_in.",
+    "vector_in.",
+    "guidance_in.",
+    "final_layer.",
+)
+_UNET_MODULES = ("input_blocks.", "middle_block.", "output_blocks.", "out.", "time_embed.", "label_emb.")
+_PREFIX_OF_DIFFUSERS = "model.diffusion_model."
 
 
 @dataclass(frozen=True)
@@ -25,91 +54,149 @@ class Contents:
 
     entry: catalogue name of the model with the same configuration.
     component: the only component in the file; None for a whole pipeline.
+    prediction: what its denoiser predicts.
+    scales: the name of the scale of each weight that has one.
+    denoiser: the names of the denoiser's tensors, and what diffusers calls them.
+    num_values: of the denoiser, without scales; None for a GGUF file.
+    notes: what was assumed, and what is not used.
     """
 
     entry: str
     component: str | None = None
+    prediction: Prediction = field(default=Prediction(), compare=False)
+    scales: Mapping[str, str] = field(default_factory=dict, compare=False)
+    denoiser: Mapping[str, str] = field(default_factory=dict, compare=False)
+    num_values: int | None = field(default=None, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def denoiser_name(self) -> str:
+        """The denoiser's name in a pipeline of diffusers."""
+        return "transformer" if self.entry.startswith("flux") else "unet"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether diffusers reads the file as it is."""
+        return not self.scales and all(name == own for name, own in self.denoiser.items())
+
+
+def check_format(path: Path) -> None:
+    """Raise UnusableModel for a file that is no .safetensors or .gguf file by its name, or one of several."""
+    if path.suffix not in (".safetensors", SUFFIX):
+        what = _FORMATS.get(path.suffix.lower())
+        named = f" ({path.suffix} is {what})" if what else ""
+        raise UnusableModel(
+            f"{path} is not a .safetensors or {SUFFIX} file; vivace loads no pickles and no other formats{named}"
+        )
+    if match := _SHARD.search(path.name):
+        raise UnusableModel(
+            f"{path} is one of the {int(match.group(1))} files that its weights are spread over; give the folder of "
+            "the whole model"
+        )
 
 
 def contents_of(path: Path) -> Contents:
     """Identify the contents of a checkpoint by its header.
 
     Raises:
-        UnusableModel: it is damaged, or not a supported model.
+        UnusableModel: it is damaged, or not a supported model, or its weights are stored in a way that is not read.
         Unsupported: it is a GGUF file, and the package gguf is not installed.
     """
     header = read_header(path)
-    with reading(path, problem="is not a model that vivace knows", advice=_SUPPORTED):
-        found = _contents_of(path, header)
-    if path.suffix == SUFFIX and found.component is None:
+    with reading(path, problem="is not a model that vivace knows", advice=SUPPORTED):
+        return _contents_of(path, header, read_metadata(path))
+
+
+def _contents_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Contents:
+    names = Names(tensors)
+    row = signature_of(names, tensors)
+    if row is None:
+        example = f"its {len(tensors)} tensors are called {min(tensors)[:80]!r} and so on"
+        raise UnusableModel(f"{path} is not a model that vivace knows; {SUPPORTED} ({example})")
+    if row.entry is None:
+        raise UnusableModel(f"{path} is {row.what}; {row.advice}")
+    if path.suffix == SUFFIX:
+        scales: dict[str, str] = {}
+        if row.component is None:
+            raise UnusableModel(
+                f"{path} holds a whole pipeline; GGUF files are supported only for FLUX.1's transformer"
+            )
+    else:
+        scales = scales_of(path, tensors, metadata)
+    is_unet = row.entry in ("sd15", "sdxl")
+    prediction = prediction_of(path, tensors, metadata) if is_unet else Prediction()
+    denoiser = _denoiser(names, is_flux=row.entry.startswith("flux"))
+    if row.component is None and (other := next((name for name in scales if name not in denoiser), None)):
         raise UnusableModel(
-            f"{path} holds a whole pipeline; GGUF files are supported only for FLUX.1's transformer"
+            f"{path} has {scales[other]} beside {other}; in files of whole models vivace reads scales of the denoiser "
+            "alone; give the model in 16 bits"
         )
-    return found
-
-
-def _contents_of(path: Path, tensors: dict[str, Any]) -> Contents:
-    if any(part in name for name in tensors for part in ("lora_", ".lora.", "lokr_", "hada_w")):
-        raise UnusableModel(f"{path} is a LoRA, not a model; {_SUPPORTED}")
-    if any(name.endswith("scaled_fp8") for name in tensors):
-        raise UnusableModel(f"{path} has scaled fp8 weights, which diffusers does not read; {_SUPPORTED}")
-    for prefix in ("", _UNET):
-        if prefix + _FLUX_BLOCK in tensors:
-            return _flux(path, tensors, prefix)
-    is_whole = any(name.startswith("first_stage_model.") for name in tensors)
-    first = tensors.get(f"{_UNET}input_blocks.0.0.weight")
-    if first is not None and is_whole:
-        return _unet(path, tensors, first)
-    raise UnusableModel(f"{path} is {_describe_incomplete(tensors)}; {_SUPPORTED}")
-
-
-def _unet(path: Path, tensors: dict[str, Any], first: dict[str, Any]) -> Contents:
-    num_channels = first["shape"][1]
-    if num_channels != 4:
-        kind = {9: "an inpainting model", 8: "an image editing model"}.get(
-            num_channels, "another kind of model"
-        )
-        raise UnusableModel(f"{path} is {kind}, not a text-to-image model; {_SUPPORTED}")
-    if "conditioner.embedders.1.model.positional_embedding" in tensors:
-        return Contents("playground" if "edm_mean" in tensors else "sdxl")
-    if "conditioner.embedders.0.model.positional_embedding" in tensors:
-        raise UnusableModel(f"{path} is SDXL's refiner, which refines images of another model; {_SUPPORTED}")
-    if "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight" in tensors:
-        return Contents("sd15")
-    if "cond_stage_model.model.positional_embedding" in tensors:
+    if path.suffix == SUFFIX and any(name != own for name, own in denoiser.items()):
         raise UnusableModel(
-            f"{path} is an SD 2 model; give it as a folder in diffusers' format ({_SUPPORTED})"
+            f"{path} has tensors called {names.prefix}..., which diffusers does not read from GGUF files"
         )
-    raise UnusableModel(f"{path} has no text encoder that vivace knows; {_SUPPORTED}")
+    unused = _unused(tensors, denoiser, row)
+    notes = [row.note, prediction.note, _hint(path, row), _scaled(scales, tensors), unused]
+    num_values = sum(math.prod(tensors[name]["shape"]) for name in denoiser if not is_marker(name))
+    return Contents(
+        row.entry,
+        row.component,
+        prediction,
+        scales,
+        denoiser,
+        None if path.suffix == SUFFIX else num_values,
+        tuple(note for note in notes if note),
+    )
 
 
-def _flux(path: Path, tensors: dict[str, Any], prefix: str) -> Contents:
-    num_inputs = tensors[f"{prefix}img_in.weight"]["shape"][1] if f"{prefix}img_in.weight" in tensors else 0
-    if num_inputs != 64:
-        raise UnusableModel(f"{path} is a FLUX.1 variant with inputs other than text; {_SUPPORTED}")
-    entry = "flux-dev" if f"{prefix}guidance_in.in_layer.weight" in tensors else "flux-schnell"
-    has = {
-        part
-        for part in ("text_encoders.clip_l.", "text_encoders.t5xxl.", "vae.")
-        if _any_below(tensors, part)
+def _denoiser(names: Names, *, is_flux: bool) -> dict[str, str]:
+    """Return the names of the denoiser's tensors in the file, and what diffusers calls them."""
+    modules = _FLUX_MODULES if is_flux else _UNET_MODULES
+    # diffusers knows FLUX.1's tensors without a prefix, and with that of whole files; UNets' only with it.
+    keeps = is_flux and names.prefix in ("", _PREFIX_OF_DIFFUSERS)
+    prefix = "" if is_flux else _PREFIX_OF_DIFFUSERS
+    return {
+        name: name if keeps else prefix + own
+        for own, name in names.own.items()
+        if (name.startswith(names.prefix) if names.prefix else own.startswith(modules))
     }
-    if len(has) == 3:
-        return Contents(entry)
-    return Contents(entry, "transformer")
 
 
-def _any_below(tensors: dict[str, Any], prefix: str) -> bool:
-    return any(name.startswith(prefix) for name in tensors)
+def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signature) -> str:
+    """Return how many tensors are neither weights that are read nor marks that are, and what they are called."""
+    is_flux = row.entry is not None and row.entry.startswith("flux")
+    parts = () if row.component is not None else _PARTS_OF_FLUX if is_flux else _PARTS_OF_UNETS
+    left = [
+        name
+        for name in tensors
+        if name not in denoiser
+        and not name.startswith(parts)
+        and not is_marker(name)
+        and name.rpartition(".")[2] not in (*MARKERS, "edm_mean", "edm_std")
+    ]
+    if not left:
+        return ""
+    groups = Counter(name.partition(".")[0] + (".*" if "." in name else "") for name in left)
+    shown = ", ".join(f"{name} ({number})" for name, number in groups.most_common(5))
+    more = "" if len(groups) <= 5 else f" and {len(groups) - 5} more names"
+    rest = f"; all but its {row.component} comes from {row.entry}" if row.component is not None else ""
+    return f"{len(left)} of the file's {len(tensors)} tensors are not used: {shown}{more}{rest}"
 
 
-def _describe_incomplete(tensors: dict[str, Any]) -> str:
-    """Describe a file that is not a complete model."""
-    if _any_below(tensors, _UNET):
-        return "a UNet without its VAE and text encoders"
-    if _any_below(tensors, "down_blocks.") or _any_below(tensors, "transformer_blocks."):
-        return "one component in diffusers' layout; give the folder of the whole pipeline"
-    if _any_below(tensors, "decoder.") or _any_below(tensors, "first_stage_model."):
-        return "a VAE alone"
-    if _any_below(tensors, "text_model.") or _any_below(tensors, "encoder.block."):
-        return "a text encoder alone"
-    return "not a model that vivace knows"
+def _hint(path: Path, row: Signature) -> str:
+    """Return what a file's name says that its tensors cannot."""
+    if row.entry == "flux-dev" and "kontext" in path.name.lower():
+        return (
+            "its name tells of FLUX.1 Kontext, whose tensors are those of FLUX.1 [dev]: read as that, without a source "
+            "image; to edit images give Kontext as a folder in diffusers' format"
+        )
+    if row.entry == "flux-schnell":
+        return "no tensor takes a guidance scale: read as FLUX.1 [schnell], which draws in 4 steps"
+    return ""
+
+
+def _scaled(scales: Mapping[str, str], tensors: Mapping[str, Any]) -> str:
+    if not scales:
+        return ""
+    number = sum(tensors[name]["dtype"].startswith("F8") for name in scales)
+    return f"{len(scales)} weights ({number} in fp8) are multiplied by their scales as they are loaded"

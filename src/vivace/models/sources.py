@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import WorkloadError
 from vivace.foreign.files import user_path
-from vivace.foreign.pictures import open_picture
+from vivace.foreign.pictures import open_mask, open_picture
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.tasks import names_of, task_of
 from vivace.spec.workload import Source, Task, Workload
@@ -67,6 +67,7 @@ class _Found:
     flag: str
     files: Sequence[str]
     pictures: list[Image] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def check_files(task: Task | None, files: Files, strength: float | None) -> Task:
@@ -137,7 +138,7 @@ def pictures_of(
     number = max(len(each.pictures) for each in found) if files else num_prompts
     sources: list[Source] = []
     by_sha: dict[str, Any] = {}
-    notes: dict[str, None] = {}
+    notes: dict[str, None] = dict.fromkeys(note for each in found for note in each.notes)
     for index in range(number):
         names: dict[str, str] = {}
         for each in found:
@@ -258,31 +259,32 @@ def opened(task: Task, files: Files) -> tuple[list[Image], list[Image]]:
 
 
 def _given(task: Task, files: Files) -> Iterator[_Found]:
-    if files.images:
-        yield _Found("image", "--image", files.images, [_read(file) for file in files.images])
-    if files.masks:
-        masks = [_black_and_white(_read(file), file) for file in files.masks]
-        yield _Found("mask", "--mask", files.masks, masks)
-    if files.controls:
-        controls = [_read(file) for file in files.controls]
-        yield _Found("control", "--control", files.controls, controls)
+    for kind, flag, names in (
+        ("image", "--image", files.images),
+        ("mask", "--mask", files.masks),
+        ("control", "--control", files.controls),
+    ):
+        if names:
+            read = _Found(kind, flag, names)
+            for file in names:
+                path = user_path(file)
+                picture = _mask(file) if kind == "mask" else open_picture(path, _noted(read.notes, file))
+                read.pictures.append(picture)
+            yield read
 
 
-def _read(file: str) -> Image:
-    from PIL import ImageOps
-
-    picture: Image = ImageOps.exif_transpose(open_picture(user_path(file)))  # cameras store photographs lying
-    return picture
+def _noted(notes: list[str], file: str) -> Callable[[str], object]:
+    return lambda text: notes.append(f"{file}: {text}")
 
 
-def _black_and_white(mask: Image, file: str) -> Image:
-    """Return a mask as diffusers reads it: white where half or more of the light is."""
-    found = mask.convert("L").point(lambda light: 255 if light >= 128 else 0)
-    if found.getextrema() == (0, 0):
+def _mask(file: str) -> Image:
+    """Return a mask as black and white; one that is black is refused."""
+    mask: Image = open_mask(user_path(file))
+    if mask.getextrema() == (0, 0):
         raise WorkloadError(
             f"--mask {file}: it is black, so nothing would be repainted; paint white what is to change"
         )
-    return found
+    return mask
 
 
 def _default(task: Task) -> Iterator[_Found]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from vivace.report.quality import Fidelity, Kept
 from vivace.report.variety import Share, Variety
 from vivace.spec.limits import Limits
-from vivace.spec.record import Record
+from vivace.spec.record import HIDDEN, Record
 from vivace.stats import MIN_GROUPS, Gate, Interval, gate
 
 LOST = 0.5
@@ -41,6 +41,12 @@ def judge(
         return Judgement(Gate.FAILED, said, "broken")
     if found is None:
         return None
+    pictures = record.rounds[0].pictures
+    if pictures and all(HIDDEN in picture.faults for picture in pictures):
+        said = (
+            "the model's safety checker replaced all images by black ones, of this recipe and of the baseline"
+        )
+        return Judgement(Gate.UNCLEAR, said, "broken")
     return judge_figures(
         found,
         floor,

@@ -17,7 +17,7 @@ from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.recipe import short_form
-from vivace.spec.record import CAPTURED_WHILE_TIMED, Memory, Outcome, Record
+from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Memory, Outcome, Record
 from vivace.stats import (
     ONE_ROUND_MARGIN,
     Gate,
@@ -156,6 +156,13 @@ class Row:
             found.append(
                 f"{graphs} CUDA graph{'' if graphs == 1 else 's'} captured during the timed calls, which made them "
                 "longer: each new shape needs one, such as that of a prompt of another length"
+            )
+        pictures = self.record.rounds[0].pictures
+        if hidden := [picture for picture in pictures if HIDDEN in picture.faults]:
+            which = ", ".join(f"{picture.prompt!r} with seed {picture.seed}" for picture in hidden[:3])
+            found.append(
+                f"the model's safety checker replaced {len(hidden)} of {len(pictures)} images by black ones, which say "
+                f"nothing of quality: {which}{', ...' if len(hidden) > 3 else ''}"
             )
         if self.limit is not None and self.limit.problem is not None:
             found.append(self.limit.problem)

@@ -49,6 +49,7 @@ from vivace.runtime.calls import (
 )
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.safety import warn_of_hidden
 from vivace.runtime.sizes import warm_up
 from vivace.runtime.step_ends import with_step_ends
 from vivace.spec.recipe import BASELINE
@@ -137,6 +138,7 @@ def session_of(
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
+    session.warnings[:0] = found.notes
     follow_denoiser(pipe, device)
     draw_noise_in_fp32(pipe)
     return session
@@ -182,8 +184,8 @@ class Session:
         recipe: the resolved Recipe.
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
-        warnings: techniques that were left out because the pipeline already was as they would make it, and what else
-            a user must know of the recipe.
+        warnings: what was assumed of the model's files, techniques that were left out because the pipeline already was as
+            they would make it, and what else a user must know of the recipe.
     """
 
     def __init__(
@@ -306,13 +308,15 @@ class Session:
         effects = [effect for _, effect in self._applied]
         try:
             with self.surroundings():
-                return self.pipe(*args, **with_step_ends(without_clashes(self.pipe, call), effects))
+                output = self.pipe(*args, **with_step_ends(without_clashes(self.pipe, call), effects))
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.
             if vae is not None and weights_dtype(vae) != dtype:
                 vae.to(dtype)
             raise
+        warn_of_hidden(output)
+        return output
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:

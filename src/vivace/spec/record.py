@@ -14,6 +14,9 @@ from vivace.spec.trial import Trial
 CAPTURED_WHILE_TIMED = "cuda_graphs_recorded_while_timed"
 """Key of a round's evidence: how many CUDA graphs were captured during the timed calls, if any were."""
 
+HIDDEN = "hidden by the safety checker"
+"""Fault of an image that the model's own safety checker replaced by a black one."""
+
 
 class Outcome(StrEnum):
     """How a round ended. Every failure is stored with a reason."""
@@ -101,7 +104,7 @@ class Picture(Spec):
     """An image of the workload, stored in the store's folder under the sha256 of its PNG file.
 
     Attributes:
-        faults: defects that make the image useless: black, flat, noise (see `vivace.measure.quality`).
+        faults: defects that make the image useless: black, flat, noise (see `vivace.measure.quality`), or `HIDDEN`.
     """
 
     index: int

@@ -9,7 +9,7 @@ from vivace.report.summary import fidelity, noise_floor, summary
 from vivace.report.table import render
 from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import ONE_VIEW, Limits
-from vivace.spec.record import Outcome, Picture, Record
+from vivace.spec.record import HIDDEN, Outcome, Picture, Record
 from vivace.stats import Gate
 
 SCORER = "clip@1"
@@ -420,3 +420,26 @@ def test_without_a_quality_pass_there_is_no_judgement() -> None:
     assert row.judgement is None
     assert fidelity(row) == ""
     assert row.to_json()["quality"] is None
+
+
+def hidden(record: Record, number: int) -> Record:
+    """The record with the first of its images replaced by a safety checker."""
+    pictures = tuple(
+        picture.model_copy(update={"faults": ("black", HIDDEN) if i < number else ()})
+        for i, picture in enumerate(record.rounds[0].pictures)
+    )
+    return record.model_copy(
+        update={"rounds": tuple(round_.model_copy(update={"pictures": pictures}) for round_ in record.rounds)}
+    )
+
+
+@pytest.mark.parametrize(("number", "gate"), [(1, Gate.PASSED), (NUM, Gate.UNCLEAR)])
+def test_images_that_a_safety_checker_hid_are_named_and_prove_nothing(number: int, gate: Gate) -> None:
+    base, other = hidden(drawn("baseline", seconds=2.0), number), hidden(drawn("steps(2)"), number)
+    known = {f.key: f for f in [*figures_of(base), *figures_of(other)]}
+    row = rows_of([base, other], QualityPass(known, SCORER, None), Limits(ssim=0.8, clip=0.9))[1]
+    assert row.judgement is not None
+    assert row.judgement.gate is gate
+    assert any(
+        f"safety checker replaced {number} of {NUM} images by black ones" in text for text in row.warnings
+    )
