@@ -26,6 +26,8 @@ LAYERS = {
     "step_caching": 2,
     "resolution": 2,
     "lora": 3,
+    "samplers": 2,
+    "guidance": 3,
     "fused": 3,
     "profiling": 3,
     "multi_gpu": 3,

@@ -83,13 +83,9 @@ class Doubled:
     """Guidance as one call of a doubled batch.
 
     Attributes:
-        tensors: those that a callback at a step's end can replace, stored as [unconditional half, conditional half].
-        masks: names of the denoiser's arguments that are doubled too, and that no callback can replace.
         off: the guidance scale from which on, downwards, the pipeline makes single batches.
     """
 
-    tensors: tuple[str, ...]
-    masks: tuple[str, ...] = ()
     off: float = 1.0
 
 

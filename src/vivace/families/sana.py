@@ -52,6 +52,6 @@ SANA = Family(
         text=None,
         added_between=("controlnet_block_samples",),
     ),
-    doubled=Doubled(tensors=("prompt_embeds",), masks=("encoder_attention_mask",)),
+    doubled=Doubled(),
     cells=_patch,
 )

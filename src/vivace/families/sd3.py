@@ -47,6 +47,6 @@ SD3 = Family(
         grid=grid_of_latents(_patch),
         added_between=("block_controlnet_hidden_states",),
     ),
-    doubled=Doubled(tensors=("prompt_embeds", "pooled_prompt_embeds")),
+    doubled=Doubled(),
     cells=_patch,
 )

@@ -15,17 +15,7 @@ STABLE_DIFFUSION = Family(
             "negative_pooled_prompt_embeds",
         ),
     },
-    # The text's; of inpainting; the picture that a ControlNet follows.
-    doubled=Doubled(
-        tensors=(
-            "prompt_embeds",
-            "add_text_embeds",
-            "add_time_ids",
-            "mask",
-            "masked_image_latents",
-            "image",
-        )
-    ),
+    doubled=Doubled(),
     is_transformer=False,
     cells=lambda _: 1,
 )

@@ -39,6 +39,6 @@ Z_IMAGE = Family(
         added_between=("controlnet_block_samples",),
         outside="the refining blocks",
     ),
-    doubled=Doubled(tensors=(), off=0.0),
+    doubled=Doubled(off=0.0),
     rows_in_lists=True,
 )

@@ -184,8 +184,8 @@ class Session:
         recipe: the resolved Recipe.
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
-        warnings: what was assumed of the model's files, techniques that were left out because the pipeline already was as
-            they would make it, and what else a user must know of the recipe.
+        warnings: what was assumed of the model's files, techniques that were left out because the pipeline already was
+            as they would make it, and what else a user must know of the recipe.
     """
 
     def __init__(

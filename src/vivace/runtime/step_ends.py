@@ -14,9 +14,11 @@ def with_step_ends(call: dict[str, Any], effects: Sequence[Effect]) -> dict[str,
     if not ours:
         return call
     theirs = call.get("callback_on_step_end")
-    wanted = list(call.get("callback_on_step_end_tensor_inputs") or (["latents"] if theirs else []))
-    for effect in ours:
-        wanted += [name for name in effect.step_end_inputs if name not in wanted]
+    # diffusers' callback objects declare their tensors themselves; functions are given those that the call names.
+    declared = getattr(theirs, "tensor_inputs", None)
+    if declared is None:
+        declared = call.get("callback_on_step_end_tensor_inputs") or (["latents"] if theirs else [])
+    inputs = list(dict.fromkeys([*declared, *(name for effect in ours for name in effect.step_end_inputs)]))
 
     def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         merged = dict(tensors)
@@ -27,4 +29,4 @@ def with_step_ends(call: dict[str, Any], effects: Sequence[Effect]) -> dict[str,
             merged |= theirs(pipe, step, timestep, merged) or {}
         return merged
 
-    return call | {"callback_on_step_end": step_end, "callback_on_step_end_tensor_inputs": wanted}
+    return call | {"callback_on_step_end": step_end, "callback_on_step_end_tensor_inputs": inputs}

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.contract import Target, Trait, knob
+from vivace.guidance.cut import is_cut
 from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
 from vivace.step_caching.schedule import StepCounter
@@ -90,7 +91,7 @@ class FasterCache(StepCache):
 
         def is_guided() -> bool:
             # The pipeline asks the same in each step. Outside of its call there is no scale.
-            return bool(getattr(pipe, "do_classifier_free_guidance", False))
+            return bool(getattr(pipe, "do_classifier_free_guidance", False)) and not is_cut(denoiser)
 
         def keep(_: CacheState, computed: tuple[Any, ...]) -> tuple[Any, ...]:
             guided = is_guided()

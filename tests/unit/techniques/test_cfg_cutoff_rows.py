@@ -1,0 +1,174 @@
+"""Guidance that ends where its branches are rows of a batch: whatever else has rows is cut with it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests import conditioned
+from tests.conditioned import CASES, case, draw
+from tests.families import build, psnr
+from vivace.contract import Effect
+from vivace.errors import Unsupported
+from vivace.runtime.step_ends import with_step_ends
+
+
+def ended_by_hand(pipe: Any, guided: int, number: int, conditional: int) -> None:
+    """Compute the whole batch to the end, and give the pipeline the conditional rows for all after `guided` calls."""
+    calls: list[str] = []
+
+    def end(_: Any, __: Any, output: Any) -> Any:
+        calls.append("a call")
+        if len(calls) <= guided:
+            return output
+        rows = output[0].chunk(number)[conditional]
+        return (torch.cat([rows] * number),)
+
+    pipe.unet.register_forward_hook(end)
+
+
+def rows_of_calls(pipe: Any) -> list[int]:
+    """Grows by the rows of each call of the denoiser."""
+    rows: list[int] = []
+
+    def note(_: Any, args: Any, kwargs: Any) -> None:
+        rows.append(len(args[0] if args else kwargs["sample"]))
+
+    pipe.unet.register_forward_pre_hook(note, with_kwargs=True)
+    return rows
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick("ip_adapter-1", "two_controlnets_ip*-1", "guess_mode-1", "t2i_adapter-1", "pix2pix-1")
+def test_it_is_what_guidance_by_hand_gives(name: str, images: int) -> None:
+    number, conditional = (3, 0) if name == "pix2pix" else (2, 1)
+    pipe, call = case(name)
+    rows = rows_of_calls(pipe)
+    made = vivace.apply(pipe, "cfg_cutoff(0.5)")
+    picture = draw(made, call, images)
+    assert rows[0] == number * images
+    assert rows[-1] == images, "the denoiser computes one branch"
+    assert made.refuted({}) is None
+    other, call = case(name)
+    ended_by_hand(other, int(made.evidence()["guided_steps"]), number, conditional)  # type: ignore[call-overload]
+    by_hand = draw(vivace.apply(other), call, images)
+    assert psnr(picture, by_hand) > 80
+    whole = draw(vivace.apply(case(name)[0]), call, images)
+    assert psnr(picture, whole) < psnr(picture, by_hand) - 20, "the cutoff shows"
+
+
+@pytest.mark.quick("heun-*", "pndm-*")
+@pytest.mark.parametrize(
+    ("sampler", "calls", "guided"),
+    [
+        ("heun", 11, 6),
+        ("dpm2", 11, 6),
+        ("dpm2_a", 11, 6),
+        ("pndm", 15, 12),
+        ("euler", 6, 3),
+        ("dpmpp_2s", 6, 3),
+    ],
+)
+def test_the_share_is_of_steps_and_not_of_calls(sampler: str, calls: int, guided: int) -> None:
+    """Of six steps, Heun's and DPM2's have two calls each but the last, and PNDM's first three have four."""
+    pipe = build("sd")
+    rows = rows_of_calls(pipe)
+    made = vivace.apply(pipe, f"scheduler({sampler})+cfg_cutoff(0.5)")
+    draw(made, {}, num_inference_steps=6)
+    assert rows == [2] * guided + [1] * (calls - guided)
+    assert made.evidence() == {"guided_steps": 3, "unguided_steps": 3}
+
+
+def test_pndm_that_skips_runge_kutta_has_two_calls_in_its_first_step() -> None:
+    from diffusers import PNDMScheduler
+
+    pipe = build("sd")
+    pipe.scheduler = PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
+    rows = rows_of_calls(pipe)
+    made = vivace.apply(pipe, "cfg_cutoff(0.5)")
+    draw(made, {}, num_inference_steps=6)
+    assert rows == [2] * 4 + [1] * 3
+    assert made.evidence() == {"guided_steps": 3, "unguided_steps": 3}
+
+
+@pytest.mark.parametrize("name", ["StableDiffusionPAGPipeline", "SemanticStableDiffusionPipeline"])
+def test_rows_that_are_not_known_are_refused_before_drawing(name: str) -> None:
+    pipe = conditioned.as_pipeline(build("sd"), name, safety_checker=None, feature_extractor=None)
+    with pytest.raises(Unsupported, match=name):
+        vivace.apply(pipe, "cfg_cutoff(0.5)")
+
+
+def test_text_for_each_frame_is_refused_before_a_step() -> None:
+    made = vivace.apply(build("sd"), "cfg_cutoff(0.5)")
+    unet, words = made.pipe.unet, torch.zeros(4, 32, 128)
+    made.pipe._guidance_scale = 5.0
+    with made.surroundings(), pytest.raises(Unsupported, match="2 rows of latents and 4 of text"):
+        unet(torch.zeros(2, 4, 8, 8), 1, encoder_hidden_states=words)
+
+
+def test_calls_outside_of_the_session_are_left_alone() -> None:
+    made = vivace.apply(build("sd"), "cfg_cutoff(0.5)")
+    plain = draw(vivace.apply(build("sd")), {})
+    call = {
+        "prompt": "a red circle",
+        "num_inference_steps": 4,
+        "guidance_scale": 5.0,
+        "height": 64,
+        "width": 64,
+    }
+    draw(made, {})
+    own = made.pipe(**call, generator=torch.Generator().manual_seed(0), output_type="np").images
+    assert np.array_equal(own, plain)
+
+
+# callbacks of the caller
+
+
+def _callbacks() -> dict[str, Any]:
+    from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
+
+    class Looks(PipelineCallback):
+        tensor_inputs = ["latents", "prompt_embeds"]  # noqa: RUF012  as diffusers declares them
+
+        def callback_fn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            self.seen = [*getattr(self, "seen", []), sorted(tensors)]
+            tensors["latents"] = tensors["latents"] * (1.1 if step == 1 else 1.0)
+            return tensors
+
+    one = Looks()
+    return {"one": one, "several": MultiPipelineCallbacks([one])}
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_callback_objects_get_the_tensors_that_they_declare(kind: str) -> None:
+    callbacks = _callbacks()
+    made = vivace.apply(build("sd"), "cfg_cutoff(0.5)")
+    changed = draw(made, {}, callback_on_step_end=callbacks[kind])
+    assert callbacks["one"].seen == [["latents", "prompt_embeds"]] * 4
+    assert psnr(changed, draw(made, {})) < 40, "and what they return is taken"
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_with_a_techniques_own_callback_both_get_their_tensors(kind: str) -> None:
+    callbacks, ours = _callbacks(), []
+
+    def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        ours.append(sorted(tensors))
+        return {}
+
+    effect = Effect(step_end=step_end, step_end_inputs=("negative_prompt_embeds", "latents"))
+    call = with_step_ends({"callback_on_step_end": callbacks[kind]}, [effect])
+    draw(vivace.apply(build("sd")), call)
+    assert ours == [["latents", "negative_prompt_embeds", "prompt_embeds"]] * 4
+    assert [{"latents", "prompt_embeds"} <= {*names} for names in callbacks["one"].seen] == [True] * 4
+
+
+def test_diffusers_own_cutoff_beside_ours() -> None:
+    from diffusers.callbacks import SDCFGCutoffCallback
+
+    own = SDCFGCutoffCallback(cutoff_step_ratio=None, cutoff_step_index=1)
+    both = draw(vivace.apply(build("sd"), "cfg_cutoff(0.8)"), {}, callback_on_step_end=own)
+    assert np.array_equal(both, draw(vivace.apply(build("sd")), {}, callback_on_step_end=own))
