@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from vivace.measure.gpus import this_gpu
+from vivace.hardware import this_gpu
 
 _PATIENCE_S = 0.8
 """After which a hub that is silent is reported."""
