@@ -87,6 +87,11 @@ def is_taken(path: Path) -> bool:
     return _descriptor(path) is None and os.path.isfile(path)
 
 
+def is_stream(path: Path) -> bool:
+    """Return whether a path names an open file, a device or a pipe, whose name says nothing of what goes there."""
+    return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
+
+
 def is_standard_output(path: Path) -> bool:
     """Return whether a path names standard output: `-`, /dev/stdout, or a link to it."""
     return _descriptor(path) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vivace.contract import (
     COMPONENTS,
@@ -48,6 +48,7 @@ from vivace.runtime.calls import (
 )
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.outputs import PipelineOutput
 from vivace.runtime.sizes import warm_up
 from vivace.runtime.step_ends import with_step_ends
 from vivace.spec.recipe import BASELINE
@@ -285,7 +286,11 @@ class Session:
         accepted = accepted_by(self.pipe)
         return {k: v for k, v in self._defaults.items() if k in accepted}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    def __call__(self, *args: Any, return_dict: Literal[True] = True, **kwargs: Any) -> PipelineOutput: ...
+    @overload
+    def __call__(self, *args: Any, return_dict: Literal[False], **kwargs: Any) -> tuple[Any, ...]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> PipelineOutput | tuple[Any, ...]:
         """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first."""
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(call_parameters(self.pipe))[: len(args)])
@@ -303,7 +308,10 @@ class Session:
         effects = [effect for _, effect in self._applied]
         try:
             with self.surroundings():
-                return self.pipe(*args, **with_step_ends(without_clashes(self.pipe, call), effects))
+                drawn: PipelineOutput | tuple[Any, ...] = self.pipe(
+                    *args, **with_step_ends(without_clashes(self.pipe, call), effects)
+                )
+                return drawn
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.
