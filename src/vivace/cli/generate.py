@@ -17,7 +17,6 @@ from click.core import ParameterSource
 
 from vivace import __version__
 from vivace.cli import options
-from vivace.cli.guarded import guarded
 from vivace.errors import OutputError, UsageError
 from vivace.foreign.destinations import (
     check_folder,
@@ -106,6 +105,7 @@ def generate(
         vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
     from vivace.benchmark.comparison import comparison_of, default_threads
+    from vivace.cli.guarded import guarded
 
     prepared = comparison_of(
         model,

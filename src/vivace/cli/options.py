@@ -16,7 +16,7 @@ from vivace.errors import WorkloadError
 from vivace.foreign.files import read_text
 from vivace.foreign.reading import reading
 from vivace.foreign.text import lines_of
-from vivace.spec.workload import TASKS
+from vivace.spec.tasks import TASKS
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
