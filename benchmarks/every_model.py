@@ -29,6 +29,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.record import Outcome, Record
+from vivace.spec.workload import TextMode
 
 RECORD = Path(__file__).parents[1] / "results" / "every-model.json"
 RECIPES = ("baseline", "compile")
@@ -67,7 +68,7 @@ def every_model(
     only: Sequence[str],
     recipes: Sequence[str],
     steps: int | None,
-    text: str,
+    text: TextMode,
     rounds: int,
     repeats: int,
     warmup: int,

@@ -60,6 +60,7 @@ print(run)  # tables and verdicts
 best = max(run.rows(), key=lambda row: row.speedup.point if row.speedup else 1)
 run.to_dataframe().to_csv("rows.csv")  # or run.to_dicts(), without pandas
 open("page.html", "w").write(run.page())  # tables, charts and images in one file
+open("times.svg", "w").write(run.charts()["times.svg"])  # a chart by itself
 
 print(vivace.recommend("flux-dev", gpu="A100", max_memory="24GB"))  # from records; nothing is measured
 ```

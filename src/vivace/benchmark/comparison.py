@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Unpack
 
 from vivace.benchmark.rivals import owners, with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
@@ -18,6 +18,7 @@ from vivace.models.sources import Limits as SizeLimits
 from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.spec.keywords import CallKeywords
 from vivace.spec.study import AskedWorkload, Batch, Study
 from vivace.spec.words import Checked
 from vivace.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
@@ -84,7 +85,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     return tuple(replace(one, found=obtained[one.found.model.name]) for one in checked)
 
 
-def comparison_of(model: str, recipe: str, **fields: Any) -> Comparison:
+def comparison_of(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> Comparison:
     """Return the comparison of a single recipe on one model, for generating images.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from vivace.benchmark.comparison import comparisons, default_threads
 from vivace.benchmark.launcher import Launcher
@@ -18,6 +18,7 @@ from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.report.rows import Row, rows_of
 from vivace.spec.environment import Environment
+from vivace.spec.keywords import CallKeywords
 from vivace.spec.record import Outcome, Record
 from vivace.spec.study import Study
 from vivace.spec.timing import Timing
@@ -89,7 +90,7 @@ def compare(
     on_pair: OnPair | None = None,
     progress: Progress | None = None,
     launcher: Launcher | None = None,
-    **fields: Any,
+    **fields: Unpack[CallKeywords],
 ) -> Paired:
     """Measure interleaved pairs of two recipes until the second is faster, slower or the same (within 1 %).
 

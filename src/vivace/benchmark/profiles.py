@@ -6,7 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.benchmark.launcher import Launcher, OnEvent, ask
@@ -15,7 +15,9 @@ from vivace.benchmark.requests import ProfileRequest
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
 from vivace.foreign.destinations import replace_from
+from vivace.report.dataframe import dataframe
 from vivace.report.profile import Change, changes, profile_text, table_rows
+from vivace.spec.keywords import CallKeywords
 from vivace.spec.profiling import Profile
 from vivace.spec.recipe import BASELINE
 from vivace.spec.timing import Timing
@@ -35,6 +37,14 @@ class Profiled:
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the operator table, one flat dictionary a row: the columns of `vivace profile --format csv`."""
         return table_rows(self.profile)
+
+    def to_dataframe(self) -> Any:
+        """Return `to_dicts` as a pandas DataFrame.
+
+        Raises:
+            Unsupported: pandas is not installed.
+        """
+        return dataframe(self.to_dicts())
 
     def against(self, before: Profiled) -> list[Change]:
         """Return how each operator's time differs from that in another profile, the largest change first."""
@@ -56,7 +66,7 @@ def profile(
     trace: str | Path | None = None,
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
-    **fields: Any,
+    **fields: Unpack[CallKeywords],
 ) -> Profiled:
     """Profile one whole call of a recipe after the warm-up, in a separate process.
 
@@ -74,9 +84,8 @@ def profile(
     Raises:
         UsageError, UnknownModel, Unsupported, WorkerError, OutputError: see `vivace.errors`.
     """
-    timing: Timing = fields.pop("timing", Timing())
-    device: str = fields.pop("device", "auto")
-    comparison = comparison_of(model, recipe, device=device, timing=timing, **fields)
+    timing, device = fields.get("timing", Timing()), fields.get("device", "auto")
+    comparison = comparison_of(model, recipe, **fields)
     if timing.threads is None:
         timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
     with ExitStack() as stack:

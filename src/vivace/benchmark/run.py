@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.page import page_of
-from vivace.errors import Unsupported
+from vivace.report.charts import charts
+from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import summary
 from vivace.report.table import csv_row, render
@@ -57,17 +58,19 @@ class Run:
         Raises:
             Unsupported: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise Unsupported(
-                "to_dataframe needs pandas: pip install pandas (to_dicts needs nothing)"
-            ) from None
-        return pandas.DataFrame(self.to_dicts(limits))
+        return dataframe(self.to_dicts(limits))
 
     def page(self, limits: Limits = DEFAULT_LIMITS) -> str:
         """Return the page of the run's store as HTML: tables, charts and images in one file that needs no network."""
         return page_of([self.store], limits)
+
+    def charts(self, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
+        """Return the charts of all comparisons as SVG, by the names of their files."""
+        files = {}
+        for number, compared in enumerate(self.comparisons, 1):
+            for name, svg in charts(compared.rows(limits)).items():
+                files[name if len(self.comparisons) == 1 else f"{number}-{name}"] = svg
+        return files
 
     def _repr_markdown_(self) -> str:
         """Notebooks show this."""

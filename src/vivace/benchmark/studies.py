@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from vivace.benchmark.comparison import Comparison, comparisons, default_threads
 from vivace.benchmark.deadline import Deadline
@@ -32,6 +32,7 @@ from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import Found
 from vivace.models.scorers import FoundScorer, find_scorer, find_witness
+from vivace.spec.keywords import StudyKeywords
 from vivace.spec.record import Record
 from vivace.spec.study import AskedQuality, Study
 from vivace.spec.timing import Timing
@@ -50,7 +51,7 @@ def bench(
     launcher: Launcher | None = None,
     gpus: NumGpus | None = None,
     ray: str | None = None,
-    **fields: Any,
+    **fields: Unpack[StudyKeywords],
 ) -> Run:
     """Compare recipes on a model and return the run.
 

@@ -63,7 +63,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     metavar="R",
     help="A recipe; repeat for more. The first is the baseline.",
 )
-@click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line.")
+@options.prompts()
 @click.option(
     "--prompt-set",
     metavar="NAME",
@@ -166,7 +166,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
 def bench(
     models: Sequence[str],
     recipes: Sequence[str],
-    prompts: Path | None,
+    prompts: list[str] | None,
     prompt_set: str | None,
     seed: int,
     seeds: int | None,
@@ -227,7 +227,7 @@ def bench(
             models=models,
             recipes=recipes,
             workload=AskedWorkload(
-                prompts=None if prompts is None else options.read_prompts(prompts),
+                prompts=None if prompts is None else tuple(prompts),
                 prompt_set=prompt_set,
                 seed=seed,
                 num_seeds=seeds,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
-from vivace.cli.guarded import guarded
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import Tried
@@ -63,6 +62,7 @@ def teacache(
     """
     prepared, arguments = _prepare(model, pictures, device, threads, size)
 
+    from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_teacache
 
     def fit_it(is_read: Callable[[], None]) -> int:
@@ -103,6 +103,7 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
     """
     prepared, arguments = _prepare(model, pictures, device, threads, size)
 
+    from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_magcache
 
     def measure(is_read: Callable[[], None]) -> int:

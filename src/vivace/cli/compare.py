@@ -47,7 +47,7 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     metavar="N%",
     help="Slowdown of RECIPE_B that is allowed; the exit code is 1 only if it is surely slower by more.",
 )
-@click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line.")
+@options.prompts()
 @click.option(
     "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
 )
@@ -114,7 +114,7 @@ def compare(
     recipe_b: str,
     model: str,
     fail_if: float | None,
-    prompts: Path | None,
+    prompts: list[str] | None,
     seed: int,
     height: int | None,
     width: int | None,
@@ -152,7 +152,7 @@ def compare(
     from vivace.spec.timing import Timing
 
     fields: dict[str, Any] = {
-        "prompts": None if prompts is None else options.read_prompts(prompts),
+        "prompts": prompts,
         "seed": seed,
         "height": height,
         "width": width,

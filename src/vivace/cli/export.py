@@ -11,7 +11,6 @@ import click
 
 from vivace import __version__
 from vivace.cli import options
-from vivace.cli.guarded import guarded
 from vivace.errors import OutputError
 from vivace.foreign.destinations import check_writable, is_standard_output, is_taken, replace, write_new
 
@@ -70,6 +69,7 @@ def export(
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
     """
     from vivace.benchmark.comparison import comparison_of
+    from vivace.cli.guarded import guarded
 
     if output is not None:
         if not force:

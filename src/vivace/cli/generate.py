@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import time
 import unicodedata
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from vivace import __version__
 from vivace.cli import options
-from vivace.cli.guarded import guarded
-from vivace.errors import OutputError
-from vivace.foreign.destinations import check_folder, write_new
+from vivace.errors import OutputError, UsageError
+from vivace.foreign.destinations import (
+    check_folder,
+    check_writable,
+    is_standard_output,
+    is_stream,
+    replace,
+    write_new,
+)
 
 if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
     from vivace.spec.workload import Workload
+
+Write = Callable[[Any, dict[str, str], str], Path]
+"""Takes an image, its facts and a name, writes a file and returns its path."""
+_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+_IMAGE_DESCRIPTION = 0x010E  # of EXIF
+_QUALITY = 95
 
 
 @click.command()
@@ -48,6 +64,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder for the PNGs.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the one image here instead, replacing what it names: .png, .jpg or .webp.",
+)
 @options.workload
 @options.pictures(with_task=False)
 @options.device
@@ -59,6 +82,7 @@ def generate(
     seed: int,
     num_images: int,
     out: Path,
+    output: Path | None,
     height: int | None,
     width: int | None,
     num_inference_steps: int | None,
@@ -70,16 +94,19 @@ def generate(
     """Generate images and print their paths.
 
     Each PNG contains its model, recipe, prompt and seed as text. The same command on the same machine writes the same
-    bytes. An existing file is never overwritten: a different image gets a number.
+    bytes. In a folder an existing file is never overwritten: a different image gets a number. Standard error says how
+    long an image took; the first may have been waited for longer, as code is compiled.
 
     With --image a picture is changed: it has its size, if the model can draw it, and --strength says how much may
     change. With --mask only what is white there is repainted.
 
     \b
         vivace generate "a red circle above a blue square" --recipe tiny_vae --num-images 4
+        vivace generate "a red circle above a blue square" -o circle.png
         vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
     from vivace.benchmark.comparison import comparison_of, default_threads
+    from vivace.cli.guarded import guarded
 
     prepared = comparison_of(
         model,
@@ -93,18 +120,44 @@ def generate(
         guidance_scale=guidance_scale,
         **sources,
     )
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file; give a folder")
-    check_folder(out)
+    write = _writer(click.get_current_context(), out, output, num_images)
     chosen = device, threads if threads is not None else default_threads(prepared.found)
-    return guarded(prepared.found, lambda is_read: _draw(prepared, prompt, num_images, out, *chosen, is_read))
+    return guarded(
+        prepared.found, lambda is_read: _draw(prepared, prompt, num_images, write, *chosen, is_read)
+    )
+
+
+def _writer(context: click.Context, out: Path, output: Path | None, num_images: int) -> Write:
+    """Return what writes an image, having checked that it can.
+
+    Raises:
+        UsageError, OutputError: it cannot.
+    """
+    if output is None:
+        if out.exists() and not out.is_dir():
+            raise OutputError(f"--out {out} is a file; give a folder")
+        check_folder(out)
+        return lambda picture, facts, name: save(picture, facts, out, name)
+    if context.get_parameter_source("out") is not ParameterSource.DEFAULT:
+        raise UsageError("-o names the one file to write, and --out a folder; give one of them")
+    if num_images > 1:
+        raise UsageError(f"-o {output} is one file, for one image; give --out FOLDER for {num_images}")
+    if output.suffix.lower() not in _FORMATS and (output.suffix or not is_stream(output)):
+        raise UsageError(f"-o {output}: give a name that ends in {', '.join(_FORMATS)}")
+    check_writable(output)
+
+    def write(picture: Any, facts: dict[str, str], name: str) -> Path:
+        replace(output, encoded(picture, facts, _FORMATS.get(output.suffix.lower(), "PNG")))
+        return output
+
+    return write
 
 
 def _draw(
     prepared: Comparison,
     prompt: str,
     num_images: int,
-    out: Path,
+    write: Write,
     device: str,
     threads: int,
     is_read: Callable[[], None],
@@ -116,6 +169,7 @@ def _draw(
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
     from vivace.models.sources import picture_arguments
+    from vivace.report.summary import seconds
     from vivace.runtime.safety import HiddenImageWarning, hidden_images
     from vivace.runtime.session import open_session
 
@@ -147,13 +201,16 @@ def _draw(
         )
     known = {} if prepared.pictures is None else prepared.pictures.by_sha
     silence_diffusers()  # it prints every token that it truncates
+    took: list[float] = []
     for index, text, picture_seed in workload.pictures():
         with explained(prepared.found, "does not run"):
             given = picture_arguments(prepared.found.pipeline, workload, [index], known)
             generator = torch.Generator("cpu").manual_seed(picture_seed)
+            began = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HiddenImageWarning)  # said below, with the image's path
                 output = session(prompt=text, generator=generator, **given)
+            took.append(time.perf_counter() - began)
             picture = output.images[0]
         facts = {
             "software": f"vivace {__version__}",
@@ -167,16 +224,26 @@ def _draw(
             "num_threads": str(torch.get_num_threads()),
             **_source_facts(workload),
         }
-        path = save(picture, facts, out, f"{slug(text)}-{picture_seed}")
-        click.echo(path)
+        path = write(picture, facts, f"{slug(text)}-{picture_seed}")
+        click.echo(path, err=is_standard_output(path))
         if any(hidden_images(output)):
             click.echo(
                 f"warning: {path} is black: the model's safety checker replaced the image of seed {picture_seed}",
                 err=True,
             )
         if num_images > 1:
-            click.echo(f"[{index + 1}/{num_images}]", err=True)
+            click.echo(f"[{index + 1}/{num_images}] {seconds(took[-1])}", err=True)
+    click.echo(_in_seconds(took), err=True)
     return 0
+
+
+def _in_seconds(took: list[float]) -> str:
+    """Return how long an image took, and the first one, which may have waited for code to be compiled."""
+    from vivace.report.summary import seconds
+
+    if len(took) == 1:
+        return f"{seconds(took[0])} an image"
+    return f"{seconds(median(took[1:]))} an image, the first {seconds(took[0])}"
 
 
 def _source_facts(workload: Workload) -> dict[str, str]:
@@ -211,20 +278,30 @@ def silence_diffusers() -> None:
 
 def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
     """Write a PNG with `facts` as text chunks; if another image has that name, add a number to it."""
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    for key, value in facts.items():
-        info.add_itxt(key, value)
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", pnginfo=info)
-    png = buffer.getvalue()
+    png = encoded(picture, facts, "PNG")
     number = 1
     while True:
         path = folder / (f"{name}.png" if number == 1 else f"{name}-{number}.png")
         if write_new(path, png) or (path.is_file() and path.read_bytes() == png):
             return path
         number += 1
+
+
+def encoded(picture: Any, facts: dict[str, str], format_: str) -> bytes:
+    """Return an image file with `facts`: as text chunks of a PNG, else as the description in EXIF."""
+    buffer = io.BytesIO()
+    if format_ == "PNG":
+        from PIL.PngImagePlugin import PngInfo
+
+        info = PngInfo()
+        for key, value in facts.items():
+            info.add_itxt(key, value)
+        picture.save(buffer, format="PNG", pnginfo=info)
+    else:
+        exif = picture.getexif()
+        exif[_IMAGE_DESCRIPTION] = json.dumps(facts)
+        picture.convert("RGB").save(buffer, format=format_, quality=_QUALITY, exif=exif)
+    return buffer.getvalue()
 
 
 def slug(prompt: str) -> str:

@@ -6,7 +6,7 @@ import functools
 import math
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -16,7 +16,7 @@ from vivace.errors import WorkloadError
 from vivace.foreign.files import read_text
 from vivace.foreign.reading import reading
 from vivace.foreign.text import lines_of
-from vivace.spec.workload import TASKS
+from vivace.spec.tasks import TASKS
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -140,6 +140,38 @@ def workload(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def prompts(*, first: bool = False) -> Callable[[F], F]:
+    """Return a decorator that adds --prompt and --prompts, as one parameter: `prompts`, a list or None.
+
+    Args:
+        first: only the first prompt is used.
+    """
+    only = "; the first is used" if first else ""
+    more = "" if first else "; repeat for more"
+
+    def add(function: F) -> F:
+        @functools.wraps(function)
+        def with_prompts(*args: Any, prompt: Sequence[str], prompts_file: Path | None, **given: Any) -> Any:
+            if prompt and prompts_file is not None:
+                raise click.UsageError("give --prompt TEXT or --prompts FILE, not both.")
+            texts = list(prompt) or (None if prompts_file is None else read_prompts(prompts_file))
+            return function(*args, prompts=texts[:1] if first and texts else texts, **given)
+
+        for option in (
+            click.option(
+                "--prompts",
+                "prompts_file",
+                type=click.Path(path_type=Path),
+                help=f"Text file, one prompt per line{only}.",
+            ),
+            click.option("--prompt", multiple=True, metavar="TEXT", help=f"A prompt{more}."),
+        ):
+            with_prompts = option(with_prompts)
+        return cast("F", with_prompts)
+
+    return add
 
 
 task = click.option(

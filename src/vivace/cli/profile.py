@@ -38,9 +38,7 @@ _PHASES = {
     "recipe's trace gets `-against` in its name.",
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing trace.")
-@click.option(
-    "--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line; the first is used."
-)
+@options.prompts(first=True)
 @options.workload
 @options.pictures()
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
@@ -96,7 +94,7 @@ def profile(
     against: str | None,
     trace: Path | None,
     force: bool,
-    prompts: Path | None,
+    prompts: list[str] | None,
     height: int | None,
     width: int | None,
     num_inference_steps: int | None,
@@ -134,7 +132,7 @@ def profile(
         raise UsageError("--force overwrites a trace; add --trace FILE")
     files = _traces(trace, against is not None, force)
     fields: dict[str, Any] = {
-        "prompts": None if prompts is None else options.read_prompts(prompts)[:1],
+        "prompts": prompts,
         "height": height,
         "width": width,
         "num_inference_steps": num_inference_steps,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
-from vivace.spec.workload import TASKS
+from vivace.spec.tasks import TASKS
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from vivace.cli import options
-from vivace.foreign.destinations import check_writable, is_standard_output, replace
+from vivace.errors import UsageError
+from vivace.foreign.destinations import check_folder, check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
+
+FORMATS = ("table", "md", "csv", "json")
 
 
 @click.command()
@@ -24,22 +27,67 @@ if TYPE_CHECKING:
     show_default=True,
     help="Folder of records; repeat to show several on one page.",
 )
-@options.page("page.html")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File to write; default: page.html, and standard output for other formats than html.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["html", *FORMATS]),
+    default="html",
+    show_default=True,
+    help="html is the page; the others are its tables.",
+)
+@click.option(
+    "--charts",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Also write each run's charts into a folder, as SVG files.",
+)
 @click.option("--title", metavar="TEXT", help="Title of the page.")
 @options.min_quality
 @options.price
 def report(
-    stores: tuple[Path, ...], output: Path, title: str | None, limits: Limits | None, price: float | None
+    stores: tuple[Path, ...],
+    output: Path | None,
+    format_: str,
+    charts: Path | None,
+    title: str | None,
+    limits: Limits | None,
+    price: float | None,
 ) -> int:
-    """Write a store's results as one offline HTML page.
+    """Write a store's results as one offline HTML page, or as tables.
 
     The page has each run's verdict, table, charts and images, and the tables as CSV and JSON files to save; the newest
     run comes first. It needs no network, and writing it needs no torch.
+
+    \b
+        vivace report -o page.html --charts charts
+        vivace report --format csv -o rows.csv
     """
-    from vivace.benchmark.page import page_of
+    from vivace.benchmark.page import charts_of, page_of, tables_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
-    check_writable(output)
-    replace(output, page_of(stores, limits or DEFAULT_LIMITS, price, title).encode())
-    click.echo(output, err=is_standard_output(output))
+    if title is not None and format_ != "html":
+        raise UsageError(f"--title is the page's; leave it out with --format {format_}")
+    path = output or Path("page.html" if format_ == "html" else "-")
+    check_writable(path)
+    if charts is not None:
+        check_folder(charts)
+    used = limits or DEFAULT_LIMITS
+    is_page = format_ == "html"
+    content = page_of(stores, used, price, title) if is_page else tables_of(stores, format_, used, price)
+    if is_standard_output(path) and not is_page:
+        click.echo(content, nl=False)
+    else:
+        replace(path, content.encode())
+        click.echo(path, err=is_standard_output(path))
+    if charts is not None:
+        for name, svg in charts_of(stores, used, price).items():
+            replace(charts / name, svg.encode())
+            click.echo(charts / name, err=is_standard_output(path))
     return 0

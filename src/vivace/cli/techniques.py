@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from vivace.cli import options
-from vivace.contract import Arithmetic
 from vivace.errors import UsageError, nearest
 
 
@@ -57,6 +56,8 @@ def _list(found: list[dict[str, Any]]) -> None:
 
 
 def _explain(technique: dict[str, Any], docstring: str) -> None:
+    from vivace.contract import Arithmetic
+
     click.echo(f"{technique['usage']}\n\n{docstring}\n")
     for knob in technique["knobs"]:
         default = "required" if knob["required"] else f"default {knob['default']}"

@@ -104,7 +104,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 )
 @options.workload
 @options.pictures(several=True)
-@click.option("--prompts", type=click.Path(path_type=Path), help="Text file, one prompt per line.")
+@options.prompts()
 @click.option(
     "--batch", type=click.IntRange(1, 4096), default=1, help="Images per call; default: as the goal says."
 )
@@ -158,7 +158,7 @@ def tune(
     num_inference_steps: int | None,
     guidance_scale: float | None,
     sources: options.Sources,
-    prompts: Path | None,
+    prompts: list[str] | None,
     batch: int,
     timeout: float,
     price: float | None,
@@ -190,7 +190,7 @@ def tune(
     if output is not None:
         check_writable(output)
     asked = Asked(
-        prompts=None if prompts is None else tuple(options.read_prompts(prompts)),
+        prompts=None if prompts is None else tuple(prompts),
         height=height,
         width=width,
         num_inference_steps=num_inference_steps,

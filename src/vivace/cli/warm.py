@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from vivace.cli import options
-from vivace.cli.guarded import guarded
 from vivace.errors import OutputError
 from vivace.foreign.destinations import check_writable, is_standard_output, is_taken, replace
 
@@ -80,6 +79,7 @@ def warm(
             raise OutputError(f"{output} exists; give another name, or --force")
         check_writable(output)
     from vivace.benchmark.comparison import comparison_of, default_threads
+    from vivace.cli.guarded import guarded
 
     prepared = comparison_of(
         model or "tiny-sd",

@@ -12,7 +12,6 @@ import errno
 import io
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -85,6 +84,11 @@ def write_new(path: Path, content: bytes) -> bool:
 def is_taken(path: Path) -> bool:
     """Return whether writing to a path would lose a file that exists; not so for devices, pipes and dangling links."""
     return _descriptor(path) is None and os.path.isfile(path)
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether a path names an open file, a device or a pipe, whose name says nothing of what goes there."""
+    return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def is_standard_output(path: Path) -> bool:
@@ -190,7 +194,7 @@ def _temporary(target: Path, fill: Fill) -> Iterator[Path]:
     It has the permissions of an existing target, else those of any new file.
     """
     made = _make(target.parent)
-    temporary = target.parent / f".{secrets.token_hex(8)}.part"
+    temporary = target.parent / f".{os.urandom(8).hex()}.part"
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         with os.fdopen(handle, "wb") as file:
@@ -273,7 +277,7 @@ def _write_all(handle: int, content: memoryview) -> None:
 def _try_to_write_in(folder: Path) -> None:
     """Write a file into a folder and remove it, and the folders that it needed."""
     made = _make(folder)
-    temporary = folder / f".{secrets.token_hex(8)}.part"
+    temporary = folder / f".{os.urandom(8).hex()}.part"
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         temporary.unlink()

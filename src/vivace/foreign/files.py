@@ -6,12 +6,16 @@ both into vivace's errors.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from vivace.errors import nearest
 
 MAX_JSON_BYTES = 32_000_000
 """Configurations and indices of published models have less than 3 MB."""
@@ -114,6 +118,32 @@ def user_path(name: str | Path) -> Path:
         return Path(name).expanduser()
     except RuntimeError:
         return Path(name)
+
+
+def is_path(name: str, suffixes: Collection[str] = ()) -> bool:
+    """Return whether a name can only be meant as a path, not as a name of a catalogue or `org/repo` of a hub.
+
+    Args:
+        suffixes: of files, lower case, that are no part of other names.
+    """
+    text = name.strip()
+    parts = re.split(r"[/\\]", text)
+    starts_as_path = len(parts) > 1 and parts[0] in ("", ".", "..", "~")
+    return starts_as_path or len(parts) > 2 or "\\" in text or Path(text).suffix.lower() in suffixes
+
+
+def not_there(name: str) -> str:
+    """Return that there is no file or folder of that name, and what there is instead, as far as that can be told."""
+    path = user_path(name.strip())
+    shown = name[:200]
+    try:
+        if not path.parent.is_dir():
+            first = next(above for above in reversed(path.parents) if not above.is_dir())
+            return f"{shown}: there is no such file or folder; there is no folder {str(first)[:200]} either"
+        beside = [other.name for other in itertools.islice(path.parent.iterdir(), 1000)]
+    except (OSError, ValueError):  # not readable, too long, or a NUL byte
+        beside = []
+    return f"{shown}: there is no such file or folder{nearest(path.name, beside)}"
 
 
 def is_below(path: Path, folder: Path) -> bool:

@@ -67,7 +67,7 @@ def plain_output() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     with _data_alone():
         errors = PlainStream(sys.stderr)
-        sys.stdout, sys.stderr = PlainStream(sys.stdout, errors), errors  # type: ignore[assignment]
+        sys.stdout, sys.stderr = PlainStream(sys.stdout, errors), errors
         try:
             yield
         finally:
@@ -116,7 +116,7 @@ def _data_alone() -> Iterator[None]:
         os.fdopen(number, "wb", closefd=False),
         encoding=before.encoding,
         errors=before.errors,
-        line_buffering=before.line_buffering,
+        line_buffering=bool(before.line_buffering),
     )
     os.dup2(2, 1)
     sys.stdout = _data = data

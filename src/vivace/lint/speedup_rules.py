@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vivace.lint.faults import Fault, written
 from vivace.lint.findings import Reading
@@ -15,6 +16,17 @@ _TOLERANCE = 0.02
 _SLOWER = re.compile(r"slow|longer", re.IGNORECASE)
 _SIGNED = re.compile(r"^\W*[-+−–]|faster|quicker|less|lower|reduc|improve|slow|longer", re.IGNORECASE)
 Ends = tuple[float, float]
+_CHANGES: tuple[Callable[[float], float], ...] = (
+    lambda share: 1 + share,  # more speed
+    lambda share: 1 / (1 - share) if share < 1 else math.inf,  # less time
+    lambda share: 1 / (1 + share) if share > -1 else math.inf,  # more time
+    lambda share: 1 - share,  # less speed
+)
+_OF_THE_BASELINE: tuple[Callable[[float], float], ...] = (
+    lambda share: share,  # its speed
+    lambda share: 1 / share if share > 0 else math.inf,  # its time
+)
+"""What a percentage can mean, as the baseline's time over the row's."""
 
 
 def speedup_fits_times(rows: Sequence[Reading]) -> Iterator[Fault]:
@@ -123,12 +135,9 @@ def _ratios(number: Number, role: str, is_percent: bool) -> Iterator[Ends]:
             yield (1 + least) * (1 - _TOLERANCE), (1 + most) * (1 + _TOLERANCE)
     if is_share or number.kind is None:
         shares = least / 100, most / 100
-        meanings = [lambda share: 1 + share, lambda share: 1 / (1 - share) if share < 1 else float("inf"),
-                    lambda share: 1 / (1 + share) if share > -1 else float("inf"), lambda share: 1 - share]  # fmt: skip
-        if not _SIGNED.search(number.text):
-            meanings += [lambda share: share, lambda share: 1 / share if share > 0 else float("inf")]
+        meanings = _CHANGES if _SIGNED.search(number.text) else (*_CHANGES, *_OF_THE_BASELINE)
         if not is_share:  # a number without a unit may be in percent if it is too large for a ratio
-            meanings = meanings[:1] if number.value >= 20 else []
+            meanings = _CHANGES[:1] if number.value >= 20 else ()
         for meaning in meanings:
             low, high = sorted(meaning(share) for share in shares)
             yield low * (1 - _TOLERANCE), high * (1 + _TOLERANCE)

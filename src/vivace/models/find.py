@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
-from vivace.foreign.files import user_path
+from vivace.foreign.files import is_path, not_there, user_path
 from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
@@ -29,6 +29,8 @@ WEIGHTS = Path(__file__).parent / "weights"
 SYNTHETIC = "synthetic:"
 TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
+_SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
+"""Of files of models, and of those that people take for one."""
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 
@@ -156,6 +158,8 @@ def find_model(name: str, *, download: bool = True) -> Found:
         return _in_folder(path)
     if is_file:
         return _in_file(path, download)
+    if is_path(text, _SUFFIXES):
+        raise UnknownModel(not_there(name))
     repo, at, revision = text.partition("@")
     if _REPOSITORY.fullmatch(repo) and (not at or _REVISION.fullmatch(revision)):
         origin = Hub(repo=repo, revision=revision or None)

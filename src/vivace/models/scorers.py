@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, nearest
-from vivace.foreign.files import read_json, user_path
+from vivace.foreign.files import is_path, not_there, read_json, user_path
 from vivace.models import hub
 from vivace.models.bounds import ADAPTER, check_files, check_places
 from vivace.models.files import fingerprint
@@ -107,6 +107,8 @@ def _find(name: str, kind: _Kind, download: bool) -> FoundScorer:
         resolved = folder.resolve()
         _check(resolved, str(resolved), kind)
         return _found(str(resolved), resolved, "real")
+    if is_path(name):
+        raise UnknownModel(not_there(name))
     repo, at, revision = name.strip().partition("@")
     if not _REPOSITORY.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)):
         known = "".join(f"{scorer}, " for scorer in embedded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vivace.contract import (
     COMPONENTS,
@@ -49,6 +49,7 @@ from vivace.runtime.calls import (
 )
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.outputs import PipelineOutput
 from vivace.runtime.safety import warn_of_hidden
 from vivace.runtime.sizes import warm_up
 from vivace.runtime.step_ends import with_step_ends
@@ -290,7 +291,11 @@ class Session:
         accepted = accepted_by(self.pipe)
         return {k: v for k, v in self._defaults.items() if k in accepted}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    def __call__(self, *args: Any, return_dict: Literal[True] = True, **kwargs: Any) -> PipelineOutput: ...
+    @overload
+    def __call__(self, *args: Any, return_dict: Literal[False], **kwargs: Any) -> tuple[Any, ...]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> PipelineOutput | tuple[Any, ...]:
         """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first."""
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(call_parameters(self.pipe))[: len(args)])
@@ -308,7 +313,9 @@ class Session:
         effects = [effect for _, effect in self._applied]
         try:
             with self.surroundings():
-                output = self.pipe(*args, **with_step_ends(without_clashes(self.pipe, call), effects))
+                output: PipelineOutput | tuple[Any, ...] = self.pipe(
+                    *args, **with_step_ends(without_clashes(self.pipe, call), effects)
+                )
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
             # out-of-memory error, later calls would mix weights and latents of two dtypes.

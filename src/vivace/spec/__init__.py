@@ -1,12 +1,18 @@
 """The data that vivace stores and passes between processes. Frozen, with a JSON round trip; imports no torch."""
 
-from vivace.spec.environment import Environment
-from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
-from vivace.spec.model import Model
-from vivace.spec.recipe import RecipeSpec, TechniqueCall, parse_recipe
-from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
-from vivace.spec.trial import Trial
-from vivace.spec.workload import Workload
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vivace.spec.environment import Environment
+    from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
+    from vivace.spec.model import Model
+    from vivace.spec.recipe import RecipeSpec, TechniqueCall, parse_recipe
+    from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
+    from vivace.spec.trial import Trial
+    from vivace.spec.workload import Workload
 
 __all__ = [
     "Environment",
@@ -27,3 +33,14 @@ __all__ = [
     "Workload",
     "parse_recipe",
 ]
+_PLACES = (
+    "environment", "figures", "model", "recipe", "record", "trial", "workload"
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: pydantic prepares every class, which the command line's help needs not."""
+    if name not in __all__:
+        raise AttributeError(f"module 'vivace.spec' has no attribute {name!r}")
+    places = (importlib.import_module(f"vivace.spec.{place}") for place in _PLACES)
+    return next(getattr(place, name) for place in places if hasattr(place, name))

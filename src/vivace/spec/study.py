@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -12,6 +12,9 @@ from vivace.spec.base import Spec
 from vivace.spec.timing import Timing
 from vivace.spec.words import Checked
 from vivace.spec.workload import Task, TextMode
+
+if TYPE_CHECKING:
+    from vivace.spec.keywords import StudyKeywords
 
 Batch = int | Literal["max"]
 
@@ -96,16 +99,20 @@ class Study(Spec):
     rivals: bool = True
 
     @classmethod
-    def of(cls, models: str | Sequence[str], recipes: Sequence[str], **fields: Any) -> Study:
+    def of(
+        cls, models: str | Sequence[str], recipes: Sequence[str], **keywords: Unpack[StudyKeywords]
+    ) -> Study:
         """Return a study from flat keywords.
 
         Args:
             models: one or several.
-            fields: fields of Study, AskedWorkload and AskedQuality. `quality` may be a bool; `batch` is a single batch.
+            keywords: fields of Study, AskedWorkload and AskedQuality. `quality` may be a bool; `batch` is a single
+                batch.
 
         Raises:
             UsageError, WorkloadError: a name or value that a study cannot have.
         """
+        fields: dict[str, Any] = dict(keywords)
         quality = fields.pop("quality", True)
         if isinstance(quality, bool):
             quality = AskedQuality(enabled=quality, **_pop_fields(AskedQuality, fields))

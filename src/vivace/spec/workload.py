@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
@@ -15,10 +15,10 @@ from pydantic import (
 )
 
 from vivace.spec.base import Spec
+from vivace.spec.tasks import TASKS as TASKS
+from vivace.spec.tasks import Task as Task
+from vivace.spec.tasks import TextMode as TextMode
 
-TextMode = Literal["prompts", "repeated", "embeddings"]
-Task = Literal["text", "image", "inpaint", "control", "edit"]
-TASKS: tuple[Task, ...] = get_args(Task)
 STRENGTHS: dict[Task, float] = {"image": 0.8, "inpaint": 0.9}
 """The default strength of the tasks that have one."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vivace.errors import RecipeError, UsageError, nearest
-from vivace.foreign.files import read_text, user_path
+from vivace.foreign.files import is_path, not_there, read_text, user_path
 from vivace.foreign.reading import reading
 from vivace.recipes.resolve import resolve
 from vivace.spec.base import Spec
@@ -267,6 +267,8 @@ def read_study(name: str | Path) -> StudyFile:
             text, str(name), lambda file: parse_published(folder.joinpath(file).read_text("utf-8"), file)
         )
     path = user_path(name)
+    if is_path(str(name), (".toml",)) and not path.exists():
+        raise UsageError(not_there(str(name)))
     if path.suffix != ".toml" and not path.exists():
         known = published_studies()
         raise UsageError(f"no study '{shorten(str(name))}'; give {', '.join(known)} or a .toml file")

@@ -16,6 +16,7 @@ from vivace.benchmark.places.spread import Pool
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.store import DEFAULT_STORE
+from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 from vivace.spec.recipe import unpinned
 from vivace.spec.record import Outcome, Record
@@ -191,6 +192,14 @@ class StudyRun:
         from vivace.studies.table import flat
 
         return flat(self)
+
+    def to_dataframe(self) -> Any:
+        """Return `to_dicts` as a pandas DataFrame.
+
+        Raises:
+            Unsupported: pandas is not installed.
+        """
+        return dataframe(self.to_dicts())
 
     def page(self) -> str:
         """Return the page as HTML: published beside measured, conclusions, charts and images; no scripts, no links."""

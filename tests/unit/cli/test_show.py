@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,8 @@ from vivace.cli.bench import show
 from vivace.errors import Unsupported
 from vivace.spec.figures import QualityPass
 from vivace.spec.study import Study
+from vivace.studies import StudyRun
+from vivace.studies.file import read_study
 
 
 def test_markdown_of_two_models_has_a_titled_table_for_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,5 +49,14 @@ def test_a_run_is_data_and_a_table() -> None:
 def test_a_dataframe_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     run = Run(Study.of("tiny-sd", ["baseline"]), Path("store"), ())
-    with pytest.raises(Unsupported, match="pip install pandas"):
-        run.to_dataframe()
+    for data in (run, StudyRun(read_study("001"), None, ())):
+        with pytest.raises(Unsupported, match="pip install pandas"):
+            data.to_dataframe()
+
+
+def test_a_dataframe_has_the_rows_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    compared = Compared((make_record("baseline"), make_record("tiny_vae")), QualityPass())
+    run = Run(Study.of("tiny-sd", ["baseline", "tiny_vae"]), Path("store"), (compared,))
+    assert run.to_dataframe() == run.to_dicts()
+    assert list(run.charts()) == ["times.svg", "speed-and-memory.svg"]
