@@ -26,6 +26,7 @@ from vivace.tuning.answer import Tuned
 from vivace.tuning.asked import Asked
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.first_calls import FirstCalls
 from vivace.tuning.measuring import MOST_SEEDS, Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
@@ -37,6 +38,7 @@ from vivace.tuning.setup import (
     budget_of,
     check_baseline,
     check_memory,
+    check_of_calls,
     space_of,
     start_of,
     trusted_recipes,
@@ -161,7 +163,10 @@ def tune(
         history, stored = bench.history()
         told.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
         told.note("measuring the baseline")
+        inner = bench.progress
+        bench.progress = FirstCalls(inner, check_of_calls(minutes, bench, began))
         base = bench.start()
+        bench.progress = inner
         check_baseline(base, bench)
         bench.spend(DEFAULT_MINUTES if minutes is None and trials is None else minutes, began)
         budget = budget_of(minutes, trials, bench, began)
