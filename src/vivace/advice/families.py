@@ -22,7 +22,8 @@ class Kin:
         name: without "synthetic:".
         pipeline: the class in diffusers; "" if unknown.
         steps: its usual number of steps; None if unknown.
-        is_embedded: whether it is one of the small models that ship with vivace.
+        is_embedded: whether it is one of the small models that ship with vivace, or as small: full models' times say
+            nothing of it.
     """
 
     name: str
@@ -81,7 +82,9 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
             f"no model '{name[:200]}'{nearest(name, CATALOGUE)} (in the catalogue: {', '.join(CATALOGUE)}; or give "
             "org/repo, a folder or a file)"
         ) from None
-    return Kin(found.model.name, found.pipeline, found.defaults.get("num_inference_steps"))
+    if found.same_as is not None and found.model.name not in recorded:
+        return kin_of(found.same_as)  # its records are of the same weights
+    return Kin(found.model.name, found.pipeline, found.defaults.get("num_inference_steps"), found.is_small)
 
 
 def _is_path(name: str) -> bool:

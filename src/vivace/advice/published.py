@@ -41,6 +41,11 @@ def tables_of_study(file: StudyFile) -> list[Table]:
     return tables
 
 
+_PROFILED = (
+    "its times are of calls under a profiler, which are not seconds an image: only their ratios are given"
+)
+
+
 def _place(cell: Published) -> tuple[str, str]:
     return cell.model, cell.gpu
 
@@ -57,7 +62,14 @@ def _table(file: StudyFile, model: str, gpu: str, baseline: Seen, rows: list[See
         gain = None if row.latency is None else Interval(base.point / row.latency.point, None, None)
         judged = _against(row.judged, reference.judged)
         found.append(row.model_copy(update={"gain": gain, "judged": judged}))
+    if file.profiled:
+        found = [_without_times(row) for row in found]
     workload = file.model.get(model, file.workload)
+    note = (
+        ""
+        if baseline.latency is not None
+        else (f"the source did not time its baseline on this GPU: gains are over {reference.recipe}")
+    )
     return Table(
         kind="published",
         place=f"study {file.name}",
@@ -69,10 +81,14 @@ def _table(file: StudyFile, model: str, gpu: str, baseline: Seen, rows: list[See
         baseline=reference.recipe,
         rows=tuple(found),
         profiled=file.profiled,
-        note=""
-        if baseline.latency is not None
-        else f"the source did not time its baseline on this GPU: gains are over {reference.recipe}",
+        note="; ".join(part for part in (note, _PROFILED if file.profiled else "") if part),
     )
+
+
+def _without_times(row: Seen) -> Seen:
+    """Return a row that was timed under a profiler with what may be said of it: its gain over the baseline."""
+    gain = row.gain if row.latency is None or row.gain is not None else Interval(1.0, None, None)
+    return row.model_copy(update={"latency": None, "spread": None, "gain": gain})
 
 
 def _rows(cells: list[Published]) -> Iterator[Seen]:

@@ -126,13 +126,14 @@ def _order(table: Table, nearness: Near, is_own_model: bool, goal: Goal) -> tupl
     family's records come last. Peak memory hardly depends on the GPU, so all GPUs' are looked at together for that.
     """
     kind = {"own": 0, "committed": 1, "published": 2}[table.kind]
+    place = Near.OTHER + 1 if table.profiled else nearness
     if not is_own_model:
-        return (2, nearness, kind)
+        return (2, place, kind)
     if kind == 0:
         return (0, nearness, 0)
     if goal == "memory":
         return (1, 0, 0)
-    return (1, Near.OTHER + 1 if table.profiled else nearness, kind)
+    return (1, place, kind)
 
 
 def followed(weighed: Sequence[Weighed]) -> Weighed | None:

@@ -17,6 +17,7 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.files import component_class, num_bytes
 from vivace.models.find import TINY_VAE, Found, find_model
+from vivace.models.folder_defaults import NAME, text_of
 
 _INDEX = "model_index.json"
 
@@ -74,14 +75,16 @@ def export(name: str, destination: Path) -> Exported:
                 # Without the mode: safetensors writes files that only their owner may read.
                 shutil.copyfile(source, target)
             _write_index(found, folder / _INDEX)
-            written = num_bytes({file: folder / file for file in files})
+            assert found.entry is not None
+            (folder / NAME).write_text(text_of(found.entry))
+            written = num_bytes({file: folder / file for file in (*files, NAME)})
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise OutputError(
             f"{destination} cannot be written: {reason}; partial files were removed. {found.model.name} needs "
             f"{num_bytes(files) / 1e6:.1f} MB in a folder that you may write to"
         ) from error
-    return Exported(found, destination, len(files), written)
+    return Exported(found, destination, len(files) + 1, written)
 
 
 def _write_index(found: Found, path: Path) -> None:

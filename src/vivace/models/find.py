@@ -17,6 +17,7 @@ from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
+from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole
 from vivace.models.pipelines import call_of, defaults_of, read_config
 from vivace.models.remote import Download
@@ -31,6 +32,7 @@ TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
 """Of files of models, and of those that people take for one."""
+_SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 
@@ -40,7 +42,8 @@ class Found:
     """A model that was found: its identity, its files, and its catalogue entry if it has one.
 
     folder: holds the model_index.json; None if there are no files.
-    entry: for a single file, the entry of the model whose configuration it uses.
+    entry: for a single file, that of the model whose configuration it uses; for a folder, that of the embedded model
+        that was exported to it, or whose weights it has.
     components: replacements for the folder's components, by name: a folder with a config.json, or a .safetensors file.
     checkpoint: a single file with all weights; `folder` then provides only configuration and tokenizers.
     lora: a LoRA that is merged into the denoiser.
@@ -51,6 +54,7 @@ class Found:
     missing: a message if weights are missing. Such a folder works for `vivace plan`, but not for inference.
     architecture: the model is built from this with random weights, instead of from files.
     contents: what is in a single file.
+    same_as: the embedded model whose weights a folder has.
     """
 
     model: Model
@@ -66,6 +70,7 @@ class Found:
     missing: str | None = None
     architecture: Architecture | None = None
     contents: Contents | None = None
+    same_as: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -76,6 +81,15 @@ class Found:
         return tuple(f"{file.name}: {note}" for note in self.contents.notes)
 
     @property
+    def is_small(self) -> bool:
+        """Whether its weights are of the size of the models that ship with vivace; False if they are not here yet."""
+        return (
+            bool(self.weights)
+            and all(path.is_file() for path in self.weights)
+            and (sum(path.stat().st_size for path in self.weights) < _SMALL_BYTES)
+        )
+
+    @property
     def files(self) -> dict[str, Path]:
         """Every file of an embedded model or a folder, by its name in the model ("transformer/config.json")."""
         return {} if self.folder is None else files_of(self.folder, self.components.values())
@@ -83,7 +97,7 @@ class Found:
     @property
     def tiny_vae(self) -> Path | Part | Component | None:
         """The tiny VAE for this model's latents: a folder, files on the hub, or an architecture to build."""
-        if self.entry is None:
+        if self.entry is None or self.model.source == "folder":
             assert self.folder is not None
             own = self.folder / TINY_VAE
             return own if (own / "config.json").is_file() else None
@@ -163,7 +177,7 @@ def find_model(name: str, *, download: bool = True) -> Found:
     repo, at, revision = text.partition("@")
     if _REPOSITORY.fullmatch(repo) and (not at or _REVISION.fullmatch(revision)):
         origin = Hub(repo=repo, revision=revision or None)
-        return _on_the_hub(text, None, origin, download)
+        return _on_the_hub(text, _published_as(repo), origin, download)
     raise UnknownModel(
         f"no model '{name[:200]}'{nearest(name, CATALOGUE)} (in the catalogue: {', '.join(CATALOGUE)}; or give "
         "org/repo of the Hugging Face hub, a folder with a model_index.json, a .safetensors file, or synthetic:NAME "
@@ -215,6 +229,15 @@ def _embedded(entry: Entry, origin: Embedded) -> Found:
     return Found(model, folder, entry, components, weights=weights)
 
 
+def _published_as(repo: str) -> Entry | None:
+    """Return the catalogue's entry of a repository: how its model is meant to be run; None if it has none."""
+    for entry in CATALOGUE.values():
+        origin = entry.origin
+        if isinstance(origin, Hub) and origin.repo == repo and not origin.parts and origin.lora is None:
+            return entry
+    return None
+
+
 def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> Found:
     located = remote.locate(origin, download=download)
     return Found(
@@ -248,7 +271,36 @@ def _in_folder(path: Path) -> Found:
     check_files(folder, tiny, (), str(path))
     model = Model(name=str(folder), source="folder", revision=fingerprint(files))
     weights = tuple(files[name] for name in chosen.weights)
-    return Found(model, folder, None, variant=chosen.variant, weights=weights, missing=chosen.missing)
+    pipeline = str(index["_class_name"])
+    same, alike = _known(pipeline, files, {name: files[name] for name in chosen.weights})
+    return Found(
+        model,
+        folder,
+        read_defaults(folder, pipeline) or same or alike,
+        variant=chosen.variant,
+        weights=weights,
+        missing=chosen.missing,
+        same_as=None if same is None else same.name,
+    )
+
+
+def _known(
+    pipeline: str, files: Mapping[str, Path], weights: Mapping[str, Path]
+) -> tuple[Entry | None, Entry | None]:
+    """Return the embedded model that has a folder's weights, and one that has its denoiser's architecture."""
+    same = alike = None
+    for entry in CATALOGUE.values():
+        if isinstance(entry.origin, Embedded) and entry.pipeline == pipeline:
+            own = _embedded_files(entry.origin)
+            same = same or (entry if has_same_weights(weights, own) else None)
+            alike = alike or (entry if has_same_denoiser(files, own) else None)
+    return same, alike
+
+
+def _embedded_files(origin: Embedded) -> dict[str, Path]:
+    """Return the files of an embedded model by their names in it."""
+    own = sorted((WEIGHTS / origin.folder).iterdir()) if origin.base is not None else []
+    return files_of(WEIGHTS / (origin.base or origin.folder), [path for path in own if path.is_dir()])
 
 
 def _in_file(path: Path, download: bool) -> Found:

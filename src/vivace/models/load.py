@@ -280,7 +280,8 @@ def tiny_vae_arguments(found: Found) -> tuple[str, ...]:
     """
     tiny = found.tiny_vae
     if isinstance(tiny, Path):
-        return (literal(str(tiny)),) if found.entry is None else (f"WEIGHTS / {literal(tiny.name)}",)
+        is_embedded = found.model.source == "embedded"
+        return (f"WEIGHTS / {literal(tiny.name)}",) if is_embedded else (literal(str(tiny)),)
     if isinstance(tiny, Part):
         return literal(tiny.repo), f"revision={literal(tiny.revision)}"
     return ()

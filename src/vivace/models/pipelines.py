@@ -71,6 +71,15 @@ EDITING: dict[str, tuple[int, float | None]] = {
     "QwenImageEditPipeline": (50, None),
     "QwenImageEditPlusPipeline": (50, None),
 }
+# Steps and guidance of models that their own configuration tells from others of their class: a value in a file.
+_VARIANTS: tuple[tuple[str, str, str, object, int, float], ...] = (
+    ("FluxPipeline", "transformer/config.json", "guidance_embeds", False, 4, 0.0),  # FLUX.1 [schnell]
+    *(
+        ("StableDiffusionXLPipeline", "scheduler/scheduler_config.json", "_class_name", name, 50, 3.0)
+        for name in ("EDMDPMSolverMultistepScheduler", "EDMEulerScheduler")  # Playground v2.5
+    ),
+)
+_SCHNELL_SEQUENCE_LENGTH = 256
 _FLUX_SEQUENCE_LENGTH = 512  # FluxPipeline's own max_sequence_length
 _NATIVE_CELLS = 128  # latent cells per side of transformers without a configured size
 # Trained at another size than their configuration says.
@@ -80,9 +89,10 @@ _SIDES = {"AuraFlowPipeline": 1024, "StableCascadeCombinedPipeline": 1024, "Wuer
 def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
     """Return the default height, width, num_inference_steps and guidance_scale of a pipeline in a folder.
 
-    The size comes from its configuration; steps and guidance are the defaults of its class.
+    The size comes from its configuration; steps and guidance are the defaults of its class, or of a model of that class
+    which its configuration tells from others.
     """
-    steps, guidance = (TEXT_TO_IMAGE | EDITING)[class_name]
+    steps, guidance = _variant(folder, class_name) or (TEXT_TO_IMAGE | EDITING)[class_name]
     side = _SIDES.get(class_name) or _side(folder)
     return {
         "height": side,
@@ -92,14 +102,25 @@ def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
     }
 
 
+def _variant(folder: Path, class_name: str) -> tuple[int, float] | None:
+    """Return steps and guidance of a model that differs from its class; None if nothing says that it does."""
+    for kind, file, key, value, steps, guidance in _VARIANTS:
+        config = read_config(folder / file) if kind == class_name else {}
+        if key in config and config[key] == value:
+            return steps, guidance
+    return None
+
+
 def call_of(folder: Path, class_name: str) -> dict[str, Any]:
     """Return extra call arguments: FLUX's pipelines pad to 512 tokens, unless the T5 tokenizer asks for fewer."""
     if class_name not in ("FluxPipeline", "FluxKontextPipeline"):
         return {}
     length = read_config(folder / "tokenizer_2" / "tokenizer_config.json").get("model_max_length")
-    if not isinstance(length, int) or length >= _FLUX_SEQUENCE_LENGTH:
-        return {}
-    return {"max_sequence_length": length}
+    is_schnell = _variant(folder, class_name) is not None
+    longest = _SCHNELL_SEQUENCE_LENGTH if is_schnell else _FLUX_SEQUENCE_LENGTH
+    if isinstance(length, int) and length < longest:
+        return {"max_sequence_length": length}
+    return {"max_sequence_length": longest} if is_schnell else {}
 
 
 def _side(folder: Path) -> int:

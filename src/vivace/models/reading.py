@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.models.catalogue import CATALOGUE
 from vivace.models.files import num_bytes
 from vivace.models.find import Found
 
@@ -55,7 +56,8 @@ class Limits:
 
 def is_trusted(found: Found) -> bool:
     """Whether the model's configuration is vivace's own, or pinned in the catalogue."""
-    return found.entry is not None and found.model.source != "file"
+    # An entry is also lent to files, folders and repositories that are not the catalogue's own.
+    return found.model.is_synthetic or found.model.name in CATALOGUE
 
 
 def complaint(name: str, excess: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vivace.benchmark.store import Store
@@ -169,6 +169,31 @@ def check_baseline(base: Seen | None, bench: Bench) -> None:
         )
 
 
+def check_of_calls(minutes: float | None, bench: Bench, began: float) -> Callable[[float, float], None]:
+    """Return a function that refuses minutes too few for the final, by the least and the likely seconds of a call.
+
+    Raises (the function):
+        UsageError: naming the minutes that suffice.
+    """
+
+    def needed_s(call_s: float) -> float:
+        bench.pace.batch, bench.pace.base_s = bench.asked.batch, call_s
+        return time.monotonic() - began + bench.seconds_of_final([])
+
+    def check(least_s: float, likely_s: float) -> None:
+        if minutes is not None and needed_s(least_s) > 60 * minutes:
+            raise _too_few(minutes, needed_s(likely_s))
+
+    return check
+
+
+def _too_few(minutes: float, needed_s: float) -> UsageError:
+    return UsageError(
+        f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
+        f"{seconds(needed_s)}; give --minutes {math.ceil(needed_s / 30) / 2 + 0.5:g}"
+    )
+
+
 def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: float) -> Budget:
     """Return the budget.
 
@@ -182,8 +207,5 @@ def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: fl
     assert bench.baseline is not None
     needed = spent + ROOM * bench.seconds_of_final([])
     if minutes is not None and needed > 60 * minutes:
-        raise UsageError(
-            f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
-            f"{seconds(needed)}; give --minutes {math.ceil(needed / 30) / 2 + 0.5:g}"
-        )
+        raise _too_few(minutes, needed)
     return clock if trials is None else Both(trials, clock)

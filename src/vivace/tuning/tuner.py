@@ -28,6 +28,7 @@ from vivace.tuning.asked import Asked
 from vivace.tuning.believed import explanation_of
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.first_calls import FirstCalls
 from vivace.tuning.judge import judge_of
 from vivace.tuning.measuring import MOST_SEEDS, Bench
 from vivace.tuning.notes import notes_of
@@ -42,6 +43,7 @@ from vivace.tuning.setup import (
     budget_of,
     check_baseline,
     check_memory,
+    check_of_calls,
     space_of,
     start_of,
     trusted_recipes,
@@ -180,7 +182,10 @@ def tune(
         for note in judge.notes(bench.command):
             told.note(f"note: {note}")
         told.note("measuring the baseline")
+        inner = bench.progress
+        bench.progress = FirstCalls(inner, check_of_calls(minutes, bench, began))
         base = bench.start()
+        bench.progress = inner
         check_baseline(base, bench)
         bench.spend(spent, began)
         budget = budget_of(minutes, trials, bench, began)

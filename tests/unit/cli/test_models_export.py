@@ -24,7 +24,7 @@ def test_it_prints_what_it_wrote_and_how_to_use_it(
     assert run(monkeypatch, "--export", "Tiny-SD", "new/model") == 0
     out, err = capfd.readouterr()
     assert out.splitlines() == [
-        "wrote new/model: tiny-sd, 12 files, 14.9 MB",
+        "wrote new/model: tiny-sd, 13 files, 14.9 MB",
         "",
         "With diffusers alone:",
         "",

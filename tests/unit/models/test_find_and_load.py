@@ -39,13 +39,18 @@ def test_a_saved_pipeline_is_benched_like_any_other(folder: Path, tmp_path: Path
     recipes = ["baseline", "steps(2)", "tiny_vae"]
     records = vivace.bench(str(folder), recipes, num_inference_steps=3, timing=timing, store=tmp_path / "s")
     assert records[0].trial.workload.height == 128, "its native size"
-    assert records[0].trial.workload.guidance_scale == 7.5, "its pipeline's own"
+    assert records[0].trial.workload.guidance_scale == 4.0, "its weights are known"
     assert [r.outcome for r in records] == [Outcome.MEASURED, Outcome.MEASURED, Outcome.UNSUPPORTED]
     assert records[0].trial.model.source == "folder"
     assert records[2].reason == "tiny_vae: no tiny VAE is known for this model's latents"
 
 
 def test_a_folders_defaults_are_its_pipelines_own(folder: Path) -> None:
+    config = folder / "unet" / "config.json"
+    known = json.loads(config.read_text())
+    config.write_text(json.dumps(known | {"layers_per_block": 2}))  # else its denoiser is known,
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")  # or its weights
     assert find_model(str(folder)).defaults == {
         "height": 128,
         "width": 128,
