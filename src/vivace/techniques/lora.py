@@ -6,8 +6,9 @@ Why: a style or a subject that the model does not know, in a file of a few MB. M
     without compiling, capturing or quantising anything again.
 Costs: another image, as wanted. Merged: nothing, and no way back. Hot: two small matmuls beside every changed layer in
     each step, which matter most where layers are small, and the memory of its matrices.
-Needs: a .safetensors file in a layout that diffusers reads (its own, kohya's, PEFT's, FLUX trainers'). Pickles are
-    refused, and so are DoRA, LoHa and LoKr, which are no sum of two matrices.
+Needs: a .safetensors file (of diffusers, PEFT, kohya's scripts, LyCORIS, OneTrainer, XLabs or ComfyUI). Every tensor is
+    used, or adds zero, or is named. LoHa, LoKr, LoCon, biases and norms are merged; DoRA, GLoRA, OFT and IA3, which are
+    no sums, are refused, and so are pickles.
 Source: Hu et al., LoRA, arXiv 2106.09685; diffusers, "LoRA".
 
 PATH is a file, a folder with one, or on the Hugging Face hub `'org/repo'` or `'org/repo/FILE.safetensors'`, each also
@@ -16,9 +17,9 @@ have several: what they add is summed in fp32, whatever their order in the text,
 digits of the file's. vivace adds it to the recipes that it stores, so that a changed file is another recipe; a file
 that differs is refused.
 
-Text encoders' parts are merged too, unless @denoiser leaves them out; a hot LoRA must not have them. `max_rank` and
-`layers` of a hot LoRA reserve what `set_lora` loads later: a larger rank, and layers that this file leaves alone. After
-`distilled`, the weights are rounded a second time.
+PEFT's alpha is in the adapter_config.json beside the file. Text encoders' parts are merged too, unless @denoiser leaves
+them out; a hot LoRA must not have them. `max_rank` and `layers` of a hot LoRA reserve what `set_lora` loads later: a
+larger rank, and layers that this file leaves alone. After `distilled`, the weights are rounded a second time.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vivace
-from tests.families import build
+from tests.families import build, load
 from tests.flow_models import pipeline
 from vivace.errors import Unsupported, UnusableModel
 from vivace.export.script import write_script
@@ -21,6 +21,7 @@ from vivace.recipes.resolve import resolve
 
 RANK = 4
 MID = "mid_block.attentions.0.proj_in"
+OF_FLUX = ("lora_unet_double_blocks_0_img_attn_proj", "transformer_blocks.0.attn.to_out.0")
 NAME = f"lora_unet_{MID.replace('.', '_')}"
 
 
@@ -61,6 +62,7 @@ def save(state: dict[str, Any], path: Path, metadata: dict[str, str] | None = No
         (["reshape_weight"], "is a LoRA that makes a weight larger"),
         (["lora_embedding_A"], "is a LoRA of a token embedding"),
         (["lora_E"], "is AdaLoRA"),
+        (["vera_lambda_b"], "is VeRA"),
         (["lora_A.bias"], "is a LoRA with a bias between its matrices"),
         (["something_new"], "is of no kind that vivace knows"),
     ],
@@ -174,6 +176,33 @@ def test_the_model_that_it_was_made_for_is_named(path: Path) -> None:
         merge(pipeline("flux2-klein-4b"), path)
 
 
+def test_names_of_openclip_are_not_known(path: Path) -> None:
+    pipe = build("sdxl")
+    layer = "lora_te2_transformer_resblocks_0_mlp_c_fc"
+    save(
+        plain(pipe)
+        | {f"{layer}.lora_down.weight": torch.ones(4, 8), f"{layer}.lora_up.weight": torch.ones(8, 4)},
+        path,
+    )
+    with pytest.raises(
+        UnusableModel,
+        match=f"this text_encoder_2, which has no layer {layer}.*or leave the text_encoder_2 out",
+    ):
+        merge(pipe, path)
+
+
+def test_guidance_of_a_sibling_is_said_to_be_unused(path: Path) -> None:
+    pipe = load("tiny-flux-schnell")
+    start = plain(pipe, *OF_FLUX)
+    guidance = {
+        f"lora_unet_guidance_in_in_layer.lora_{role}.weight": torch.ones(4, 4) for role in ("down", "up")
+    }
+    save(start | guidance, path)
+    (warning,) = vivace.apply(pipe, f"lora('{path.as_posix()}')").warnings
+    assert "2 of 4 tensors are not used" in warning
+    assert "guidance, which this model does not take as an input" in warning
+
+
 def test_a_bias_that_a_layer_lacks_and_two_adapters_are_refused(path: Path) -> None:
     pipe = build("sd")
     layer = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
@@ -263,6 +292,9 @@ def test_pefts_alpha_is_read_from_the_json_beside(
         ({"r": 32}, f"does not go with adapter_config.json, which says rank 32 for .*which has rank {RANK}"),
         ({"peft_type": "OFT"}, "adapter_config.json says that it is OFT"),
         ({"init_lora_weights": "pissa_niter_16"}, "takes a part out of the model's weights"),
+        ({"init_lora_weights": "olora"}, "takes a part out of the model's weights"),
+        ({"init_lora_weights": "corda"}, "takes a part out of the model's weights"),
+        ({"init_lora_weights": "loftq"}, "takes a part out of the model's weights"),
         ({"use_dora": True}, "it is DoRA"),
         ({"lora_alpha": "much"}, "does not go with adapter_config.json"),
         ({"layer_replication": [[0, 4]]}, "repeated layers"),
