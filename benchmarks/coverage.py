@@ -2,11 +2,12 @@
 
 python -m benchmarks.coverage             simulate, write results/coverage.json
 python -m benchmarks.coverage --repeats N comparisons of each case (1000: ±1.4 points at 95 %)
-python -m benchmarks.coverage --only pairs    a part: `rounds` of `vivace bench`, or `pairs` of `vivace compare`
+python -m benchmarks.coverage --only pairs    a part: `rounds` and `movement` of `vivace bench`, `pairs` of `compare`
+python -m benchmarks.coverage --only movement --repeats 200    as recorded
 
 A study compares two or five recipes. Each recipe gets its own process in each round, and processes that do the same
 differ by PROCESS_SDS; the machine's speed differs from round to round, for all recipes alike. Within a process the
-calls vary by one of NOISES.
+calls vary by one of NOISES. Where the machine moves within rounds, `movement_coverage` simulates it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks import sequential_coverage
+from benchmarks import movement_coverage, sequential_coverage
 from benchmarks.command import run
 from benchmarks.noises import MACHINE_SD, NOISES, PROCESS_SDS, draw_round
 from vivace.stats import Verdict, learn_spread, log_speedup, median_interval, verdict
@@ -74,14 +75,20 @@ def simulate(
 
 @click.command()
 @click.option("--repeats", default=1000, show_default=True, type=click.IntRange(10))
-@click.option("--only", type=click.Choice(["rounds", "pairs"]), help="Simulate one part, and keep the other.")
+@click.option(
+    "--only",
+    type=click.Choice(["rounds", "movement", "pairs"]),
+    help="Simulate one part, and keep the others.",
+)
 @click.option("--record", default=RESULTS, type=click.Path(path_type=Path))
 def command(repeats: int, only: str | None, record: Path) -> int:
     """Simulate every case and write the record."""
     found = json.loads(record.read_text()) if only is not None and record.exists() else {}
-    if only != "pairs":
+    if only in (None, "rounds"):
         found |= {"repeats": repeats, "rows": _rounds(repeats)}
-    if only != "rounds":
+    if only in (None, "movement"):
+        found |= {"movement_repeats": repeats, "movement": list(_movement(repeats))}
+    if only in (None, "pairs"):
         found |= {"pair_repeats": repeats, "pairs": list(_pairs(repeats))}
     parts = [f'"{name}": {_written(value)}' for name, value in found.items()]
     record.write_text("{" + ", ".join(parts) + "}\n")
@@ -104,6 +111,16 @@ def _rounds(repeats: int) -> list[dict[str, object]]:
             rows.append(case | {"samples": samples} | shares)
         click.echo(_line(rows[-len(ROUNDS) * len(SAMPLES) :]))
     return rows
+
+
+def _movement(repeats: int) -> Iterator[dict[str, Any]]:
+    for row in movement_coverage.cases(repeats):
+        told = ", ".join(f"{design} {row[design]['false']:.1%}" for design in movement_coverage.DESIGNS)
+        click.echo(
+            f"{row['move']}; processes ±{row['process_sd']:.0%}; {row['recipes']} recipes; {row['rounds']} rounds: "
+            f"wrong {told}"
+        )
+        yield row
 
 
 def _pairs(repeats: int) -> Iterator[dict[str, Any]]:

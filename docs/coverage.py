@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import against_itself
+from benchmarks import against_itself, movement_coverage
 from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
 from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
+from vivace.benchmark.places.jobs import BETWEEN_BASELINES, CANARY_CALLS
 from vivace.report.host import LEAST_CPU_SHARE
 from vivace.stats import DEFAULT_SPREAD, Verdict
 from vivace.stats.intervals import MIN_SAMPLES
@@ -54,6 +55,21 @@ least and the most of these cases.
 {false}
 
 The most with two or more rounds: {worst}.
+
+### Where the machine moves within rounds
+
+A round that stands still is a kind assumption: clocks rise and fall, and other programs come and go. So the order of
+recipes within a round is random, and the baseline is measured at both ends of each round, and after every
+{between} recipes: its *canary*, {canary_calls} calls in a process of their own. What it shows is used twice: the
+baseline's time is interpolated to the time of each recipe, and its changes widen the spread that all intervals rest on.
+
+Simulated: {movement_repeats} comparisons of two or five recipes in 2, 4 or 6 rounds, whose processes differ by 0, 1 or
+3 %. The fixed order (A B, B A) without canaries is that of earlier versions, and still that of `vivace tune`, of studies
+and of several GPUs. Cells give the least and the most.
+
+{movement}
+
+The most with canaries: {worst_movement}.
 
 ### For real
 
@@ -106,6 +122,11 @@ def page(note: str, record: Path) -> str:
         f"recipes, {worst['rounds']} rounds)",
         power_3=_table(cases, "power_3"),
         power_10=_table(cases, "power_10"),
+        between=BETWEEN_BASELINES,
+        canary_calls=CANARY_CALLS,
+        movement_repeats=found["movement_repeats"],
+        movement=_movement_table(found["movement"]),
+        worst_movement=_worst_movement(found["movement"]),
         record=record.name,
         real=_for_real(record.with_name(against_itself.RESULTS.name)),
         **_of_pairs(found),
@@ -155,6 +176,30 @@ def _of_pairs(found: dict[str, Any]) -> dict[str, Any]:
         "worst_pair": max(case["faster"] + case["slower"] for case in cases if case["slowdown"] == 0),
         "worst_fail": max(case["failed"] for case in cases if case["slowdown"] == FAIL_IF),
     }
+
+
+def _movement_table(cases: Sequence[Case]) -> str:
+    lines = [
+        "| the machine's speed | called, fixed order | called, with canaries | 10 % found, fixed order | 10 % found, "
+        "with canaries |",
+        "|" + " --- |" * 5,
+    ]
+    for move in movement_coverage.MOVES:
+        of = [case for case in cases if case["move"] == move]
+        cells = []
+        for name, design in itertools.product(("false", "power_10"), movement_coverage.DESIGNS):
+            values = [case[design][name] for case in of]
+            cells.append(_range(min(values), max(values)))
+        lines.append(f"| {move} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _worst_movement(cases: Sequence[Case]) -> str:
+    worst = max(cases, key=lambda case: case["canaries"]["false"])
+    return (
+        f"{worst['canaries']['false']:.1%} ({worst['move']}; processes ±{worst['process_sd']:.0%}, {worst['recipes']} "
+        f"recipes, {worst['rounds']} rounds)"
+    )
 
 
 def _pair_table(cases: Sequence[Case]) -> str:

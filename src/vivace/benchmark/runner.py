@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from vivace.benchmark.deadline import Deadline
@@ -120,12 +120,13 @@ def run_trials(
     rival_of: Mapping[int, tuple[int, ...]] | None = None,
     progress: Progress | None = None,
     deadline: Deadline | None = None,
+    canaries: bool = False,
 ) -> list[Record]:
     """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
 
-    Rounds are interleaved, every second one in reverse order (A B B A), so that drift of the machine affects all trials
-    alike. The baseline is measured again beside trials that the store lacks (see `benchmark.schedule`). A trial that
-    fails in a round is not tried again in later rounds of this run.
+    Rounds are interleaved, and their order is random, so that movement of the machine affects all trials alike. The
+    baseline is measured again beside trials that the store lacks (see `benchmark.schedule`). A trial that fails in a
+    round is not tried again in later rounds of this run.
 
     Args:
         trials: the first is the baseline.
@@ -134,11 +135,20 @@ def run_trials(
             says so in its reason.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         deadline: by which the rounds have to end; those that do not fit are left out.
+        canaries: measure the baseline briefly once more in each round, which tells how the machine moved.
     """
     progress = progress or Silent()
     keys = [trial.key(environment) for trial in trials]
     stored = [store.rounds(key) for key in keys]
-    todo = missing_rounds(stored, timing, goes_on=store.goes_on(keys), rerun=rerun)
+    todo = missing_rounds(
+        stored,
+        timing,
+        goes_on=store.goes_on(keys),
+        rerun=rerun,
+        # A deadline leaves out the last rounds: those of the lowest rank.
+        seed="/".join(keys) if deadline is None else None,
+    )
+    todo = _rivals_after(todo, rival_of or {})
     progress.begin(trials, timing, todo)
     job = Job(
         trials=tuple(trials),
@@ -149,17 +159,35 @@ def run_trials(
         rival_of=dict(rival_of or {}),
         largest_batch=largest_batch,
         sources=sources_folder(store),
+        canaries=canaries and deadline is None,
     )
     try:
         for done in rounds_of(job, launcher, progress.start_round, progress.event, deadline):
             keep(done, trials[done.trial], keys[done.trial], store)
-            progress.end_round(done.trial, done.round)
+            if not done.is_update:
+                progress.end_round(done.trial, done.round)
     finally:
         progress.end()
     records = [store.record(key) for key in keys]
     if deadline is not None and records[0] is None:
         return []  # it passed before the baseline was measured
     return comparable(records, timing.rounds)
+
+
+def _rivals_after(todo: Sequence[tuple[int, int]], rivals: Collection[int]) -> list[tuple[int, int]]:
+    """Return the rounds with rivals of step caches last in the first round: they run only where a cache can."""
+    if not todo:
+        return []
+    first = todo[0][1]
+    begun = [round_ for round_ in todo if round_[1] == first]
+    ends_with_baseline = begun[-1][0] == 0
+
+    def place(round_: tuple[int, int]) -> int:
+        if round_[0] == 0:
+            return 2 if ends_with_baseline else -1
+        return int(round_[0] in rivals)
+
+    return [*sorted(begun, key=place), *(round_ for round_ in todo if round_[1] != first)]
 
 
 def keep(done: Done, trial: Trial, key: str, store: Store) -> None:

@@ -2,10 +2,15 @@
 
 A speed-up compares a recipe's round with the baseline's round of the same index. Both are measured in one sitting:
 where a recipe is added to a store, the baseline is measured again beside it, under new indices.
+
+Within a round the order is random, so that no movement of the machine meets the same recipe every time. The baseline
+is the first or the last, and its canary stands at the other end. The order follows from the trials' keys and the
+round's index alone, so a run that is resumed keeps it.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -25,14 +30,16 @@ def missing_rounds(
     goes_on: bool = False,
     rerun: bool = False,
     least_index: int = 0,
+    seed: str | None = None,
 ) -> list[tuple[int, int]]:
-    """Return the rounds to run as (trial, index), interleaved: every second one in reverse order (A B, B A).
+    """Return the rounds to run as (trial, index), interleaved.
 
     Args:
         stored: by trial, the baseline first.
         goes_on: the store's last run compared the same trials, so rounds that it began may be completed.
         rerun: measure all rounds again.
         least_index: of new rounds.
+        seed: of the random order within rounds; None: every second round in reverse order (A B, B A).
     """
     baseline = stored[0]
     needed = [0 if _has_failed(of) and not rerun else timing.rounds for of in stored]
@@ -49,7 +56,7 @@ def missing_rounds(
         for trial, of in enumerate(stored):
             needed[trial] -= min(needed[trial], len(_paired(of, partners, timing)))
         for index in sorted(begun, key=lambda index: (index not in alone, index)):
-            for trial in _order(len(stored), index):
+            for trial in order_within(len(stored), index, seed):
                 is_wanted = needed[trial] or (trial == 0 and index in alone and not _has_failed(baseline))
                 if is_wanted and not _is_measured(stored[trial].get(index), timing):
                     todo.append((trial, index))
@@ -59,7 +66,11 @@ def missing_rounds(
         needed[0] = max(needed)
     first = max(least_index, 1 + max((index for of in stored for index in of), default=-1))
     for index in range(first, first + max(needed)):
-        todo += [(trial, index) for trial in _order(len(stored), index) if needed[trial] > index - first]
+        todo += [
+            (trial, index)
+            for trial in order_within(len(stored), index, seed)
+            if needed[trial] > index - first
+        ]
     return todo
 
 
@@ -152,6 +163,11 @@ def _time(round_: Round) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _order(num_trials: int, index: int) -> list[int]:
+def order_within(num_trials: int, index: int, seed: str | None) -> list[int]:
+    """Return the order of a round's trials: random with the baseline at one end, or without a seed alternating."""
     order = list(range(num_trials))
-    return order if index % 2 == 0 else order[::-1]
+    if seed is None:
+        return order if index % 2 == 0 else order[::-1]
+    drawn = random.Random(f"{seed}/{index}")
+    others = drawn.sample(order[1:], num_trials - 1)
+    return [0, *others] if drawn.random() < 0.5 else [*others, 0]

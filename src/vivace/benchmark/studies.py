@@ -51,6 +51,7 @@ def bench(
     launcher: Launcher | None = None,
     gpus: NumGpus | None = None,
     ray: str | None = None,
+    canaries: bool = True,
     **fields: Unpack[StudyKeywords],
 ) -> Run:
     """Compare recipes on a model and return the run.
@@ -67,6 +68,8 @@ def bench(
         launcher: a running launcher; None to start one.
         gpus: spread the trials over so many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
+        canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
+            what the machine did meanwhile is taken off, or widens the interval. In one place only.
         fields: the fields of `Study`, `AskedWorkload` and `AskedQuality` (vivace.spec.study), e.g. `prompts=[...]`,
             `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
@@ -75,7 +78,14 @@ def bench(
     """
     study = Study.of(model, recipes, **fields)
     return run_study(
-        study, store=store, rerun=rerun, progress=progress, launcher=launcher, gpus=gpus, ray=ray
+        study,
+        store=store,
+        rerun=rerun,
+        progress=progress,
+        launcher=launcher,
+        gpus=gpus,
+        ray=ray,
+        canaries=canaries,
     )
 
 
@@ -91,6 +101,7 @@ def run_study(
     ray: str | None = None,
     pool: Pool | None = None,
     deadline: Deadline | None = None,
+    canaries: bool = False,
 ) -> Run:
     """Run a study and return its result. For the other arguments see `bench`.
 
@@ -117,7 +128,9 @@ def run_study(
         for comparison, scorer in zip(checked, scorers, strict=True):
             if comparison.pictures is not None:
                 save_sources(opened.folder / "sources", comparison.pictures.by_sha)
-            one = _Comparing(study, comparison, scorer, opened, launcher, progress or Silent(), deadline)
+            one = _Comparing(
+                study, comparison, scorer, opened, launcher, progress or Silent(), deadline, canaries
+            )
             named = command or _bench_command(comparison)
             if pool is None:
                 compared.append(one.here(named, rerun))
@@ -137,6 +150,7 @@ class _Comparing:
     launcher: Launcher
     progress: Progress
     deadline: Deadline | None = None
+    canaries: bool = False
 
     def here(self, command: str, rerun: bool) -> Compared:
         """Run it with this process's worker; the largest batch is found first, if it is wanted."""
@@ -158,6 +172,7 @@ class _Comparing:
             rival_of=self.comparison.rival_of,
             progress=self.progress,
             deadline=self.deadline,
+            canaries=self.canaries and timing.rounds > 1,
         )
         return self._judged(records, run)
 

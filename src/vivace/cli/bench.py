@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vivace.benchmark import Run
     from vivace.report.rows import Row
     from vivace.spec.limits import Limits
+    from vivace.stats.until import Until
 
 GATE_FAILED = 1
 SOME_NOT_MEASURED = 4
@@ -26,6 +27,15 @@ def parse_repeats(context: click.Context, parameter: click.Parameter, value: str
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 10_000:
         raise click.BadParameter(f"{value!r} is not 'auto' or a whole number from 1 to 10000.")
     return int(value)
+
+
+def parse_until(context: click.Context, parameter: click.Parameter, value: str | None) -> Until | None:
+    """Return the answers that end the comparison; None without any."""
+    if value is None:
+        return None
+    from vivace.stats.until import Until
+
+    return Until.parse(value)
 
 
 Batch = int | Literal["max"]
@@ -113,6 +123,26 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="Rounds per recipe, each in its own process; recipes are interleaved.",
 )
 @click.option(
+    "--until",
+    callback=parse_until,
+    metavar="ANSWER[|ANSWER...]",
+    help="Go on beyond --rounds until each recipe has an answer: faster, slower, same 3%, or e.g. 'faster|same 3%'.",
+)
+@click.option(
+    "--max-minutes",
+    type=options.FiniteFloat(0.1, 100_000),
+    default=60.0,
+    show_default=True,
+    help="With --until: no more rounds that would end later.",
+)
+@click.option(
+    "--canaries/--no-canaries",
+    default=True,
+    show_default=True,
+    help="Time a few calls of the baseline once more in each round, in a process of their own, to see how the machine "
+    "moves.",
+)
+@click.option(
     "--warmup",
     type=click.IntRange(1, 1000),
     default=8,
@@ -179,6 +209,9 @@ def bench(
     text: str,
     repeats: int | None,
     rounds: int,
+    until: Until | None,
+    max_minutes: float,
+    canaries: bool,
     warmup: int,
     timeout: float,
     device: str,
@@ -211,6 +244,7 @@ def bench(
     \b
         vivace bench --recipe baseline --recipe tiny_vae --recipe tiny_vae+steps:20
         vivace bench --recipe baseline --recipe steps:8 --prompt-set tinyworld --min-quality clip=0.98
+        vivace bench --recipe baseline --recipe deepcache:2 --until "faster|same 3%"
         vivace bench --task inpaint --recipe baseline --recipe tiny_vae
         vivace bench --model synthetic:flux-dev --recipe baseline --recipe compile --text embeddings
     """
@@ -219,8 +253,14 @@ def bench(
     from vivace.benchmark.planned import plan_again
     from vivace.benchmark.studies import start_launcher
     from vivace.cli.progress import for_this_terminal
+    from vivace.cli.until import able_to_tell, go_on
+    from vivace.errors import UsageError
     from vivace.models.find import find_model
     from vivace.spec.words import Checked
+
+    if until is not None and (gpus is not None or ray is not None or rerun):
+        flag = "--gpus" if gpus is not None else "--ray" if ray is not None else "--rerun"
+        raise UsageError(f"--until goes on with what is stored, in one place; leave out {flag}")
 
     with Checked():
         study = Study(
@@ -254,16 +294,26 @@ def bench(
     progress = for_this_terminal()
     try:
         with start_launcher(device) as launcher:
-            run = run_study(
-                study,
-                store=store,
-                rerun=rerun,
-                progress=progress,
-                command=options.command_line(),
-                launcher=launcher,
-                gpus=gpus,
-                ray=ray,
-            )
+
+            def run_rounds(number: int) -> Run:
+                return run_study(
+                    study.model_copy(update={"timing": study.timing.model_copy(update={"rounds": number})}),
+                    store=store,
+                    rerun=rerun,
+                    progress=progress,
+                    command=options.command_line(),
+                    launcher=launcher,
+                    gpus=gpus,
+                    ray=ray,
+                    canaries=canaries,
+                )
+
+            if until is None:
+                if len(recipes) > 1:
+                    click.echo(able_to_tell(rounds), err=True)
+                run = run_rounds(rounds)
+            else:
+                run = go_on(run_rounds, until, rounds, max_minutes)
             if check_plan and progress.has_measured:
                 for line in plan_again(run.records, launcher):
                     click.echo(str(line), err=True)

@@ -13,6 +13,7 @@ from vivace.report.gate import Judgement, judge
 from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
 from vivace.report.latency import Latency, ends_of, latency_of
 from vivace.report.limit import Limit, limit_of
+from vivace.report.movement import baseline_beside, levels_of, moves_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
@@ -22,6 +23,7 @@ from vivace.stats import (
     ONE_ROUND_MARGIN,
     Gate,
     Interval,
+    LogMean,
     Spread,
     Verdict,
     learn_spread,
@@ -257,7 +259,8 @@ def rows_of(
     """
     limits = limits.for_scorer(quality.scorer)
     samples = [_samples(record) for record in records]
-    spread = learn_spread([found for found in samples if found])
+    moves = moves_of(levels_of(records[0])) if records else []
+    spread = learn_spread([found for found in samples if found], moves=moves)
     rows = [
         _row(record, found, records[0], samples[0], spread, is_baseline=i == 0)
         for i, (record, found) in enumerate(zip(records, samples, strict=True))
@@ -265,6 +268,33 @@ def rows_of(
     rows = [_with_compilation(row, rows[0]) for row in rows]
     rows = [_unclear_if_disturbed(row, rows[0]) for row in rows]
     return [_judged(row, records[0], quality, limits) for row in rows]
+
+
+def log_speedups(records: Sequence[Record]) -> list[tuple[Record, LogMean | None, int]]:
+    """Return each recipe's record, the logarithm of its speed-up (None if unmeasured) and the number of its rounds."""
+    if not records:
+        return []
+    samples = [_samples(record) for record in records]
+    spread = learn_spread([s for s in samples if s], moves=moves_of(levels_of(records[0])))
+    found: list[tuple[Record, LogMean | None, int]] = []
+    for record, own in zip(records[1:], samples[1:], strict=True):
+        ratio = _log_speedup(record, own, records[0], samples[0], spread)
+        found.append((record, ratio, len(set(samples[0]) & set(own))))
+    return found
+
+
+def _log_speedup(
+    record: Record,
+    samples: dict[int, tuple[float, ...]],
+    beside: Record,
+    baseline: dict[int, tuple[float, ...]],
+    spread: Spread,
+) -> LogMean | None:
+    shared = sorted(set(baseline) & set(samples))
+    if not shared:
+        return None
+    beside_it = baseline_beside(baseline, record.rounds, beside)
+    return log_speedup([beside_it[i] for i in shared], [samples[i] for i in shared], spread)
 
 
 def priced(rows: Sequence[Row], price_per_hour: float | None) -> list[Row]:
@@ -328,16 +358,13 @@ def _row(
 ) -> Row:
     if not samples or record.outcome is not Outcome.MEASURED:
         return Row(record, is_baseline, None, {}, None, None, None, None, None, None)
-    ratio = None
-    shared = sorted(set(baseline) & set(samples))
-    if shared and not is_baseline:
-        ratio = log_speedup([baseline[i] for i in shared], [samples[i] for i in shared], spread)
+    ratio = None if is_baseline else _log_speedup(record, samples, beside, baseline, spread)
     timed = [s for r in record.rounds for s in r.samples]
     batch = record.trial.workload.batch
     latency, busy_s = latency_of(tuple(samples.values()), spread), _gpu_busy_s(record)
     changed = cpu_ratio(record, beside)
     stretch = stretch_of(latency.median.point, busy_s, changed)
-    gain = None if ratio is None else allowing_for(stretch or 1.0, ratio, len(shared))
+    gain = None if ratio is None else allowing_for(stretch or 1.0, ratio, len(set(baseline) & set(samples)))
     return Row(
         record=record,
         is_baseline=is_baseline,

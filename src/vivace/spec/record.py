@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vivace.spec.base import Spec
 from vivace.spec.ceilings import Ceilings, Work
@@ -100,6 +101,18 @@ class GpuWindow(Spec):
     reason: str | None = None
 
 
+class Canary(Spec):
+    """The baseline's own calls once more, in another process of the same round: how fast the machine was then.
+
+    Attributes:
+        started_at: UTC, ISO 8601.
+        samples_s: seconds of each call.
+    """
+
+    started_at: str
+    samples_s: tuple[float, ...] = Field(min_length=1)
+
+
 class Picture(Spec):
     """An image of the workload, stored in the store's folder under the sha256 of its PNG file.
 
@@ -129,6 +142,7 @@ class Round(Spec):
         conditions: the machine's state: load, clocks.
         work: what the recipe computes in a call; only in one round, and only where `ceilings` are known.
         ceilings: the limits of the device, measured by `vivace doctor --measure`.
+        canaries: in rounds of a baseline, its calls in other processes of the round.
     """
 
     index: int
@@ -151,6 +165,15 @@ class Round(Spec):
     warnings: tuple[str, ...] = ()
     work: Work | None = None
     ceilings: Ceilings | None = None
+    canaries: tuple[Canary, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_canaries(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave them out where there are none, as in rounds of earlier versions."""
+        found: dict[str, Any] = dump(self)
+        if not self.canaries:
+            found.pop("canaries", None)
+        return found
 
 
 class Record(Spec):

@@ -2,7 +2,9 @@
 
 from vivace.stats.gate import Gate, gate
 from vivace.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
+from vivace.stats.movement import Levels, level_at
 from vivace.stats.paired import MIN_GROUPS, mean_interval
+from vivace.stats.planning import detectable, rounds_for_same
 from vivace.stats.ratios import log_speedup, speedup
 from vivace.stats.spread import learn_spread
 from vivace.stats.stopping import enough_samples, is_steady
@@ -14,16 +16,20 @@ __all__ = [
     "ONE_ROUND_MARGIN",
     "Gate",
     "Interval",
+    "Levels",
     "LogMean",
     "Spread",
     "Verdict",
+    "detectable",
     "enough_samples",
     "gate",
     "is_steady",
     "learn_spread",
+    "level_at",
     "log_speedup",
     "mean_interval",
     "median_interval",
+    "rounds_for_same",
     "speedup",
     "verdict",
 ]

@@ -12,15 +12,22 @@ _MOST_DOF = 12
 """Recipes may differ in how much their processes do, so each row's own rounds must keep a say."""
 
 
-def learn_spread(trials: Sequence[Mapping[int, Sequence[float]]], prior: Spread = DEFAULT_SPREAD) -> Spread:
-    """Return the prior, corrected by what trials measured side by side show.
+def learn_spread(
+    trials: Sequence[Mapping[int, Sequence[float]]],
+    prior: Spread = DEFAULT_SPREAD,
+    moves: Sequence[float] = (),
+) -> Spread:
+    """Return the prior, corrected by what trials measured side by side show, and by how the machine moved.
 
     What remains of the rounds' medians beyond a trial's own level and the machine's speed in each round is the
     difference between processes, once the error of the medians themselves is taken off.
 
     Args:
         trials: samples by round of each trial, the first one's rounds deciding which count.
+        moves: logarithmic changes of the baseline's time within rounds, from one of its processes to the next. Each is
+            the difference of two processes, and of the machine between them, so it tells of both.
     """
+    prior = _moved(prior, moves)
     if not trials:
         return prior
     rounds = sorted(trials[0])
@@ -33,5 +40,14 @@ def learn_spread(trials: Sequence[Mapping[int, Sequence[float]]], prior: Spread 
     within = float(np.mean([log_error(trial[r]) ** 2 for trial in shared for r in rounds]))
     variance = max(0.0, float((rest**2).sum()) / dof - within)
     learnt = min(dof, _MOST_DOF)
+    together = (prior.dof * prior.sd**2 + learnt * variance) / (prior.dof + learnt)
+    return Spread(together**0.5, prior.dof + learnt)
+
+
+def _moved(prior: Spread, moves: Sequence[float]) -> Spread:
+    if not moves:
+        return prior
+    learnt = min(len(moves), _MOST_DOF)
+    variance = float(np.mean(np.square(moves))) / 2
     together = (prior.dof * prior.sd**2 + learnt * variance) / (prior.dof + learnt)
     return Spread(together**0.5, prior.dof + learnt)

@@ -17,7 +17,7 @@ from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.requests import RoundRequest
 from vivace.models.reading import complaint
 from vivace.spec.base import Spec
-from vivace.spec.record import Outcome, Round
+from vivace.spec.record import Canary, Outcome, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
@@ -34,6 +34,7 @@ class Job(Spec):
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         largest_batch: the batch was found by `--batch max` for the first trial; a round that runs out of memory says so
             in its reason.
+        canaries: measure the baseline briefly once more in each round, at the other end of it than its own place.
     """
 
     trials: tuple[Trial, ...]
@@ -44,15 +45,25 @@ class Job(Spec):
     rival_of: dict[int, tuple[int, ...]] = Field(default={})
     largest_batch: bool = False
     sources: str | None = None
+    canaries: bool = False
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished round of the job's trial with that index, and the end of its log."""
+    """A finished round of the job's trial with that index, and the end of its log.
+
+    `is_update`: it was yielded before, and has a canary now.
+    """
 
     trial: int
     round: Round
     log: str = ""
+    is_update: bool = False
+
+
+CANARY_CALLS, CANARY_WARMUP = 3, 4
+BETWEEN_BASELINES = 3
+"""Recipes between two measurements of the baseline, at most."""
 
 
 def rounds_of(
@@ -71,6 +82,9 @@ def rounds_of(
     """
     failed: set[int] = set()
     drawn = list(job.drawn)
+    own: dict[int, Round] = {}
+    early: dict[int, list[Canary | str]] = {}
+    since = 0
     for position, (trial, index) in enumerate(job.rounds):
         if trial in failed or (trial in job.rival_of and failed.issuperset(job.rival_of[trial])):
             continue
@@ -79,6 +93,17 @@ def rounds_of(
             if not deadline.allows(trial, index, due):
                 continue
             deadline.begin()
+        begins = position == 0 or job.rounds[position - 1][1] != index
+        if job.canaries and 0 not in failed and trial and (0, index) in job.rounds:
+            # At the start where the baseline comes last, and between many recipes.
+            if begins or since >= BETWEEN_BASELINES:
+                canary, since = _canary(job, index, launcher, event), 0
+                if index in own:
+                    own[index] = _with_canary(own[index], canary)
+                    yield Done(0, own[index], is_update=True)
+                else:
+                    early.setdefault(index, []).append(canary)
+            since += 1
         start(trial, index)
         pictures = None if drawn[trial] else job.pictures
         round_, log = _run_round(job, trial, index, launcher, event, pictures, deadline)
@@ -92,7 +117,36 @@ def rounds_of(
             round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
         if round_.outcome is not Outcome.MEASURED:
             failed.add(trial)
+        if trial == 0 and round_.outcome is Outcome.MEASURED:
+            for canary in early.pop(index, []):
+                round_ = _with_canary(round_, canary)
+            own[index], since = round_, 0
         yield Done(trial, round_, log)
+        ends = all(i != index or t in failed for t, i in job.rounds[position + 1 :])
+        if job.canaries and ends and trial and index in own:
+            own[index] = _with_canary(own[index], _canary(job, index, launcher, event))
+            since = 0
+            yield Done(0, own[index], is_update=True)
+
+
+def _canary(
+    job: Job, index: int, launcher: Launcher, event: Callable[[dict[str, Any]], None]
+) -> Canary | str:
+    """Measure the baseline briefly; return its calls, or why there are none."""
+    warmup = min(CANARY_WARMUP, job.timing.max_warmup)
+    short = job.model_copy(
+        update={"timing": job.timing.model_copy(update={"repeats": CANARY_CALLS, "max_warmup": warmup})}
+    )
+    round_, _ = _run_round(short, 0, index, launcher, event, None)
+    if round_.outcome is not Outcome.MEASURED:
+        return f"the baseline's canary {round_.outcome.value.replace('_', ' ')}: {round_.reason}"
+    return Canary(started_at=round_.started_at, samples_s=tuple(s.total_s for s in round_.samples))
+
+
+def _with_canary(round_: Round, canary: Canary | str) -> Round:
+    if isinstance(canary, str):
+        return round_.model_copy(update={"warnings": (*round_.warnings, canary)})
+    return round_.model_copy(update={"canaries": (*round_.canaries, canary)})
 
 
 def _run_round(

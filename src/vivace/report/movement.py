@@ -1,0 +1,58 @@
+"""How fast the machine was while each recipe was measured, from the baseline's own calls through a round."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from vivace.spec.record import Record, Round
+from vivace.stats import Levels, level_at
+
+
+def levels_of(baseline: Record) -> dict[int, Levels]:
+    """Return the levels of each of the baseline's rounds: its own, and those of its canaries."""
+    found = {}
+    for round_ in baseline.rounds:
+        if round_.samples:
+            points = [(_time(round_.started_at), _level([s.total_s for s in round_.samples]))]
+            points += [(_time(canary.started_at), _level(canary.samples_s)) for canary in round_.canaries]
+            found[round_.index] = sorted(points)
+    return found
+
+
+def moves_of(levels: dict[int, Levels]) -> list[float]:
+    """Return by how much the logarithm of the baseline's time changed from one measurement of a round to the next."""
+    return [later - earlier for points in levels.values() for (_, earlier), (_, later) in pairwise(points)]
+
+
+def baseline_beside(
+    samples: dict[int, tuple[float, ...]], rounds: tuple[Round, ...], baseline: Record
+) -> dict[int, tuple[float, ...]]:
+    """Return the baseline's samples by round, as they would be at the time of a recipe's rounds.
+
+    Between two of the baseline's measurements its time is interpolated; without canaries nothing changes.
+
+    Args:
+        samples: the baseline's, by round.
+        rounds: of the recipe.
+    """
+    levels, found = levels_of(baseline), dict(samples)
+    own = {r.index: r.samples for r in baseline.rounds if r.samples}
+    for round_ in rounds:
+        points = levels.get(round_.index, [])
+        if len(points) > 1 and round_.index in samples:
+            measured = _level([s.total_s for s in own[round_.index]])
+            factor = math.exp(level_at(points, _time(round_.started_at)) - measured)
+            found[round_.index] = tuple(x * factor for x in samples[round_.index])
+    return found
+
+
+def _level(seconds: list[float] | tuple[float, ...]) -> float:
+    return math.log(statistics.median(seconds))
+
+
+def _time(started_at: str) -> float:
+    found = datetime.fromisoformat(started_at)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

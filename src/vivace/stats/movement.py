@@ -1,0 +1,18 @@
+"""How fast the machine was at a time, from measurements of the baseline before and after."""
+
+from __future__ import annotations
+
+from bisect import bisect
+
+Levels = list[tuple[float, float]]
+"""Of one round, in order of time: when the baseline was measured, and the logarithm of its median seconds."""
+
+
+def level_at(points: Levels, time: float) -> float:
+    """Return the baseline's level at a time: between two of its measurements interpolated, else the nearest one's."""
+    k = bisect([at for at, _ in points], time)
+    if k == 0 or k == len(points):
+        return points[max(0, k - 1)][1]
+    (start, before), (end, after) = points[k - 1], points[k]
+    share = 0.5 if end == start else (time - start) / (end - start)
+    return before + share * (after - before)
