@@ -10,17 +10,22 @@ from vivace.advice.answer import Figures, LeftOut, Recommendation
 from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Table
 from vivace.advice.families import Kin, kin_of
+from vivace.advice.fitting import Card, fits_published, predicted_table, typical_gpu
 from vivace.advice.limit import chip_limit
 from vivace.advice.measured import DISTURBED, tables_of_store
 from vivace.advice.others import fewer_steps, missing_evidence, other_sources, safe_choice
+from vivace.advice.own_steps import at_own_steps
 from vivace.advice.published import published_tables
 from vivace.advice.ranking import Ranked, pooled
 from vivace.advice.wanted import GOALS, Goal, Wanted, parse_size
-from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, over_published, weigh
+from vivace.advice.weighing import Weighed, basis_of, figures_of, followed, limit_of, over_published, weigh
 from vivace.advice.words import assessed, next_commands, quality_of, why_lost
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
-from vivace.hardware import Near, named_gpu, near, this_gpu
+from vivace.hardware import Near, known_gpu, named_gpu, near, present_gpu, this_gpu
+from vivace.memory.fit import RESERVE_BYTES
+from vivace.memory.footprints import footprints
+from vivace.memory.predict import Prediction
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
@@ -52,7 +57,8 @@ def recommend(
     Args:
         model: a name of the catalogue, `synthetic:NAME`, or whatever the store's records call it.
         gpu: e.g. "A100"; None for this machine's, or any if it has none.
-        max_memory: a hard limit on peak memory: bytes, or "12GB" (1e9 each), or "12GiB".
+        max_memory: a hard limit on peak memory: bytes, or "12GB" (1e9 each), or "12GiB". The memory of the GPU is a
+            limit anyway, with a reserve.
         min_quality: limits that a recipe's images must be proven to keep; None: those that fail the gate, and those
             that change the image without proof of their quality, are left out.
         goal: "latency", "memory", "throughput", "cost" (with `price_per_hour`) or "stability".
@@ -113,25 +119,79 @@ def _folders(store: str | Path | Sequence[str | Path] | None) -> list[Path]:
     return [Path(store)] if isinstance(store, str | Path) else list(dict.fromkeys(map(Path, store)))
 
 
-def recommend_from(wanted: Wanted, tables: Iterable[Table]) -> Recommendation:
-    """Return the best recipe by the given tables alone; see `recommend`."""
+def recommend_from(
+    wanted: Wanted,
+    tables: Iterable[Table],
+    card: Card | None = None,
+    published: Prediction | None = None,
+    *,
+    with_predictions: bool = True,
+) -> Recommendation:
+    """Return the best recipe by the given tables alone; see `recommend`.
+
+    Args:
+        card: the GPU to fit; None for the one that is asked about, or this machine's.
+        published: what the model needs without a recipe; None for what is known of the catalogue's.
+        with_predictions: rank what nothing was measured of, too.
+    """
     found = list(tables)
     kin = kin_of(wanted.model, frozenset(table.model for table in found))
+    found = [at_own_steps(table, kin) for table in found]
     # Image-to-image runs a share of the steps, and encodes a picture: its times say nothing of text's.
     found = [table for table in found if table.task == wanted.task]
     gpu = wanted.gpu if wanted.gpu is not None else this_gpu()
     found = pooled(found) if wanted.goal in _POOLED else [table for table in found if table.batch == 1]
-    judge = Judge(wanted, kin, gpu)
+    card = card or _card(wanted)
+    published = published or (None if kin.is_embedded else footprints().get(kin.name))
+    published = published if published is not None and published.task == wanted.task else None
+    is_small = (
+        card is not None
+        and published is not None
+        and not fits_published(published, _least(card.num_bytes, wanted.max_bytes))
+    )
+    is_predicted = with_predictions and wanted.goal in ("latency", "memory")
+    if is_predicted and card is not None and published is not None:
+        predicted = predicted_table(kin, card, found, published)
+        found += [] if predicted is None else [predicted]
+    judge = Judge(wanted, kin, gpu, None if card is None or card.is_typical else card, is_small)
     weighed = [one for table in found if (one := weigh(table, kin, gpu, judge)) is not None]
     weighed.sort(key=lambda one: one.order)
-    answer = Recommendation(wanted=wanted, model=kin.name, gpu=gpu, limit=chip_limit(kin.name, gpu))
     best = followed(weighed)
+    answer = Recommendation(
+        wanted=wanted,
+        model=kin.name,
+        gpu=gpu,
+        limit=chip_limit(kin.name, gpu)
+        if best is None
+        else limit_of(best, judge) or chip_limit(kin.name, gpu),
+        card_bytes=None if judge.card is None else round(judge.card.num_bytes),
+    )
     if best is None:
         left_out = [out for one in weighed if not one.is_transferred for out in one.left_out]
         missing = missing_evidence(weighed, kin, gpu, None, wanted.task)
         answer = answer.model_copy(update={"left_out": _each_once(left_out), "missing": missing})
         return answer.model_copy(update={"next": next_commands(answer)})
     return _answered(answer, best, weighed, kin, judge)
+
+
+def _card(wanted: Wanted) -> Card | None:
+    """Return the GPU to fit: the one that was asked about, or this machine's, or a usual one of the given memory."""
+    if wanted.gpu is not None:
+        gpu = known_gpu(wanted.gpu)
+        return None if gpu is None else Card(gpu, gpu.memory_bytes)
+    present = present_gpu()
+    if present is not None:
+        gpu = known_gpu(present.name)
+        return None if gpu is None else Card(gpu, present.memory_bytes)
+    if wanted.max_bytes is None:
+        return None
+    num_bytes = wanted.max_bytes + RESERVE_BYTES
+    return Card(typical_gpu(wanted.max_bytes), num_bytes, is_typical=True)
+
+
+def _least(card_bytes: float, max_bytes: float | None) -> float:
+    """Return the memory that a recipe may take, with the reserve."""
+    return card_bytes if max_bytes is None else min(card_bytes, max_bytes + RESERVE_BYTES)
 
 
 def _answered(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from vivace.advice.answer import LeftOut, Reason
 from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Judged, Seen, Table
 from vivace.advice.families import Kin, kin_of
+from vivace.advice.fitting import Card
+from vivace.advice.measured import decides_on_values
+from vivace.advice.parsed import resolve
 from vivace.advice.wanted import Wanted
 from vivace.contract import Machine, Target
 from vivace.errors import RecipeError
 from vivace.hardware import Near, capability_of
+from vivace.memory.fit import RESERVE_BYTES
 from vivace.recipes.recipe import Recipe
-from vivace.recipes.resolve import resolve
 from vivace.report.summary import size
 from vivace.spec.limits import ONE_VIEW, Limits
 from vivace.stats import Gate, gate
@@ -33,11 +36,15 @@ class Judge:
     Attributes:
         kin: the model that is asked about.
         gpu: the GPU that is asked about; None for any.
+        card: its memory, which is a limit as well; None if it is not known.
+        is_small: whether the model as published is known not to fit it.
     """
 
     wanted: Wanted
     kin: Kin
     gpu: str | None
+    card: Card | None = None
+    is_small: bool = False
 
     def left_out(self, row: Seen, table: Table, near: Near) -> LeftOut | None:
         """Return why a row is not ranked; None if it is."""
@@ -46,13 +53,22 @@ class Judge:
             return _out(row, "not measured", why)
         if why := self._hardware(row, table, near):
             return _out(row, "hardware", why)
-        if self.wanted.max_bytes is not None:
-            if row.peak_bytes is None:
+        return self._memory(row) or self._quality(row, table)
+
+    def _memory(self, row: Seen) -> LeftOut | None:
+        """Return why a row does not fit, or is not known to; None if it fits."""
+        limit = self.wanted.max_bytes
+        if row.peak_bytes is None:
+            if limit is not None or self.is_small:
                 return _out(row, "memory unknown", "its peak memory is not known")
-            if row.peak_bytes > self.wanted.max_bytes:
-                why = f"needs {size(row.peak_bytes)}, more than {size(self.wanted.max_bytes)}"
-                return _out(row, "memory", why)
-        return self._quality(row, table)
+            return None
+        if limit is not None and row.peak_bytes > limit:
+            return _out(row, "memory", f"needs {size(row.peak_bytes)}, more than {size(limit)}")
+        if self.card is not None and row.peak_bytes + RESERVE_BYTES > self.card.num_bytes:
+            name = f"{self.card.gpu.chip.name} of {size(self.card.num_bytes)}"
+            why = f"needs {size(row.peak_bytes)}, and {size(RESERVE_BYTES)} stay free of the {name}"
+            return _out(row, "memory", why)
+        return None
 
     def judged(self, row: Seen, table: Table) -> Judged | None:
         """Return what is known of a row's images: its own, or those of an embedded model of the kind.
@@ -60,7 +76,10 @@ class Judge:
         A recipe is one with another if the techniques that change the image are the same.
         """
         keeps = self.keeps(row, table)
-        known = row.judged if not table.random_weights or keeps else self._of_kind(row, table)
+        known = row.judged
+        if not keeps and (table.random_weights or (table.kind == "published" and not _has_failed(known))):
+            # A published score has no interval, and a threshold skips other steps with other weights.
+            known = self._of_kind(row, table) or known
         if known is None or self.wanted.limits is None or table.kind == "own":
             return known  # a store's rows were judged by the limits that are asked for
         return held_to(known, self.wanted.limits, keeps)
@@ -68,6 +87,8 @@ class Judge:
     def _of_kind(self, row: Seen, table: Table) -> Judged | None:
         """Return what an embedded model of the kind says of a recipe whose weights were random."""
         changing = changing_part(row.recipe)
+        if table.kind == "published" and (changing is None or compares_values(changing)):
+            return None  # with other weights the same threshold skips other steps
         return next(
             (
                 judged
@@ -97,7 +118,7 @@ class Judge:
         if self.wanted.same_picture and not keeps:
             return _out(row, "quality", "it changes the image")
         is_proven = known is not None and known.gate is Gate.PASSED
-        needs_no_proof = self.wanted.limits is None and (keeps or table.kind == "published")
+        needs_no_proof = self.wanted.limits is None and keeps
         if is_proven or needs_no_proof:
             return None
         if known is not None:
@@ -115,11 +136,23 @@ class Judge:
             return f"this version of vivace cannot read it: {error.problem}"
         if table.kind != "own" and (number := max((t.num_gpus for t in recipe), default=1)) > 1:
             return f"it needs {number} GPUs"
-        if self.gpu is None or near is Near.SAME or (capability := capability_of(self.gpu)) is None:
+        gpu = table.gpu if table.kind == "predicted" else self.gpu
+        is_measured_here = near is Near.SAME and table.kind != "predicted"
+        if gpu is None or is_measured_here or (capability := capability_of(gpu)) is None:
             return ""
-        machine = Machine("cuda", f"the {self.gpu}", capability, "c++", has_all_packages=True)
-        target = Target.of_machine(machine)
-        return next((why for technique in recipe if (why := technique.unsupported(target))), "")
+        return refused(recipe, gpu, capability)
+
+
+@lru_cache(maxsize=4096)
+def refused(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
+    """Return why a GPU of a compute capability cannot run a recipe; "" if it can."""
+    machine = Machine("cuda", f"the {gpu}", capability, "c++", has_all_packages=True)
+    target = Target.of_machine(machine)
+    return next((why for technique in recipe if (why := technique.unsupported(target))), "")
+
+
+def _has_failed(known: Judged | None) -> bool:
+    return known is not None and known.gate is Gate.FAILED
 
 
 def held_to(known: Judged, limits: Limits, same_picture: bool) -> Judged:
@@ -149,6 +182,12 @@ def held_to(known: Judged, limits: Limits, same_picture: bool) -> Judged:
             said.append(f"{name} [{low:.4g}, {high:.4g}]{unit}, {factor * minimum:g}{unit} asked")
     worst = next((one for one in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED) if one in found), Gate.UNCLEAR)
     return known.model_copy(update={"gate": worst, "reason": "; ".join(said) or "no limit is set"})
+
+
+@cache
+def compares_values(text: str) -> bool:
+    """Whether a recipe has a step cache that decides by comparing values."""
+    return decides_on_values(resolve(text).spec)
 
 
 @cache

@@ -25,8 +25,11 @@ class Figures(Spec):
     Attributes:
         same_picture: whether it keeps the image of the table's baseline.
         gain: the speed-up over the table's baseline.
-        latency: seconds per image on the table's device.
         score: what the goal ranks by, over the table's baseline; more is better.
+        latency: seconds per image on the GPU that was asked about, at the basis' number of steps: predicted where
+            `predicted_from` is not None; None where no time of that can be told.
+        predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
+        measured_s: seconds per image on that GPU.
         cost_per_1000: of a thousand images, in the price's currency; only for the GPU that was asked about.
     """
 
@@ -44,6 +47,8 @@ class Figures(Spec):
     spread: Spread | None = None
     num_rounds: int | None = None
     timed_steps: int | None = None
+    predicted_from: str | None = None
+    measured_s: float | None = None
     cost_per_1000: float | None = None
     judged: Judged | None = None
     note: str = ""
@@ -156,6 +161,7 @@ class Recommendation(Spec):
         elsewhere: what other sources say.
         other_model: of the family, with fewer steps.
         limit: the time that the model's steps take at least on the GPU; None if that is not known.
+        card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if it is not known.
         missing: which evidence there is not.
         sure: how sure this is; `doubts` say why not more.
         next: command lines to run next.
@@ -180,6 +186,7 @@ class Recommendation(Spec):
     elsewhere: tuple[Elsewhere, ...] = ()
     other_model: OtherModel | None = None
     limit: ChipLimit | None = None
+    card_bytes: int | None = None
     missing: tuple[str, ...] = ()
     sure: Sure = "none"
     doubts: tuple[str, ...] = ()

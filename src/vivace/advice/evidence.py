@@ -10,8 +10,8 @@ from vivace.spec.base import Spec
 from vivace.spec.workload import Task
 from vivace.stats import Gate, Interval, Verdict
 
-Kind = Literal["own", "committed", "published"]
-"""Whose records: the user's store, those that ship with vivace, or numbers that others published."""
+Kind = Literal["own", "committed", "published", "predicted"]
+"""Whose records: the user's store, those that ship with vivace, or numbers that others published; or a prediction."""
 
 
 class Judged(Spec):
@@ -72,6 +72,8 @@ class Seen(Spec):
         batch: images per call.
         num_rounds: processes that were timed; None if the source does not say.
         timed_steps: the number of steps that was timed, where the time was scaled from fewer to the table's.
+        predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
+        measured_s: what that record has.
     """
 
     recipe: str
@@ -91,6 +93,8 @@ class Seen(Spec):
     spread: Spread | None = None
     num_rounds: int | None = None
     timed_steps: int | None = None
+    predicted_from: str | None = None
+    measured_s: float | None = None
     judged: Judged | None = None
     note: str = ""
 

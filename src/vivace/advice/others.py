@@ -48,6 +48,7 @@ def other_sources(best: Weighed, weighed: Sequence[Weighed], judge: Judge) -> It
         is_best = key == (best.table.place, best.table.model, best.table.gpu)
         if (
             is_best
+            or one.table.kind == "predicted"
             or not one.is_comparison
             or one.choice is None
             or one.choice.chosen.row is one.table.rows[0]
@@ -81,6 +82,7 @@ def fewer_steps(best: Weighed, weighed: Sequence[Weighed]) -> OtherModel | None:
     for one in weighed:
         if (
             one.choice is not None
+            and one.table.kind != "predicted"
             and one.choice.chosen.row.latency is not None
             and one.table.gpu == best.table.gpu
         ):
@@ -113,6 +115,7 @@ def missing_evidence(
     weighed: Sequence[Weighed], kin: Kin, gpu: str | None, best: Weighed | None, task: Task = "text"
 ) -> tuple[str, ...]:
     """Say which evidence there is not, from the model's own on this GPU downwards."""
+    weighed = [one for one in weighed if one.table.kind != "predicted"]
     own = [one for one in weighed if not one.is_transferred and len(one.table.compared) > 1]
     said = []
     if not own:

@@ -7,9 +7,9 @@ from functools import cache
 from itertools import groupby
 
 from vivace.advice.evidence import Judged, Seen, Spread, Table
+from vivace.advice.parsed import resolve
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
-from vivace.recipes.resolve import resolve
 from vivace.stats import Gate, Interval
 from vivace.studies.file import StudyFile, published_studies, read_study
 from vivace.studies.published import Published
@@ -24,7 +24,12 @@ has no known zero."""
 def published_tables(names: Iterable[str] | None = None) -> list[Table]:
     """Return the tables of published studies; None for all that ship with vivace."""
     found = published_studies() if names is None else names
-    return [table for name in found for table in tables_of_study(read_study(name))]
+    return [table for name in found for table in _shipped(name)]
+
+
+@cache
+def _shipped(name: str) -> tuple[Table, ...]:
+    return tuple(tables_of_study(read_study(name)))
 
 
 def tables_of_study(file: StudyFile) -> list[Table]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from vivace.advice.committed import committed_tables
 from vivace.advice.evidence import Table
 from vivace.advice.families import kin_of
+from vivace.advice.parsed import resolve
 from vivace.errors import RecipeError
-from vivace.recipes.resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Speeds:
         return None
 
 
+@cache
 def known_speeds(model: str) -> Speeds:
     """Return what is recorded of a model on a GPU, or else of the models of its architecture."""
     tables = [table for table in committed_tables() if table.device == "cuda" and table.batch == 1]

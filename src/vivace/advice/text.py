@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from vivace.advice.answer import Figures, Recommendation
 from vivace.advice.limit import ChipLimit
-from vivace.advice.words import elsewhere_of, figure_of, spread_of, where
+from vivace.advice.words import elsewhere_of, figure_of, predicted_of, spread_of, where
 from vivace.report.summary import plus_minus, ratio, seconds, size
 
 WIDTH = 80
@@ -56,7 +56,9 @@ def _head(answer: Recommendation) -> Iterator[str]:
     gpu = f" on {answer.gpu}" if answer.gpu is not None else ""
     if answer.gpu is None and answer.basis is not None:
         gpu = f" on {answer.basis.gpu} (no GPU was named)"
-    limit = "" if answer.wanted.max_bytes is None else f" within {size(answer.wanted.max_bytes)}"
+    limit = "" if answer.card_bytes is None else f" of {size(answer.card_bytes)}"
+    if answer.wanted.max_bytes is not None:
+        limit = f" within {size(answer.wanted.max_bytes)}"
     task = "" if answer.wanted.task == "text" else f", {answer.wanted.task}"
     yield f"{answer.model}{task}{gpu}{limit}, for {answer.wanted.goal}:"
     yield ""
@@ -105,12 +107,20 @@ def _gain(answer: Recommendation, chosen: Figures, baseline: Figures) -> str:
     if answer.basis is not None and chosen.recipe == answer.basis.baseline and chosen.batch == baseline.batch:
         told = "none: nothing that is allowed is better than the baseline beyond the noise"
         return told + ("" if chosen.latency is None else f"; {plus_minus(chosen.latency)} an image")
+    if answer.basis is not None and answer.basis.kind == "predicted":
+        return _predicted(answer, chosen, baseline)
     told = ""
     if chosen.gain is not None:
         counted = " by the denoiser's operations, counted and not timed" if chosen.is_counted else ""
         told = f"{ratio(chosen.gain)} the speed of {baseline.recipe}{counted}"
-    if chosen.latency is not None and baseline.latency is not None:
+    if chosen.predicted_from is not None:
+        told += f"{': ' if told else ''}{predicted_of(chosen)}"
+    elif chosen.latency is not None and baseline.latency is not None:
         told += f"{': ' if told else ''}{plus_minus(chosen.latency)} an image instead of {plus_minus(baseline.latency)}"
+    elif chosen.latency is None:
+        told += (
+            f"; how long an image of {answer.model} takes at its own number of steps, the source does not say"
+        )
     published = next(
         (one for one in answer.ranking if one.num_techniques == 0 and one.batch == chosen.batch), None
     )
@@ -126,6 +136,18 @@ def _gain(answer: Recommendation, chosen: Figures, baseline: Figures) -> str:
             told += f" instead of {baseline.cost_per_1000:.3g}"
     if answer.basis is not None and not answer.basis.is_direct:
         told += f" (on {answer.basis.gpu}, not on {answer.gpu})"
+    return told
+
+
+def _predicted(answer: Recommendation, chosen: Figures, baseline: Figures) -> str:
+    """Return what a recipe is predicted to take, with the range and what the model as published would take."""
+    if chosen.latency is None:
+        return "unknown"
+    told = f"{predicted_of(chosen)}"
+    if chosen.latency.low is not None and chosen.latency.high is not None:
+        told += f" ({seconds(chosen.latency.low)} to {seconds(chosen.latency.high)})"
+    if any(one.recipe == baseline.recipe and one.kind == "memory" for one in answer.left_out):
+        return f"{told}; the model as published does not fit"
     return told
 
 

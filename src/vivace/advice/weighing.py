@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,9 +11,13 @@ from vivace.advice.allowed import Judge
 from vivace.advice.answer import Basis, Figures, LeftOut
 from vivace.advice.evidence import Seen, Table
 from vivace.advice.families import Kin, kin_of
+from vivace.advice.limit import ChipLimit, chip_limit, flop_of_call
+from vivace.advice.projection import on_chip
 from vivace.advice.ranking import NOISE, Choice, Ranked, choose, gain_of, rank
 from vivace.advice.wanted import Goal
-from vivace.hardware import Near, near
+from vivace.hardware import Near, capability_of, known_gpu, near
+from vivace.memory.footprints import footprints
+from vivace.stats import Interval
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def weigh(table: Table, kin: Kin, gpu: str | None, judge: Judge) -> Weighed | No
     return Weighed(
         table,
         kin,
-        _order(table, nearness, is_own_model, judge.wanted.goal),
+        _order(table, nearness, is_own_model, judge),
         nearness,
         choice,
         len(scored),
@@ -118,20 +123,28 @@ def _near(table: Table, gpu: str | None) -> Near:
     return near(gpu, table.gpu)
 
 
-def _order(table: Table, nearness: Near, is_own_model: bool, goal: Goal) -> tuple[int, ...]:
+def _order(table: Table, nearness: Near, is_own_model: bool, judge: Judge) -> tuple[int, ...]:
     """Return the place of a table among the evidence.
 
     The user's own records of the model come first, this GPU's before others'. Then committed and published ones: of the
     same GPU before those that are transferred from another one, and before times that were taken under a profiler. The
     family's records come last. Peak memory hardly depends on the GPU, so all GPUs' are looked at together for that.
+
+    What is predicted for the GPU comes after what was measured on it, if the model as published does not fit it: other
+    GPUs' gains are over what cannot run there. If it fits, a prediction is for models that no record is of.
     """
-    kind = {"own": 0, "committed": 1, "published": 2}[table.kind]
+    kind = {"own": 0, "committed": 1, "published": 2, "predicted": 3}[table.kind]
+    if table.kind == "predicted":
+        if not judge.is_small:
+            return (3, nearness, kind)
+        # All records are of other GPUs than an unnamed one.
+        return (1, nearness, kind if judge.gpu is not None else 0)
     place = Near.OTHER + 1 if table.profiled else nearness
     if not is_own_model:
         return (2, place, kind)
     if kind == 0:
         return (0, nearness, 0)
-    if goal == "memory":
+    if judge.wanted.goal == "memory":
         return (1, 0, 0)
     return (1, place, kind)
 
@@ -144,7 +157,41 @@ def followed(weighed: Sequence[Weighed]) -> Weighed | None:
 
     A record that ships with vivace, and has nothing better than the published model, says nothing of recipes that it
     lacks. A source about the same GPU whose best recipe it lacks is then followed: of the model, or of its family.
+
+    vivace's record of another GPU of the same generation is followed where its recipe is faster than what was measured
+    on this one: two GPUs of one compute capability run the same programs.
     """
+    first = _first(weighed)
+    if first is None or first.table.kind not in ("committed", "published") or first.near is not Near.SAME:
+        return first
+    nearer = [one for one in weighed if _is_faster_sister(one, first)]
+    return max(nearer, key=lambda one: one.gain_over(first), default=first)
+
+
+def _is_faster_sister(one: Weighed, first: Weighed) -> bool:
+    """Whether a record of another GPU of one compute capability has a recipe that is faster here, as projected."""
+    if one.table.kind != "committed" or one.is_transferred or one.near is not Near.GENERATION:
+        return False
+    if first.goal != "latency" or not one.is_comparison or one.choice is None or first.choice is None:
+        return False
+    if capability_of(one.table.gpu) != capability_of(first.table.gpu) or one.gain_over(first) <= 1 + NOISE:
+        return False
+    mine, theirs = first.choice.chosen.row.latency, projected(one.choice.chosen.row, one, first.table.gpu)
+    return mine is not None and theirs is not None and theirs.point * (1 + NOISE) < mine.point
+
+
+def projected(row: Seen, of: Weighed, gpu: str) -> Interval | None:
+    """Return the seconds of a row of another GPU's table on a GPU; None if that cannot be told."""
+    here, there = known_gpu(gpu), known_gpu(of.table.gpu)
+    if row.latency is None or here is None or there is None:
+        return None
+    published = footprints().get(of.kin.name)
+    flop = math.inf if published is None else flop_of_call(published)
+    return on_chip(row.latency.point, flop, there.chip, here.chip, row.recipe)
+
+
+def _first(weighed: Sequence[Weighed]) -> Weighed | None:
+    """Return the best evidence that allows a recipe, see `followed`."""
     first = None
     for _, group in groupby(weighed, key=lambda one: one.order):
         found = _best_of([one for one in group if one.is_comparison])
@@ -154,7 +201,7 @@ def followed(weighed: Sequence[Weighed]) -> Weighed | None:
             first = found
             if found.table.kind != "committed" or _improves(found):
                 return found
-        elif _improves(found) and found.near == first.near:
+        elif _improves(found) and found.near == first.near and found.table.kind != "predicted":
             assert found.choice is not None
             if found.choice.chosen.row.recipe not in {row.recipe for row in first.table.compared}:
                 return found
@@ -249,10 +296,13 @@ def _workload(table: Table) -> tuple[object, ...]:
 
 
 def figures_of(one: Ranked, of: Weighed, judge: Judge) -> Figures:
+    """Return a row's figures, its time on the GPU that was asked about."""
     row, table, wanted = one.row, of.table, judge.wanted
+    latency = time_here(row, of, judge)
+    is_projected = of.near is not Near.SAME and row.predicted_from is None and row.latency is not None
     cost = None
-    if wanted.price_per_hour is not None and row.latency is not None and of.near is Near.SAME:
-        cost = wanted.price_per_hour / 3600 * row.latency.point * 1000
+    if wanted.price_per_hour is not None and latency is not None and of.near is Near.SAME:
+        cost = wanted.price_per_hour / 3600 * latency.point * 1000
     return Figures(
         recipe=row.recipe,
         label=row.label,
@@ -261,7 +311,9 @@ def figures_of(one: Ranked, of: Weighed, judge: Judge) -> Figures:
         same_picture=judge.keeps(row, table),
         score=one.score,
         gain=gain_of(row, table),
-        latency=row.latency,
+        latency=latency,
+        predicted_from=table.gpu if is_projected else row.predicted_from,
+        measured_s=row.latency.point if is_projected and row.latency is not None else row.measured_s,
         peak_bytes=row.peak_bytes,
         first_call_s=row.first_call_s,
         spread=row.spread,
@@ -272,6 +324,41 @@ def figures_of(one: Ranked, of: Weighed, judge: Judge) -> Figures:
         judged=judge.judged(row, table),
         note=row.note,
     )
+
+
+def time_here(row: Seen, of: Weighed, judge: Judge) -> Interval | None:
+    """Return the seconds of a row on the GPU that was asked about, at the number of steps that the answer is for.
+
+    None where no such time can be told: another model's, another number of steps, a GPU without data sheet, or a time
+    that the chip cannot reach, which then is of something else than it says.
+    """
+    table = of.table
+    latency = row.latency
+    if latency is None or of.is_transferred:
+        return None
+    if table.kind == "published" and table.steps is not None and table.steps != (of.kin.steps or table.steps):
+        return None
+    is_elsewhere = of.near is not Near.SAME and judge.gpu is not None and table.device != "cpu"
+    if is_elsewhere:
+        assert judge.gpu is not None
+        latency = projected(row, of, judge.gpu)
+    limit = limit_of(of, judge)
+    if latency is None or limit is None or row.batch > 1 or limit.allows(row.recipe, latency.point):
+        return latency
+    if not is_elsewhere and row.predicted_from is None:
+        return None
+    least = limit.least_s(row.recipe)
+    return Interval(least, least, max(least, latency.high or least))
+
+
+def limit_of(of: Weighed, judge: Judge) -> ChipLimit | None:
+    """Return the limit of the GPU that was asked about, or of the table's, for a table's number of steps."""
+    entry_steps = of.kin.steps if of.table.kind != "own" else of.table.steps
+    limit = chip_limit(of.kin.name, judge.gpu or of.table.gpu, entry_steps)
+    sizes = (of.table.height, of.table.width)
+    published = footprints().get(of.kin.name)
+    is_own_size = published is not None and sizes in ((None, None), (published.height, published.width))
+    return limit if is_own_size and of.table.task == (published.task if published else "text") else None
 
 
 def basis_of(one: Weighed, gpu: str | None) -> Basis:

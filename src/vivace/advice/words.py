@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from vivace.advice.answer import Basis, Elsewhere, Figures, Recommendation, Sure
+from vivace.hardware import Gpu, known_gpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.summary import ratio, seconds, size
@@ -30,6 +31,8 @@ def quality_of(answer: Recommendation) -> str:
     keeps = (
         f"over {basis.baseline} it only reorders or rounds arithmetic, which is declared to keep the picture"
     )
+    if basis.kind == "predicted":
+        return f"{keeps}; not judged on this model"
     if basis.random_weights:
         return f"{keeps}; not judged, since the weights are random"
     if basis.kind == "published":
@@ -60,12 +63,25 @@ def figure_of(one: Figures, answer: Recommendation, over: str = "") -> str:
         answer.basis is not None and one.recipe == answer.basis.baseline and one.batch == answer.basis.batch
     )
     told = "" if one.gain is None or is_baseline else ratio(one.gain) + (f" over {over}" if over else "")
-    if one.latency is not None:
+    if one.predicted_from is not None:
+        told = told if one.measured_s is not None else ""
+        told += f"{', ' if told else ''}{predicted_of(one)}"
+    elif one.latency is not None:
         rate = f"{1 / one.latency.point:.3g} images/s" if goal == "throughput" else seconds(one.latency.point)
         told = f"{told}, {rate}" if told else rate
     if goal == "cost" and one.cost_per_1000 is not None:
         told += f", {one.cost_per_1000:.3g} per 1,000 images"
     return told
+
+
+def predicted_of(one: Figures) -> str:
+    """Return a time that was not measured on the GPU that is asked about, and what it is from."""
+    parts = []
+    if one.latency is not None:
+        parts.append(f"about {seconds(one.latency.point)} predicted")
+    if one.measured_s is not None:
+        parts.append(f"{seconds(one.measured_s)} measured on {one.predicted_from}")
+    return ", ".join(parts) or "time unknown"
 
 
 def spread_of(one: Figures) -> str:
@@ -129,9 +145,11 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         light.append(f"it was measured on {basis.gpu}, another GPU of the same generation")
     if chosen.is_counted:
         grave.append("its gain is that of the denoiser's operations, counted and not timed")
+    if basis.kind == "predicted":
+        grave.append("its memory is estimated, and its time predicted and not measured")
     if basis.kind == "published":
         light.append("the numbers are others', without intervals")
-    if basis.random_weights:
+    if basis.random_weights and basis.kind != "predicted":
         light.append("random weights: times and memory hold, images were not judged")
     is_changed = not chosen.same_picture and chosen.recipe != basis.baseline
     if is_changed and chosen.judged is None:
@@ -159,11 +177,27 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         chosen.peak_bytes is not None
         and basis.near in ("generation", "other")
         and answer.wanted.max_bytes is None
+        and answer.card_bytes is None
     ):
         light.append(f"whether its {size(chosen.peak_bytes)} fit this GPU was not checked: give --max-memory")
+    if answer.card_bytes is not None and chosen.peak_bytes is None:
+        light.append(
+            f"its peak memory is not known; the model as published fits the {size(answer.card_bytes)}"
+        )
+    if (named := _with_several_sizes(answer)) is not None:
+        sizes = " or ".join(f"{gigabytes:g}" for gigabytes in named.chip.memory_gb)
+        light.append(
+            f"{named.chip.name} is sold with {sizes} GB: {named.chip.memory_gb[0]:g} are assumed, say which"
+        )
     light += [note for note in (basis.note, chosen.note) if note]
     sure: Sure = "low" if grave else "medium" if light else "high"
     return sure, (*grave, *light)
+
+
+def _with_several_sizes(answer: Recommendation) -> Gpu | None:
+    """Return the GPU that was named without saying which of its sizes of memory it has; None if that is clear."""
+    gpu = None if answer.wanted.gpu is None else known_gpu(answer.wanted.gpu)
+    return gpu if gpu is not None and gpu.is_size_assumed else None
 
 
 def _differing(answer: Recommendation) -> str:
@@ -189,10 +223,12 @@ def next_commands(
     model = wanted.model.strip()
     if basis is None or chosen is None:
         commands = []
-        if wanted.max_bytes is not None:
-            commands.append(f"vivace plan {shlex.quote(model)} --card {wanted.max_bytes / 1e9:.4g}")
+        if wanted.max_bytes is not None or answer.card_bytes is not None:
+            limits = [limit for limit in (wanted.max_bytes, answer.card_bytes) if limit is not None]
+            commands.append(f"vivace plan {shlex.quote(model)} --card {min(limits) / 1e9:.4g}")
         return (*commands, _bench(answer, [BASELINE]))
-    recipes = [basis.baseline, chosen.recipe]
+    too_large = {one.recipe for one in answer.left_out if one.kind == "memory"}
+    recipes = [recipe for recipe in (basis.baseline, chosen.recipe) if recipe not in too_large]
     if chosen.recipe == basis.baseline:  # what would be better, were it proven
         unproven = [one for one in answer.left_out if one.kind == "unproven" and (one.score or 0) > 1]
         recipes += [one.recipe for one in unproven[:2]]
@@ -215,7 +251,7 @@ def next_commands(
 def _bench(answer: Recommendation, recipes: list[str]) -> str:
     """Return the command that measures recipes on the model, with what the goal and the quality need."""
     model = answer.wanted.model.strip()
-    if len(set(recipes)) == 1:
+    if set(recipes) == {BASELINE}:
         recipes = [*recipes, "compile"]
     parts = ["vivace", "bench", "--model", model]
     for recipe in dict.fromkeys(recipes):
@@ -238,6 +274,7 @@ def where(basis: Basis) -> str:
         "own": f"your records in {basis.place}",
         "committed": f"vivace's record {basis.place}",
         "published": f"{basis.place}, published by others",
+        "predicted": f"{basis.place} from data sheets, and records of other GPUs",
     }[basis.kind]
     parts = [basis.model, basis.gpu]
     if basis.height and basis.width:

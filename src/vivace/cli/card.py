@@ -35,10 +35,16 @@ class Card(click.ParamType):
 
 @dataclass(frozen=True)
 class Fitted:
-    """Memory that a recipe has to fit, and whose it is, in words."""
+    """Memory that a recipe has to fit, and whose it is.
+
+    Attributes:
+        name: in words.
+        gpu: None where only the size is known, or vivace does not know the GPU.
+    """
 
     num_bytes: float
     name: str
+    gpu: Gpu | None = None
 
 
 def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Fitted | None]:
@@ -56,12 +62,12 @@ def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Fit
     named = None if gpu is None else named_gpu(gpu)
     if isinstance(card, Gpu):
         return (named or card).chip, _of_named(card)
-    size = None if card is None else Fitted(card * 1e9, f"{card:g} GB")
     if named is not None:
-        return named.chip, size or _of_named(named)
+        return named.chip, _of_named(named) if card is None else Fitted(card * 1e9, f"{card:g} GB", named)
     present = present_gpu()
-    known = None if present is None else known_gpu(present.name)
-    return None if known is None else known.chip, size or _of_this_machine()
+    here = None if present is None else known_gpu(present.name)
+    fitted = _of_this_machine(here) if card is None else Fitted(card * 1e9, f"{card:g} GB")
+    return None if here is None else here.chip, fitted
 
 
 def _of_named(gpu: Gpu) -> Fitted:
@@ -69,15 +75,15 @@ def _of_named(gpu: Gpu) -> Fitted:
     if gpu.is_size_assumed:
         sizes = " or ".join(f"{size:g}" for size in gpu.chip.memory_gb)
         name += f" (it is sold with {sizes}: say which)"
-    return Fitted(gpu.memory_bytes, name)
+    return Fitted(gpu.memory_bytes, name, gpu)
 
 
-def _of_this_machine() -> Fitted | None:
+def _of_this_machine(here: Gpu | None) -> Fitted | None:
     from vivace.hardware import present_gpu
 
     present = present_gpu()
     if present is not None:
-        return Fitted(present.memory_bytes, f"this machine's {present.name}")
+        return Fitted(present.memory_bytes, f"this machine's {present.name}", here)
     if sys.platform == "linux" and not Path("/dev/kfd").exists():
         return None  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
     import torch

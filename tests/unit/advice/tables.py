@@ -45,4 +45,5 @@ def table(
 def ask(
     *tables: Table, model: str = "flux-dev", gpu: str | None = "H100", **fields: object
 ) -> Recommendation:
-    return recommend_from(Wanted(model=model, gpu=gpu, **fields), tables)  # type: ignore[arg-type]
+    wanted = Wanted(model=model, gpu=gpu, **fields)  # type: ignore[arg-type]
+    return recommend_from(wanted, tables, with_predictions=False)

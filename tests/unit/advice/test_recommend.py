@@ -45,9 +45,9 @@ def test_the_next_command_measures_what_is_not_known_here() -> None:
 
 
 def test_what_gains_more_on_the_same_generation_is_told_and_asked_for_next() -> None:
-    """A record on this GPU is followed, but the better recipe that only its sister was measured with is not hidden."""
+    """The user's record on this GPU is followed, and the better recipe that its sister was measured with not hidden."""
     here = [
-        table(seen(recipe, 1.1 + k / 10), kind="committed", gpu="NVIDIA H100 80GB HBM3", place=f"{k}.json")
+        table(seen(recipe, 1.1 + k / 10), gpu="NVIDIA H100 80GB HBM3", place=f"{k}.json")
         for k, recipe in enumerate(("compile", "bf16+compile", "int8+compile", "tf32+compile"))
     ]
     sister = table(seen("fp8_static+compile", 1.9), kind="committed", gpu="NVIDIA H200", place="h200.json")
@@ -58,16 +58,22 @@ def test_what_gains_more_on_the_same_generation_is_told_and_asked_for_next() -> 
     assert "'quantize(fp8_static)+compile'" in answer.next[0]
     slower = table(seen("fp8_static+compile", 1.2), kind="committed", gpu="NVIDIA H200", place="h200.json")
     assert "h200.json" not in [one.basis.place for one in ask(*here, slower, gpu="H100").elsewhere]
+    shipped = table(seen("compile", 1.3), kind="committed", gpu="NVIDIA H100 80GB HBM3", place="h100.json")
+    followed = ask(shipped, sister, slower, other, gpu="H100")
+    assert followed.basis is not None
+    assert followed.basis.place == "h200.json", "vivace's own record of a sister is followed"
+    assert ask(shipped, slower, gpu="H100").recipe == "compile"
 
 
 def test_gains_over_one_baseline_are_compared_over_it() -> None:
     """The model as published waits for the host, whose speed is not the GPU's."""
 
-    def of(gpu: str, recipe: str, gain: float, published: float) -> Table:
+    def of(gpu: str, recipe: str, gain: float, published: float, kind: str) -> Table:
         rows = (seen("cuda_graph"), seen("baseline", published), seen(f"{recipe}+cuda_graph", gain))
-        return table(*rows, kind="committed", gpu=gpu, place=gpu, baseline="cuda_graph")
+        return table(*rows, kind=kind, gpu=gpu, place=gpu, baseline="cuda_graph")
 
-    here, sister = of("NVIDIA H200", "compile", 1.3, 0.5), of("NVIDIA H100", "fp8_static+compile", 1.6, 0.8)
+    here = of("NVIDIA H200", "compile", 1.3, 0.5, "own")
+    sister = of("NVIDIA H100", "fp8_static+compile", 1.6, 0.8, "committed")
     answer = ask(here, sister, gpu="H200")
     assert answer.recipe == "compile+cuda_graph"
     assert "'quantize(fp8_static)+compile+cuda_graph'" in answer.next[0], "1.6 is more than 1.3"

@@ -62,9 +62,9 @@ def test_recipes_that_change_the_picture_need_proof() -> None:
     assert sorted(one.kind for one in answer.left_out) == ["quality", "unproven", "unproven"]
     assert ask(table(*rows, seen("compile", 1.3)), same_picture=True).recipe == "compile"
     assert ask(table(*rows, seen("compile", 1.3)), limits=Limits()).recipe == "first_block_cache(0.1)"
-    published = ask(table(*rows, kind="published"))
-    assert published.recipe == "first_block_cache(0.4)"
-    assert published.quality.startswith("unknown: the source publishes")
+    published = ask(table(*rows, seen("compile", 1.3), kind="published"))
+    assert published.recipe == "first_block_cache(0.1)", "published rows need proof as well"
+    assert {one.kind for one in published.left_out} == {"quality", "unproven"}
 
 
 def test_random_weights_borrow_quality_from_an_embedded_model_of_the_kind() -> None:

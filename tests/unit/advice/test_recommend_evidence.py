@@ -16,8 +16,8 @@ def test_evidence_is_ordered() -> None:
     ordered = [
         table(seen("compile", 1.1), place="own, this GPU"),
         table(seen("compile", 1.2), gpu="NVIDIA A100-SXM4-80GB", place="own, another GPU"),
-        table(seen("compile", 1.3), kind="committed", place="committed, this GPU"),
-        table(seen("compile", 1.4), kind="published", gpu="H100", place="published, this GPU"),
+        table(seen("compile", 1.5), kind="committed", place="committed, this GPU"),
+        table(seen("compile", 1.5), kind="published", gpu="H100", place="published, this GPU"),
         table(seen("compile", 1.5), kind="committed", gpu="NVIDIA H200", place="committed, its generation"),
         table(seen("compile", 1.6), kind="published", gpu="H200", place="published, its generation"),
         table(seen("compile", 1.7), kind="committed", gpu="A100", place="committed, another GPU"),
@@ -119,18 +119,20 @@ def test_capabilities_by_name() -> None:
 def test_answers_for_another_gpu_are_never_sure(goal: str) -> None:
     for name in ("sd15", "sdxl", "pony", "flux-schnell"):
         answer = vivace.recommend(name, gpu="Tesla V100", goal=goal, store=[])  # type: ignore[arg-type]
-        assert (answer.sure, answer.basis is not None and answer.basis.near) == ("low", "other")
+        assert answer.sure == "low"
+        assert answer.basis is not None
+        assert answer.basis.near == "other" or answer.basis.kind == "predicted"
         assert "V100" in " ".join(answer.missing)
 
 
 def test_a_table_with_another_baseline_is_compared_by_its_times() -> None:
     """A study that starts from fp32 has the larger gain, and a slower recipe."""
-    usual = table(seen("compile", 1.5), kind="committed", place="usual", steps=50)
+    usual = table(seen("compile", 1.5), kind="own", place="usual", steps=50)
     study = table(
         seen("dtype(fp32)", latency=Interval(30.0, 29.9, 30.1)),
         seen("bf16+compile", 3.0, latency=Interval(10.0, 9.9, 10.1)),
         seen("baseline", 2.7, latency=Interval(11.0, 10.9, 11.1)),
-        kind="committed",
+        kind="own",
         place="study",
         baseline="dtype(fp32)",
         steps=50,
@@ -192,14 +194,14 @@ def test_a_table_with_another_baseline_is_compared_at_its_own_number_of_steps() 
     usual = table(
         seen("baseline", steps_s=9.6),
         seen("compile", 1.5, steps_s=6.3),
-        kind="committed",
+        kind="own",
         place="usual",
         steps=30,
     )
     captured = table(
         seen("cuda_graph", latency=Interval(12.0, 11.9, 12.1)),
         seen("compile+cuda_graph", 1.33, latency=Interval(9.0, 8.9, 9.1)),
-        kind="committed",
+        kind="own",
         place="captured",
         baseline="cuda_graph",
         steps=50,

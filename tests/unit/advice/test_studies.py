@@ -19,7 +19,8 @@ def studies() -> dict[str, list]:  # type: ignore[type-arg]
 @pytest.fixture(scope="module")
 def ask(studies):  # type: ignore[no-untyped-def]
     def asked(study: str, model: str, gpu: str, **fields: object) -> Recommendation:
-        return recommend_from(Wanted(model=model, gpu=gpu, **fields), studies[study])  # type: ignore[arg-type]
+        wanted = Wanted(model=model, gpu=gpu, **fields)  # type: ignore[arg-type]
+        return recommend_from(wanted, studies[study], with_predictions=False)
 
     return asked
 
@@ -86,21 +87,21 @@ def test_001_the_final_configuration_is_the_fastest(ask) -> None:  # type: ignor
     answer = ask("001", "sd15", "A100")
     assert label(answer) == "Final"
     assert answer.chosen.gain.point == pytest.approx(1.30 / 0.297)
-    assert answer.sure == "low"
-    assert "nothing is known of their quality" in answer.doubts[0]
-    assert "unknown" in answer.quality
+    assert answer.sure == "medium"
+    assert "judged on tiny-sd" in answer.quality
+    assert answer.chosen.latency is None, "it is of 30 steps, and the model's own are 50"
     kept = ask("001", "sd15", "A100", same_picture=True)
     assert label(kept) == "Euler, 30 steps", (
         "the waterfall's compiled model, measured again: 0.547 s, not 0.552"
     )
-    assert answer.safe.best.recipe == kept.recipe
 
 
-def test_001_its_memory_contradicts_itself(ask) -> None:  # type: ignore[no-untyped-def]
+def test_001_a_small_decoder_alone_is_not_proven(ask) -> None:  # type: ignore[no-untyped-def]
     """The final configuration is said to need slightly more memory; a part of it is published with half as much."""
     answer = ask("001", "sd15", "A100", goal="memory")
-    assert label(answer) == "Compiled + tiny VAE"
-    assert "contradicts 4.13" in " ".join(answer.doubts)
+    assert label(answer) == "Baseline"
+    (out,) = [one for one in answer.left_out if one.label == "Compiled + tiny VAE"]
+    assert (out.kind, out.score > 1) == ("unproven", True)
 
 
 def test_002_bf16_is_fastest_and_flash_attention_adds_nothing(ask) -> None:  # type: ignore[no-untyped-def]
@@ -146,35 +147,36 @@ def test_003_memory_is_least_in_four_bits_where_it_is_not_needed_for_speed(ask) 
     assert "(int4)" in answer.ties[0]
 
 
-def test_004_an_h100_wants_a_first_block_cache_of_035(ask) -> None:  # type: ignore[no-untyped-def]
+def unproven(answer: Recommendation, name: str) -> float:
+    """Return the score of a row of this label that was left out for want of proof."""
+    (out,) = [one for one in answer.left_out if one.label == name]
+    assert out.kind == "unproven"
+    assert out.score is not None
+    return out.score
+
+
+def test_004_an_h100_gains_most_with_a_cache_that_nothing_proves(ask) -> None:  # type: ignore[no-untyped-def]
     answer = ask("004", "flux-dev", "H100")
-    assert label(answer) == "FBCache (0.35)"
-    assert times_as_long(answer, "fp16+first_block_cache(0.3)") == pytest.approx(2.10 / 1.84)
-    assert answer.quality.startswith("unknown")
-    assert answer.sure == "low"
-    assert answer.safe is not None
+    assert label(answer) == "BF16"
+    fastest, next_best = unproven(answer, "FBCache (0.35)"), unproven(answer, "FBCache (0.3)")
+    assert fastest / next_best == pytest.approx(2.10 / 1.84)
+    assert "unproven" in str(answer)
+    assert "FBCache (0.35)" in " ".join(str(answer).split())
 
 
 def test_004_an_a100_is_advised_03_and_measured_faster_at_04(ask) -> None:  # type: ignore[no-untyped-def]
     answer = ask("004", "flux-dev", "A100")
-    assert label(answer) == "FBCache (0.4)"
-    assert times_as_long(answer, "fp16+first_block_cache(0.3)") == pytest.approx(4.07 / 3.13)
-    assert not answer.ties
+    assert label(answer) == "FlashAttention2"
+    assert unproven(answer, "FBCache (0.4)") / unproven(answer, "FBCache (0.3)") == pytest.approx(4.07 / 3.13)
 
 
-def test_004_its_most_stable_configuration_is_not(ask) -> None:  # type: ignore[no-untyped-def]
+def test_004_its_most_stable_configuration_is_not(ask, studies) -> None:  # type: ignore[no-untyped-def]
     """bf16 with flash attention and a first-block cache is said to be the most stable, with a p99 of 2.13 s."""
     answer = ask("004", "flux-dev", "H100", goal="stability")
-    claimed = answer.figures(resolve("attention(flash)+first_block_cache(0.3)").text)
-    quantised = answer.figures(resolve("quantize(fp8_weight)+attention(flash)+first_block_cache(0.3)").text)
-    assert (claimed.label, claimed.spread.p99_s, claimed.spread.p50_s) == (
-        "BF16+FA2+FBCache (0.3)",
-        2.13,
-        2.06,
-    )
-    assert quantised.spread.p99_s < claimed.spread.p99_s
-    assert quantised.score.point > claimed.score.point
-    assert claimed.title not in answer.ties
+    (rows,) = (table.rows for table in studies["004"] if table.gpu == "H100")
+    (claimed,) = [row for row in rows if row.label == "BF16+FA2+FBCache (0.3)"]
+    assert (claimed.spread.p99_s, claimed.spread.p50_s) == (2.13, 2.06)
+    assert unproven(answer, claimed.label) < answer.chosen.score.point
     assert label(answer) == "BF16"
     assert answer.chosen.spread.p99_s / answer.chosen.spread.p50_s < 2.13 / 2.06
 

@@ -1,0 +1,70 @@
+"""Write what the catalogue's models need and compute into the package, for `vivace recommend`.
+
+    python -m benchmarks.footprints               predict each model as it is published, at its own size (minutes)
+    python -m benchmarks.footprints NAME ...      these again, and keep the others'
+
+The predictions are those of `vivace plan`. Nothing is downloaded, and no GPU is needed. A test predicts some anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from vivace.contract import DENOISERS
+from vivace.memory.estimate import largest_encoder
+from vivace.memory.footprints import FILE, Footprints, Quantised, Scheme, network, shipped
+from vivace.memory.predict import Prediction, predict
+from vivace.memory.weightless import find_weightless
+from vivace.models.catalogue import CATALOGUE
+from vivace.recipes.resolve import resolve
+from vivace.spec.recipe import BASELINE
+
+SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")
+
+
+def main(names: list[str]) -> None:
+    """Predict and write, after each model."""
+    found = shipped() if FILE.exists() and names else Footprints()
+    models, quantised = dict(found.models), dict(found.quantised)
+    for name in names or list(CATALOGUE):
+        models[name] = predict(find_weightless(name), resolve(BASELINE))
+        for key, by_scheme in _quantised(name, models[name], set() if names else set(quantised)):
+            quantised[key] = by_scheme
+        print(f"{name}: {models[name].peak_bytes / 1e9:.2f} GB", flush=True)
+        ordered = {model: models[model] for model in CATALOGUE if model in models}
+        content = Footprints(models=ordered, quantised=dict(sorted(quantised.items())))
+        FILE.write_text(content.model_dump_json(indent=1) + "\n")
+
+
+def _quantised(
+    name: str, published: Prediction, without: set[str]
+) -> Iterator[tuple[str, dict[Scheme, Quantised]]]:
+    """Yield the denoiser and the largest text encoder of a model, quantised in each scheme."""
+    encoder = largest_encoder(published)
+    parts = {
+        "denoiser": next(part for part in published.components if part.name in DENOISERS),
+        **({} if encoder is None else {encoder: next(p for p in published.components if p.name == encoder)}),
+    }
+    if all(network(part) in without for part in parts.values()):
+        return
+    model = find_weightless(name)
+    found: dict[str, dict[Scheme, Quantised]] = {network(part): {} for part in parts.values()}
+    for scheme in SCHEMES:
+        after = predict(model, resolve(f"quantize({scheme})@{','.join(parts)}"))
+        for target, part in parts.items():
+            stage = "denoiser" if target == "denoiser" else "text encoders"
+            now = next(one for one in after.components if one.name == part.name)
+            more = (after.stages[stage] - after.model_bytes) - (
+                published.stages[stage] - published.model_bytes
+            )
+            found[network(part)][scheme] = Quantised(
+                share=round(now.num_bytes / part.num_bytes, 4),
+                beside_bytes=max(0, more),
+                loading_bytes=max(0, after.loading_bytes - after.model_bytes),
+            )
+    yield from found.items()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

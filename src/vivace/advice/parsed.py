@@ -1,0 +1,18 @@
+"""Recipes of records, parsed once: an answer looks at the same few hundred texts again and again."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve as resolved
+
+
+@lru_cache(maxsize=4096)
+def resolve(text: str) -> Recipe:
+    """Return the recipe of a text; see `vivace.recipes.resolve.resolve`.
+
+    Raises:
+        RecipeError: it is not a recipe.
+    """
+    return resolved(text)

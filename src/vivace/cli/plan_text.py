@@ -1,0 +1,213 @@
+"""What `vivace plan` prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from vivace.cli.card import Fitted
+
+if TYPE_CHECKING:
+    from vivace.advice.answer import Figures
+    from vivace.advice.speeds import Speeds
+    from vivace.advice.verified import Fitting
+    from vivace.hardware import Chip
+    from vivace.memory.fit import Change
+    from vivace.memory.predict import Prediction
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `vivace plan` found for a card.
+
+    Attributes:
+        changes: each on top of the one before; with a ranking its first recipe, and what uses memory that is free then.
+        ranking: None where no recipe of it fits, or another recipe than the published model was planned.
+        speeds: of single changes, by records.
+    """
+
+    changes: tuple[Change, ...] = ()
+    ranking: Fitting | None = None
+    speeds: Speeds | None = None
+
+
+def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
+    from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
+    from vivace.report.summary import size
+
+    click.echo(
+        f"{predicted.model}, {predicted.recipe}, {predicted.width}x{predicted.height}, batch {predicted.batch}: "
+        f"predicted without loading\n"
+    )
+    rows = [("component", "class", "parameters", "dtype", "memory")]
+    rows += [
+        (c.name, c.class_name, f"{c.num_parameters / 1e6:,.1f} M", c.dtype, size(c.num_bytes))
+        for c in predicted.components
+    ]
+    widths = [max(len(row[k]) for row in rows) for k in range(5)]
+    for row in rows:
+        cells = [
+            cell.rjust(widths[k]) if k in (2, 4) else cell.ljust(widths[k]) for k, cell in enumerate(row)
+        ]
+        click.echo("  ".join(cells).rstrip())
+    stages = ", ".join(f"{name} {size(held)}" for name, held in predicted.stages.items())
+    click.echo(f"\nmodel       {size(predicted.model_bytes)}")
+    click.echo(f"peak        {size(predicted.peak_bytes)}, in stage {predicted.peak_stage} ({stages})")
+    click.echo(
+        f"loading     {size(predicted.loading_bytes)}, while loading the model and applying the recipe"
+    )
+    if predicted.other_gpus:
+        others = (
+            "on the other GPU" if predicted.other_gpus == 1 else f"on each of {predicted.other_gpus} others"
+        )
+        click.echo(f"other GPUs  at most {size(predicted.other_gpu_bytes)} {others}, for the denoiser")
+    click.echo(
+        f"context     about {size(predicted.beyond_allocator_bytes)} more for the CUDA context, not included above"
+    )
+    for line in _work(predicted, chip):
+        click.echo(line)
+    good = [gb for gb in CARDS_GB if fits(predicted, gb * 1e9)]
+    bad = [gb for gb in CARDS_GB if gb not in good]
+    click.echo(
+        f"\nfits        {_cards(good)}, with {size(RESERVE_BYTES)} reserved for the context and fragmentation"
+        + (f"; too large for {_cards(bad)}" if bad else "")
+    )
+
+
+def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
+    """Yield what the call computes, and the time that this takes at least."""
+    from vivace.lint.limits import least_seconds
+    from vivace.report.summary import seconds
+
+    parts, total = [], 0
+    for part in predicted.work.components:
+        flop = part.gemm_flop + part.conv_flop + part.attention_flop
+        total += flop
+        each = f"{part.calls} x {_tera(flop / part.calls)}" if part.calls > 1 else _tera(flop)
+        parts.append(f"{part.component} {each}")
+    if not total:
+        return
+    bound = "at most " if predicted.work_is_bound else ""
+    images = "an image" if predicted.batch == 1 else f"for {predicted.batch} images"
+    yield (
+        f"compute     {bound}{_tera(total)} TFLOP {images}, {predicted.num_inference_steps} steps ({', '.join(parts)})"
+        + ("; hits of a step cache count as computed" if predicted.work_is_bound else "")
+    )
+    if chip is not None and not predicted.other_gpus and not predicted.work_is_bound:
+        least = least_seconds(predicted.work, chip) / predicted.batch
+        rates = f"{chip.half:g} TFLOP/s in 16 bits, {chip.eight:g} in 8"
+        yield f"limit       {seconds(least)} an image at least, by the data sheet of {chip.name}: {rates}"
+
+
+def _tera(flop: float) -> str:
+    return f"{flop / 1e12:,.3g}" if flop < 1e15 else f"{flop / 1e12:,.0f}"
+
+
+def _speed(step: Change, speeds: Speeds | None) -> str:
+    """Return what records say of a change's speed, alone; empty for a size, a batch, or if they say nothing."""
+    known = None if speeds is None else speeds.of(step.what)
+    return (
+        ""
+        if speeds is None or known is None
+        else f"; alone {known:.2f}x the baseline's speed on {speeds.gpu}"
+    )
+
+
+def _cards(sizes: list[int]) -> str:
+    return f"cards of {', '.join(map(str, sizes))} GB" if sizes else "none of the usual cards"
+
+
+def print_card(predicted: Prediction, card: Fitted, fit: Fit) -> None:
+    """Print whether a prediction fits a card, and what does."""
+    from vivace.memory.fit import fits
+    from vivace.report.summary import size
+
+    if fits(predicted, card.num_bytes):
+        click.echo(f"\nIt fits {card.name}.")
+        for step in fit.changes:
+            peak = size(step.prediction.peak_bytes)
+            click.echo(
+                f"So does --recipe '{step.prediction.recipe}' (peak {peak}), which is faster: it copies fewer weights."
+            )
+        return
+    if fit.ranking is not None:
+        _print_ranking(predicted, card, fit, fit.ranking)
+    else:
+        _print_changes(predicted, card, fit)
+
+
+_SHOWN = 3
+
+
+def _print_ranking(predicted: Prediction, card: Fitted, fit: Fit, ranking: Fitting) -> None:
+    """Print what fits, the best first, and the lines to use and to measure it."""
+    from vivace.report.summary import size
+
+    usual = ""
+    if card.gpu is None and ranking.answer.basis is not None:
+        usual = (
+            f", with times as on {ranking.answer.basis.gpu}, a usual GPU of that size (--gpu names another)"
+        )
+    click.echo(f"\nIt does not fit {card.name}. These do, the best first{usual}:")
+    last = fit.changes[-1].prediction
+    for step in fit.changes:
+        after = step.prediction
+        more = ", and is faster: it copies fewer weights" if step.fills else f", {_time(ranking.chosen)}"
+        click.echo(
+            f"  {after.recipe}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: fits{more}"
+        )
+    for one in ranking.others[:_SHOWN]:
+        peak = "unknown" if one.peak_bytes is None else f"about {size(one.peak_bytes)}"
+        click.echo(f"  {one.recipe}: peak {peak}, {_time(one)}")
+    click.echo(f"Use: --recipe '{last.recipe}'{_size_flags(last)}")
+    parts = ["vivace", "bench", "--model", predicted.model]
+    for recipe in dict.fromkeys((last.recipe, *(one.recipe for one in ranking.others[:1]))):
+        parts += ["--recipe", recipe]
+    click.echo(f"Measure: {shlex.join(parts)}{_size_flags(last)}")
+
+
+def _time(one: Figures) -> str:
+    """Return the seconds of a recipe, and where they are from."""
+    from vivace.advice.words import predicted_of
+    from vivace.report.summary import seconds
+
+    if one.predicted_from is not None or one.latency is None:
+        return predicted_of(one)
+    return f"{seconds(one.latency.point)} measured"
+
+
+def _size_flags(prediction: Prediction) -> str:
+    return f" --height {prediction.height} --width {prediction.width} --batch {prediction.batch}"
+
+
+def _print_changes(predicted: Prediction, card: Fitted, fit: Fit) -> None:
+    """Print one change after the other, and whether the last one fits."""
+    from vivace.memory.fit import fits
+    from vivace.report.summary import size
+
+    click.echo(
+        f"\nIt does not fit {card.name}. These changes need less memory, each on top of the one before:"
+    )
+    for step in fit.changes:
+        after = step.prediction
+        verdict = "fits" if fits(after, card.num_bytes) else "does not fit yet"
+        if step.fills:
+            verdict += ", and is faster: it copies fewer weights"
+        click.echo(
+            f"  {step.what}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: {verdict}"
+            f"{_speed(step, fit.speeds)}"
+        )
+    last = fit.changes[-1].prediction if fit.changes else predicted
+    if fits(last, card.num_bytes):
+        click.echo(f"Use: --recipe '{last.recipe}'{_size_flags(last)}")
+    elif last.loading_bytes >= last.peak_bytes:
+        click.echo(
+            f"vivace found no recipe that fits: loading the model before the recipe shrinks it already takes "
+            f"{size(last.loading_bytes)}."
+        )
+    else:
+        click.echo("vivace found no recipe that fits.")
