@@ -4,10 +4,14 @@ BIN := .venv/bin
 READY := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-long test-kernels check soak docs site wheel format clean
+.PHONY: demo contract test test-long test-kernels check soak docs site wheel format clean
 
 demo: $(READY)
 	$(BIN)/vivace demo
+
+# The contract of one technique: make contract NAME=steps
+contract: $(READY)
+	$(BIN)/python -m pytest -n0 -m "" -k "$(or $(NAME),$(error give NAME=TECHNIQUE))" tests/contract
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -1,5 +1,6 @@
 """The example in CONTRIBUTING.md works in a copy of the package."""
 
+import importlib.util
 import json
 import os
 import re
@@ -7,8 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.targets import target_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "vivace"
@@ -31,16 +35,26 @@ def add_lines(text: str, diff: str) -> str:
     return text
 
 
+def registered(text: str, diff: str) -> str:
+    """Return the list of techniques with the example; unchanged if somebody who followed the guide has added it."""
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    return text if all(f"{line}\n" in text for line in added) else add_lines(text, diff)
+
+
+def with_example(package: Path, copy: Path) -> None:
+    """Copy the package and add the example to the copy."""
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    (copy / "models" / "weights").symlink_to(PACKAGE / "models" / "weights")
+    (copy / "techniques" / "text_length.py").write_text(block("python"))
+    registry = copy / "techniques" / "__init__.py"
+    registry.write_text(registered(registry.read_text(), block("diff")))
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an import folder with the package and the example."""
     folder = tmp_path_factory.mktemp("source")
-    copy = folder / "vivace"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "weights"))
-    (copy / "models" / "weights").symlink_to(PACKAGE / "models" / "weights")
-    (copy / "techniques" / "text_length.py").write_text(block("python"))
-    registry = copy / "techniques" / "__init__.py"
-    registry.write_text(add_lines(registry.read_text(), block("diff")))
+    with_example(PACKAGE, folder / "vivace")
     return folder
 
 
@@ -84,17 +98,59 @@ def test_it_does_what_it_declares(source: Path) -> None:
     done = run(source, "-c", _DRAW)
     assert done.returncode == 0, done.stderr
     assert (
-        "text_length: StableDiffusionPipeline pads prompts to a length that cannot be chosen" in done.stdout
+        "text_length: UNet2DConditionModel does not attend to padding, or takes prompts of one" in done.stdout
     )
 
 
-@pytest.mark.soak
-def test_the_contract_holds_for_it(source: Path) -> None:
-    suite = ROOT / "tests" / "contract" / "test_technique_contract.py"
-    done = run(source, "-m", "pytest", "-n0", "-m", "", "-k", "text_length", "-c", str(ROOT / "pyproject.toml"),
-               "--rootdir", str(ROOT), "-p", "no:cacheprovider", str(suite))  # fmt: skip
+def test_the_example_may_be_in_the_tree_already(source: Path, tmp_path: Path) -> None:
+    with_example(source / "vivace", tmp_path / "vivace")
+    for name in ("text_length.py", "__init__.py"):
+        first, again = (folder / "vivace" / "techniques" / name for folder in (source, tmp_path))
+        assert first.read_text() == again.read_text()
+
+
+def contract(source: Path, which: str) -> str:
+    """Run the contract suite on the copy of the tree, and return what pytest says last."""
+    done = run(source, "-m", "pytest", "-n0", "-m", "", "-k", which, "-c", str(ROOT / "pyproject.toml"),
+               "--rootdir", str(ROOT), "-p", "no:cacheprovider", str(ROOT / "tests" / "contract"))  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
-    assert "8 passed" in done.stdout
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "works"),
+    [
+        ("FluxTransformer2DModel", True),
+        ("QwenImageTransformer2DModel", False),
+        ("SanaTransformer2DModel", False),
+    ],
+)
+def test_it_refuses_where_the_length_changes_nothing(source: Path, denoiser: str, works: bool) -> None:
+    """Qwen-Image's pipeline takes the parameter, too, and does not pad to it."""
+    path = source / "vivace" / "techniques" / "text_length.py"
+    spec = importlib.util.spec_from_file_location("example_text_length", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    pipe = SimpleNamespace(transformer=type(denoiser, (), {})())
+    assert (example.TextLength(tokens=128).unsupported(target_of(pipe=pipe)) is None) is works
+
+
+@pytest.mark.long
+def test_the_contract_holds_for_it(source: Path) -> None:
+    from tests.flow_models import EDITING, MODELS
+
+    number = int(re.search(r"(\d+) passed", contract(source, "text_length"))[1])  # type: ignore[index]
+    assert number >= 8 + 2 * len((*MODELS, *EDITING)), "every variant on every model"
+
+
+def test_adding_a_technique_comes_first_with_its_command() -> None:
+    headings = re.findall(r"^## (.+)$", GUIDE, flags=re.MULTILINE)
+    assert headings[0] == "Adding a technique"
+    section = GUIDE.partition("## Adding a technique")[2].partition("\n## ")[0]
+    assert "make contract NAME=text_length" in section.partition("### A complete example")[0]
+    assert re.search(r"^contract: ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 
 
 def test_the_family_that_it_shows_is_the_one_in_the_package() -> None:

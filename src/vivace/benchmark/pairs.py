@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Protocol, Unpack
 
 from vivace.benchmark.comparison import comparisons, default_threads
 from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
@@ -26,6 +27,9 @@ from vivace.spec.trial import Trial
 from vivace.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
 
 DEFAULT_MAX_MINUTES = 60.0
+
+
+OnNote = Callable[[str], None]
 
 
 class OnPair(Protocol):
@@ -88,6 +92,7 @@ def compare(
     store: str | Path = DEFAULT_STORE,
     command: str | None = None,
     on_pair: OnPair | None = None,
+    on_note: OnNote | None = None,
     progress: Progress | None = None,
     launcher: Launcher | None = None,
     **fields: Unpack[CallKeywords],
@@ -106,6 +111,7 @@ def compare(
         store: the folder of the store; created if there is none.
         command: the command line to store with the run; None for the equivalent `vivace compare`.
         on_pair, progress: receive what was measured.
+        on_note: is told if no verdict can come within `max_minutes`, before that time is spent.
         launcher: a running launcher; None to start one.
         fields: the fields of `AskedWorkload`, `timing` (its `rounds` are ignored) and `device`, as for `vivace.bench`.
 
@@ -147,14 +153,18 @@ def compare(
             wanted = timing.model_copy(update={"rounds": number})
             return run_trials(trials, environment, wanted, opened, launcher, progress=progress or Silent())
 
-        return _sequential(
-            measure,
-            _num_pairs(trials, environment, timing, opened),
-            fail_if,
-            max_pairs,
-            max_minutes * 60,
-            on_pair,
-        )
+        number, max_s = _num_pairs(trials, environment, timing, opened), max_minutes * 60
+        stored = [list(opened.rounds(trial.key(environment)).values()) for trial in trials]
+        note = outlook(max_s, number, max_pairs, pair_seconds(stored), timing)
+        if note is not None and on_note is not None:
+            on_note(note)
+
+        def on_time(number: int, pair_s: float) -> None:
+            late = outlook(max_s, number, max_pairs, pair_s, timing, begun=True)
+            if late is not None and on_note is not None:
+                on_note(late)
+
+        return _sequential(measure, number, fail_if, max_pairs, max_s, on_pair, on_time)
 
 
 def _num_pairs(trials: Sequence[Trial], environment: Environment, timing: Timing, store: Store) -> int:
@@ -183,18 +193,23 @@ def _sequential(
     max_pairs: int,
     max_s: float,
     on_pair: OnPair | None,
+    on_time: Callable[[int, float], None] = lambda number, seconds: None,
 ) -> Paired:
     """Measure pair by pair, and look at fixed numbers of pairs until the decision is final or a limit is reached.
 
     Args:
         num_stored: pairs that the store has.
+        on_time: is told after the first pair that is not stored how many there are, and its seconds.
     """
     steps = looks(max_pairs)
     num_looks = len(steps) + 1  # one more where time runs out
     started = time.monotonic()
     number = min(max_pairs, max(1, num_stored))
+    is_timed = False
     while True:
+        began = time.monotonic()
         records = measure(number)
+        took_s = time.monotonic() - began
         times = samples_of(records)
         if times is None:
             return Paired(None, tuple(records), None)
@@ -202,6 +217,9 @@ def _sequential(
         if on_pair is not None:
             on_pair(decision, records)
         is_last = number >= max_pairs
+        if number > num_stored and not is_timed and not (number in steps and decision.is_final):
+            is_timed = True
+            on_time(number, took_s)
         is_late = not is_last and time.monotonic() - started >= max_s
         if (number in steps and decision.is_final) or is_last or is_late:
             by = "verdict" if decision.is_final else "pairs" if is_last else "minutes"

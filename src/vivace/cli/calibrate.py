@@ -112,7 +112,8 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
             click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
             return 0
         click.echo(f"model        {ratios.model}")
-        click.echo(f"measured on  {ratios.num_pictures} images of {len(ratios.ratios)} steps")
+        images = "image" if ratios.num_pictures == 1 else "images"
+        click.echo(f"measured on  {ratios.num_pictures} {images} of {len(ratios.ratios)} steps")
         click.echo(f"ratios       {', '.join(f'{ratio:.3f}' for ratio in ratios.ratios)}")
         click.echo(f"spread       {ratios.spread:.3g} (standard deviation between images, at the worst step)")
         click.echo(f"saved to     {file}")

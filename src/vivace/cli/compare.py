@@ -175,6 +175,7 @@ def compare(
                 store=store,
                 command=options.command_line(),
                 on_pair=_say_pair,
+                on_note=lambda note: click.echo(f"note: {note}", err=True),
                 launcher=launcher,
                 **fields,
             )
@@ -199,6 +200,7 @@ def show(found: Paired, format_: str) -> int:
 
 def judge(found: Paired) -> tuple[int, str]:
     """Return the exit code of a comparison, and the verdict in a sentence."""
+    from vivace.report.text import count
     from vivace.spec.record import Outcome
     from vivace.stats import Verdict
 
@@ -207,7 +209,7 @@ def judge(found: Paired) -> tuple[int, str]:
         failed = next(record for record in found.records if record.outcome is not Outcome.MEASURED)
         return NOT_MEASURED, f"{failed.trial.title}: {failed.outcome.value}: {failed.reason}"
     a, b = (record.trial.title for record in found.records)
-    told = f"{b} against {a}: {difference(one)}, {one.num_pairs} pairs"
+    told = f"{b} against {a}: {difference(one)}, {count(one.num_pairs, 'pair')}"
     if one.fail_if is not None:
         allowed = f"{100 * one.fail_if:g} %"
         if one.regressed is None:

@@ -107,7 +107,7 @@ def study(
         return _end(recorded, price, output, format_)
     planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
     if dry_run:
-        return _dry_run(planned, store, check_plan and not tiny, format_)
+        return _dry_run(planned, store, check_plan and not tiny, format_, device)
     if output is not None:
         check_writable(output)
     where: dict[str, Any] = {"device": device, "store": store, "gpus": gpus, "ray": ray}
@@ -216,9 +216,10 @@ def _list(format_: str) -> int:
     return 0
 
 
-def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str) -> int:
+def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
     """Print each trial with what is known of its time and memory."""
     from vivace.cli.terminal import console
+    from vivace.measure.surroundings import surroundings
     from vivace.models.catalogue import CATALOGUE
     from vivace.models.find import find_model
     from vivace.studies.estimate import estimates, planner, print_estimates
@@ -226,9 +227,11 @@ def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, forma
     for name in dict.fromkeys(one.measured_on for one in planned):
         if name not in CATALOGUE and "/" not in name:
             find_model(name)  # a wrong name is said now, not after the predictions before it
-    found = estimates(planned, store, planner(lambda line: click.echo(line, err=True)) if with_plan else None)
+    on_gpu = device != "cpu"
+    predict = planner(lambda line: click.echo(line, err=True)) if with_plan and on_gpu else None
+    found = estimates(planned, store, predict, on_gpu=on_gpu)
     if format_ == "json":
         click.echo(json.dumps([one.to_json() for one in found], indent=2))
         return 0
-    print_estimates(found, console())
+    print_estimates(found, console(), without_gpu=surroundings().has_no_gpu)
     return 0

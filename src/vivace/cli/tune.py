@@ -282,10 +282,11 @@ class Shown:
     def _left(self, number: int | None) -> str:
         parts = []
         if self.trials is not None and number is not None:
-            parts.append(f"{max(0, self.trials - number)} trials left")
+            left = max(0, self.trials - number)
+            parts.append(f"{left} {'trial' if left == 1 else 'trials'} left")
         if self.minutes is not None:
-            left = max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
-            parts.append(f"{int(left) // 60} min {int(left) % 60:02d} s left")
+            left_s = max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
+            parts.append(f"{int(left_s) // 60} min {int(left_s) % 60:02d} s left")
         return ", ".join(parts) or "no limit"
 
 

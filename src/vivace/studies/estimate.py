@@ -27,6 +27,7 @@ from vivace.models.find import SYNTHETIC, Found, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
 from vivace.report.table import broken
+from vivace.report.text import count
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
@@ -43,6 +44,9 @@ _COMPILING_S = 60.0
 _AUTOTUNING_S = 600.0
 """Added to a first call where no record knows how long the model compiles: on full-size models 20 to 340 s, and more
 than 400 s with max-autotune (UNet and VAE of SD 1.5 on an H100)."""
+
+_RECORD, _PLAN = "record of ", "plan"
+"""Where figures of GPUs come from."""
 
 Predict = Callable[[str, str, Workload], int | None]
 
@@ -78,6 +82,16 @@ class Estimate:
     is_rough: bool = False
     compiling_s: float = 0.0
 
+    @property
+    def time_is_of_gpu(self) -> bool:
+        """Whether the time is of a GPU that may be another machine's."""
+        return self.time_from.startswith(_RECORD)
+
+    @property
+    def memory_is_of_gpu(self) -> bool:
+        """Whether the peak is of a GPU that may be another machine's."""
+        return self.memory_from == _PLAN or self.memory_from.startswith(_RECORD)
+
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
@@ -86,12 +100,15 @@ def estimates(
     planned: Sequence[ModelPart],
     store: Path | None,
     predict: Predict | None = None,
+    *,
+    on_gpu: bool = True,
 ) -> list[Estimate]:
     """Return each trial of a study, in order, with what is known of it.
 
     Args:
         store: None: as if nothing had been measured.
-        predict: returns the peak of a recipe; None: nothing is predicted.
+        predict: returns the peak of a recipe on a GPU; None: nothing is predicted.
+        on_gpu: whether the study runs on a GPU; if not, what is known of GPUs is left out.
 
     Raises:
         UsageError, UnknownModel, Unsupported, WorkloadError: what would end the study before its first round.
@@ -117,7 +134,7 @@ def estimates(
             ]
             # Random weights have no images: only the timed calls are made.
             images = workload.num_pictures if one.study.quality.enabled else 0
-            found.append(_estimate(about, workload, one.study.timing, images, mine, predict))
+            found.append(_estimate(about, workload, one.study.timing, images, mine, predict, on_gpu))
     return found
 
 
@@ -136,6 +153,7 @@ def _estimate(
     images: int,
     mine: Sequence[Record],
     predict: Predict | None,
+    on_gpu: bool,
 ) -> Estimate:
     """Return what the trial's own records, the committed ones and `predict` say of it.
 
@@ -162,6 +180,8 @@ def _estimate(
         if record.outcome is not Outcome.MEASURED and record.outcome.is_final:
             why = f"this store: {record.outcome.value.replace('_', ' ')}"
             return Estimate(*about, time_from=why, memory_from=why, rounds_left=0)
+    if not on_gpu:
+        return Estimate(*about, rounds_left=rounds_left)
     name = about[2].removeprefix(SYNTHETIC)
     committed = None
     if workload.task == "text":  # as the committed records are
@@ -169,10 +189,10 @@ def _estimate(
     if committed is not None:
         call_s = committed.seconds(workload.num_inference_steps)
         trial_s = _trial_s(call_s, committed.first_call_s, timing, rounds_left, images)
-        source = f"record of {committed.device}"
+        source = f"{_RECORD}{committed.device}"
         return Estimate(*about, call_s, trial_s, committed.peak_bytes, source, source, None, rounds_left)
     peak = None if predict is None else predict(about[2], recipe, workload)
-    memory_from = "unknown" if peak is None else "plan"
+    memory_from = "unknown" if peak is None else _PLAN
     rough = _roughly(name, recipe, workload) if workload.task == "text" else None
     if rough is None:
         return Estimate(*about, peak_bytes=peak, memory_from=memory_from, rounds_left=rounds_left)
@@ -210,7 +230,7 @@ def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, 
     compiling_s = [
         _AUTOTUNING_S if "autotune" in one.mode else usual_s for one in found if isinstance(one, Compile)
     ]
-    source = f"record of {base.device}, of the baseline: rough, marked ~"
+    source = f"{_RECORD}{base.device}, of the baseline: rough, marked ~"
     return call_s, base.first_call_s, max(compiling_s, default=0.0), source
 
 
@@ -266,8 +286,12 @@ def planner(report: Callable[[str], None]) -> Predict:
     return peak
 
 
-def print_estimates(found: Sequence[Estimate], console: Console) -> None:
-    """Print the trials by part and model, and what the study takes in all."""
+def print_estimates(found: Sequence[Estimate], console: Console, *, without_gpu: bool = False) -> None:
+    """Print the trials by part and model, and what the study takes in all.
+
+    Args:
+        without_gpu: whether this machine has no GPU, so that what is known of one is not of this machine.
+    """
     groups: dict[tuple[str, str, str], list[Estimate]] = {}
     for one in found:
         groups.setdefault((one.part, one.model, one.measured_on), []).append(one)
@@ -280,7 +304,7 @@ def print_estimates(found: Sequence[Estimate], console: Console) -> None:
             table.add_column(heading, justify="right", no_wrap=True)
         for one in rows:
             recipe = "\n".join(broken(one.recipe, max(24, console.width - 40)))
-            table.add_row(Text(recipe), *map(Text, _cells(one)))
+            table.add_row(Text(recipe), *map(Text, _cells(one, without_gpu)))
         console.print(table)
         for source in dict.fromkeys(
             s for one in rows for s in (one.time_from, one.memory_from) if s != "unknown"
@@ -294,12 +318,21 @@ def print_estimates(found: Sequence[Estimate], console: Console) -> None:
     todo = [one for one in trials if one.rounds_left]
     known_s = [one.trial_s for one in todo if one.trial_s is not None]
     rounds = sum(one.rounds_left for one in todo)
-    said = f"{len(trials)} trials, {rounds} rounds to run"
+    said = f"{count(len(trials), 'trial')}, {count(rounds, 'round')} to run"
+    is_elsewhere = without_gpu and any(one.time_is_of_gpu or one.memory_is_of_gpu for one in found)
     if known_s:
-        said += f": about {_long(sum(known_s))} for {len(known_s)} trials"
+        where = " on such a GPU" if is_elsewhere else ""
+        said += f": about {_long(sum(known_s))}{where} for {count(len(known_s), 'trial')}"
     if unknown := len(todo) - len(known_s):
         said += f"; the time of {unknown} is unknown"
     console.print(Text(said))
+    if is_elsewhere:
+        console.print(
+            Text(
+                "This machine has no GPU: these times and peaks are a GPU's, and nothing is known of its CPU. "
+                "--device cpu leaves them out."
+            )
+        )
 
 
 def _long(number: float) -> str:
@@ -309,14 +342,17 @@ def _long(number: float) -> str:
     return f"{number / 60:.0f} min" if number < 7200 else f"{number / 3600:.1f} h"
 
 
-def _cells(one: Estimate) -> tuple[str, str, str]:
+def _cells(one: Estimate, without_gpu: bool) -> tuple[str, str, str]:
     if one.refused is not None:
         return "refused", "–", "–"
     about = "~" if one.is_rough else ""
     call = "unknown" if one.call_s is None else about + seconds(one.call_s)
     trial = "unknown" if one.trial_s is None else about + _long(one.trial_s)
+    if without_gpu and one.time_is_of_gpu:
+        call += " (GPU)"
     if one.call_s is None and one.rounds_left == 0:
         call = trial = one.time_from.removeprefix("this store: ")
     elif one.rounds_left == 0:
         trial = "stored"
-    return call, trial, "unknown" if one.peak_bytes is None else size(one.peak_bytes)
+    peak = "unknown" if one.peak_bytes is None else size(one.peak_bytes)
+    return call, trial, f"{peak} (GPU)" if without_gpu and one.memory_is_of_gpu else peak

@@ -95,6 +95,8 @@ def page_of(run: StudyRun) -> str:
             parts=parts,
             claims=_claims(claims),
             tally=tally(claims),
+            has_source=bool(run.file.source)
+            or any(one.kind == "published" for _, judged in claims for one in judged),
             style=Markup(style),
             script=Markup(script),
             policy=Markup(policy_for(style, script)),

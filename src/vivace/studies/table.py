@@ -220,7 +220,7 @@ def _print_claims(claims: Sequence[tuple[Claim, list[Judged]]], console: Console
         return
     console.print()
     console.print(Text("Conclusions", style="bold"))
-    for who, said in tally(claims):
+    for who, said in tally(claims) if len(claims) > 1 else ():  # a single one is told below
         console.print(Text(f"{who}: {said}"))
     devices = {one.column for _, judged in claims for one in judged if one.kind == "measured"}
     for claim, judged in claims:

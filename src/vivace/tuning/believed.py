@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.report.text import count
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.priors import Source
 from vivace.tuning.search import Search
@@ -59,12 +60,14 @@ class Explanation:
             for one in self.beliefs
         ]
         if self.num_unknown:
-            lines.append(
-                f"{self.num_unknown} more options were not tried, and nothing tells whether they help here"
-            )
-        lines += [f"from {name}: {number} figures" for name, number in self.sources]
+            told = "option was not tried, and nothing tells whether it helps"
+            if self.num_unknown > 1:
+                told = "options were not tried, and nothing tells whether they help"
+            lines.append(f"{self.num_unknown} more {told} here")
+        lines += [f"from {name}: {count(number, 'figure')}" for name, number in self.sources]
         if self.num_left_out:
-            lines.append(f"{self.num_left_out} options were left out before timing (--format json says why)")
+            were = "option was" if self.num_left_out == 1 else "options were"
+            lines.append(f"{self.num_left_out} {were} left out before timing (--format json says why)")
         return lines
 
 

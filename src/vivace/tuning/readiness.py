@@ -15,6 +15,7 @@ from pathlib import Path
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
 from vivace.foreign.files import user_path
 from vivace.lint.limits import flops_of
+from vivace.measure.surroundings import Surroundings, surroundings
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry, Hub
 from vivace.models.find import SYNTHETIC, Found, find_model
@@ -23,7 +24,6 @@ from vivace.report.summary import clock, size
 from vivace.spec.recipe import BASELINE
 from vivace.studies.known import all_known
 from vivace.tuning.asked import Asked
-from vivace.tuning.surroundings import Surroundings, surroundings
 
 _CORE_FLOPS = 200e9
 """Per second and core in fp32: more than a core of any CPU reaches in a whole model."""
@@ -79,7 +79,7 @@ def check_ready(
     name = model.strip()
     entry = CATALOGUE.get(name.lower().removeprefix(SYNTHETIC))
     found, absent = _located(name)
-    on_cpu = device == "cpu" or (device == "auto" and here.gpu is None and not here.may_have_gpu)
+    on_cpu = device == "cpu" or (device == "auto" and here.has_no_gpu)
     needs = _needs(entry, found, asked, here, on_cpu=on_cpu)
     lacks = [
         *_gpu(needs, device, minutes, here, on_cpu=on_cpu),
@@ -140,7 +140,7 @@ def _needs(
 def _gpu(
     needs: _Needs, device: str, minutes: float | None, here: Surroundings, *, on_cpu: bool
 ) -> Iterator[Lack]:
-    if device not in ("auto", "cpu") and here.gpu is None and not here.may_have_gpu:
+    if device not in ("auto", "cpu") and here.has_no_gpu:
         yield Lack(f"GPU: --device {device}, and {here.why_no_gpu}", ends=True)
         return
     if not on_cpu or needs.image_s is None:

@@ -10,6 +10,7 @@ import pytest
 import vivace
 from tests.typed import said
 from vivace.benchmark import pairs
+from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.pairs import Paired, _sequential
 from vivace.benchmark.store import Store
 from vivace.cli.compare import judge, parse_percentage
@@ -182,3 +183,52 @@ def test_the_dictionary_has_the_interval(measured: Callable[..., Measure]) -> No
     assert (told["regressed"], told["fail_if"], told["stopped_by"]) == (True, 0.03, "verdict")
     assert told["time_ratio"] == pytest.approx(1.5)
     assert told["interval"][0] < 1.5 < told["interval"][1]
+
+
+AUTO, FIXED = vivace.Timing(), vivace.Timing(repeats=3)
+
+
+@pytest.mark.parametrize(
+    ("max_s", "num_pairs", "pair_s", "timing", "says"),
+    [
+        (
+            60,
+            0,
+            58.0,
+            AUTO,
+            "needs 3 pairs, of which 3 are missing, and a pair takes about 58 s: --max-minutes 1 ends",
+        ),
+        (60, 0, None, AUTO, "may end before; give --max-minutes 4 or more"),
+        (60, 0, None, FIXED, None),
+        (60, 0, 10.0, AUTO, None),
+        (3600, 0, None, AUTO, None),
+        (60, 3, 58.0, AUTO, None),  # they may decide already
+        (60, 5, 90.0, AUTO, None),  # the one that is missing may be begun
+        (60, 6, 90.0, AUTO, None),
+        (60, 9, 90.0, AUTO, "needs 12 pairs, of which 3 are missing"),
+    ],
+)
+def test_too_little_time_is_said_before_it_is_spent(
+    max_s: float, num_pairs: int, pair_s: float | None, timing: vivace.Timing, says: str | None
+) -> None:
+    note = outlook(max_s, num_pairs, 32, pair_s, timing)
+    assert (note is None) if says is None else (note is not None and says in note)
+
+
+def test_after_the_first_pair_the_time_is_known(measured: Callable[..., Measure]) -> None:
+    told: list[int] = []
+    _sequential(measured((1.0, 1.0)), 0, None, 4, 1e9, None, lambda number, seconds: told.append(number))
+    assert told == [1]
+    note = outlook(60, 1, 32, 45.0, AUTO, begun=True)
+    assert note is not None
+    assert note.endswith("give --max-minutes 2 or more")
+    assert outlook(60, 1, 32, 25.0, AUTO, begun=True) is None
+    told.clear()
+    _sequential(measured((1.0, 1.0)), 4, None, 4, 1e9, None, lambda number, seconds: told.append(number))
+    assert told == [], "stored pairs take no time"
+
+
+def test_a_pair_takes_what_stored_rounds_took(measured: Callable[..., Measure]) -> None:
+    rounds = [record.rounds for record in measured((1.0, 2.0))(2)]
+    assert pair_seconds(rounds) == pytest.approx(9.0, rel=0.01)
+    assert pair_seconds([(), ()]) is None

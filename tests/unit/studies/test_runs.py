@@ -1,17 +1,22 @@
 """`vivace study`: runs, resumes, and shows published beside measured in every format."""
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.typed import said as vivace
 from vivace.benchmark.store import Store
+from vivace.measure.surroundings import surroundings
 from vivace.studies import StudyFile, StudyRun, read_study, study
+from vivace.studies.claims import Claim, Judged, Said
 from vivace.studies.expand import expand
 from vivace.studies.file import Tiny
+from vivace.studies.page import page_of
 from vivace.studies.runs import MeasuredPart
 from vivace.studies.sittings import of_store, write_sittings
 from vivace.studies.view import views
@@ -247,3 +252,41 @@ def test_the_waterfall_runs_whole(tmp_path: Path) -> None:
     said = {claim.says: {one.kind: one.said.value for one in judged} for claim, judged in run.claims()}
     assert said["20 steps are faster than 30"]["published"] == "agrees"
     assert run.page().count("data:image/") >= 10
+
+
+def test_on_a_cpu_nothing_of_a_gpu_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'title = "T"\n[[part]]\nname = "p"\nmodels = ["sdxl"]\nrecipes = ["compile"]\n'
+    (tmp_path / "own.toml").write_text(text)
+    dry = ("study", "own.toml", "--dry-run", "--no-plan")
+    rows = json.loads(vivace(tmp_path, *dry, "--device", "cpu", "--format", "json").stdout)
+    assert {one["peak_bytes"] for one in rows} == {None}
+    assert {one["time_from"] for one in rows} == {"unknown"}
+    here = dataclasses.replace(surroundings(), gpu=None, may_have_gpu=False)
+    monkeypatch.setattr("vivace.measure.surroundings.surroundings", lambda: here)
+    shown = " ".join(vivace(tmp_path, *dry).stdout.split())
+    assert "12.4 GB (GPU)" in shown
+    assert "on such a GPU" in shown
+    assert "This machine has no GPU: these times and peaks are a GPU's" in shown
+    monkeypatch.setattr(
+        "vivace.measure.surroundings.surroundings", lambda: dataclasses.replace(here, gpu="NVIDIA H100")
+    )
+    assert "(GPU)" not in vivace(tmp_path, *dry).stdout
+
+
+def test_a_study_of_ones_own_has_no_source_that_concludes() -> None:
+    claim = Claim(says="x", kind="open", because="y")
+    here = Judged("AMD EPYC", "measured", Said.CANNOT_TELL, "")
+    own = StudyFile.model_validate(
+        {"name": "own", "title": "T", "part": [{"name": "p", "models": ["tiny-sd"], "recipes": ["steps(8)"]}]}
+    )
+
+    def page(file: StudyFile, claims: list[tuple[Claim, list[Judged]]]) -> str:
+        return page_of(SimpleNamespace(file=file, parts=(), columns=(), claims=lambda: claims, store=None))  # type: ignore[arg-type]
+
+    alone = page(own, [(claim, [here])])
+    assert "What this study concludes, judged by what was measured here." in alone
+    assert "Of 1" not in alone
+    two = page(own, [(claim, [here]), (claim, [here])])
+    assert "Of 2 conclusions, <bdi>here, AMD EPYC</bdi>: cannot tell 2." in two
+    published = page(own.model_copy(update={"source": "https://example.org"}), [(claim, [here])])
+    assert "What the source concludes" in published

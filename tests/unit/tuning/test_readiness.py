@@ -10,10 +10,10 @@ import pytest
 
 from tests.typed import said
 from vivace.errors import Unsupported
-from vivace.tuning import surroundings
+from vivace.measure import surroundings
+from vivace.measure.surroundings import Surroundings
 from vivace.tuning.asked import Asked
 from vivace.tuning.readiness import check_ready
-from vivace.tuning.surroundings import Surroundings
 
 LAPTOP = Surroundings(
     gpu=None,

@@ -1,4 +1,4 @@
-"""The machine and the network that a search finds, known in a second and without torch."""
+"""What this machine has and whether the hub answers, known in a second and without torch."""
 
 from __future__ import annotations
 
@@ -54,6 +54,11 @@ class Surroundings:
     @cached_property
     def _hub(self) -> Connecting:
         return Connecting(self.hub)
+
+    @property
+    def has_no_gpu(self) -> bool:
+        """Whether PyTorch can use no GPU for certain."""
+        return self.gpu is None and not self.may_have_gpu
 
     def why_no_hub(self) -> str | None:
         """Say why nothing can be downloaded; None if the hub takes connections."""

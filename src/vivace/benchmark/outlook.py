@@ -1,0 +1,76 @@
+"""Whether the time of a comparison by pairs suffices for a verdict: said before it is spent."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from vivace.spec.record import Outcome, Round
+from vivace.spec.timing import Timing
+from vivace.stats.sequential import looks
+
+_RECIPES = 2
+
+
+def outlook(
+    max_s: float, num_pairs: int, max_pairs: int, pair_s: float | None, timing: Timing, *, begun: bool = False
+) -> str | None:
+    """Say that no verdict can come in time, or may not; None if nothing speaks against one.
+
+    Args:
+        max_s: after which no pair is begun.
+        num_pairs: that there are; the next look at them is what may decide.
+        pair_s: seconds of a pair; None if it is not known yet.
+        begun: whether the last of them has been measured within this time, `pair_s` ago.
+    """
+    steps = looks(max_pairs)
+    left = [step for step in steps if step > num_pairs]
+    if not left or (num_pairs in steps and not begun):
+        return None  # the pairs that there are may decide
+    missing = left[0] - num_pairs
+    before_last = missing - 1 + int(begun)
+    if pair_s is not None:
+        if before_last * pair_s < max_s:
+            return None
+        return (
+            f"a verdict needs {left[0]} pairs, of which {missing} {'is' if missing == 1 else 'are'} missing, and a "
+            f"pair takes about {pair_s:.0f} s: "
+            f"--max-minutes {max_s / 60:g} ends before; give --max-minutes {_minutes(before_last * pair_s)} or more"
+        )
+    if timing.repeats is not None:
+        return None  # a call may be short
+    longest_s = _RECIPES * 2 * timing.max_seconds  # warm-up and timed calls
+    if before_last * longest_s < max_s:
+        return None
+    return (
+        f"a verdict needs {left[0]} pairs, and a pair takes up to {longest_s:.0f} s and more: --max-minutes "
+        f"{max_s / 60:g} may end before; give --max-minutes {_minutes(before_last * longest_s)} or more"
+    )
+
+
+def pair_seconds(rounds: Sequence[Sequence[Round]]) -> float | None:
+    """Return about how long a pair takes, from stored rounds of both recipes; None without any.
+
+    It is what the rounds' own calls took, and loading: starting a process comes on top.
+    """
+    each = [
+        statistics.median(found)
+        for one in rounds
+        if (found := [_seconds(round_) for round_ in one if round_.outcome is Outcome.MEASURED])
+    ]
+    return _RECIPES * statistics.mean(each) if each else None
+
+
+def _seconds(round_: Round) -> float:
+    parts = [
+        round_.load_s,
+        round_.apply_s,
+        round_.first_call_s,
+        *(sample.total_s for sample in round_.samples),
+    ]
+    return sum(part for part in parts if part is not None) + sum(round_.warmup_s)
+
+
+def _minutes(seconds: float) -> int:
+    return math.ceil(1.2 * seconds / 60)
