@@ -60,7 +60,7 @@ def _ending(one: Seen) -> str:
 def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:
     """Say what the final had no time for, and what that leaves unproved."""
     found = []
-    rows = () if bench.last is None else tuple(bench.last.rows(search.wanted.limits))
+    rows = bench.finals.rows(None if pick is None else pick.recipe)
     shown = next((row for row in rows[1:] if pick is not None and row.recipe == pick.recipe.text), None)
     if shown is not None and (number := len(shown.record.rounds)) < bench.rounds_asked:
         judged = "; its quality is judged by all images" if bench.judges else ""

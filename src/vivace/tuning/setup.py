@@ -177,10 +177,10 @@ def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: fl
     """
     if minutes is None and trials is not None:
         return Trials(trials)
-    clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench, began)
+    clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench.time, began)
     spent = time.monotonic() - began
     assert bench.baseline is not None
-    needed = spent + ROOM * bench.seconds_of_final([])
+    needed = spent + ROOM * bench.time.seconds_of_final([])
     if minutes is not None and needed > 60 * minutes:
         raise UsageError(
             f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
