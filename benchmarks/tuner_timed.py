@@ -41,7 +41,7 @@ from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen, expected_low
 from vivace.tuning.space import FixedSpace
-from vivace.tuning.timetable import FINAL_ROUNDS, Timetable, draws_floor
+from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 from vivace.tuning.wanted import Wanted
 
 _SIZES, _PROMPTS = (13, 26, 39, 78), (13, 26, 39, 39)
@@ -112,7 +112,7 @@ class TimedMachine:
                 if deadline.left_for_rounds_s < 0:
                     break  # it was stopped
                 seconds.setdefault(trial, {})[index] = took
-        self._score(1 + len(recipes), self.plan.sizes[0], floor=draws_floor(recipes))
+        self._score(1 + len(recipes), self.plan.sizes[0])
         baseline = seconds.pop(0, {})
         if self.now > self._end_s or not baseline:
             return []  # the images were not compared in time
@@ -163,7 +163,7 @@ class TimedMachine:
             if deadline.left_for_rounds_s < 0:
                 return []
             drawn.append(recipe)
-        self._score(len(drawn), images, floor=False)
+        self._score(len(drawn), images)
         if self.now > self._end_s or drawn[:1] != [Recipe()]:
             return []
         self.time.looks[Recipe()] = max(look + 1, self.time.looks.get(Recipe(), 1))
@@ -189,7 +189,7 @@ class TimedMachine:
                 continue
             found.append(self._seen(recipe, rung, before, seconds))
         if images:
-            self._score(1 + len(recipes), images, floor=draws_floor(recipes))
+            self._score(1 + len(recipes), images)
             found = [self._judged(one) for one in found]
         self.time.note(found)
         return found
@@ -232,12 +232,10 @@ class TimedMachine:
             self.speeds[stretch] = self.slow * float(np.exp(_SPEED_SD * self.rng.standard_normal()))
         return self.speeds[stretch]
 
-    def _score(self, recipes: int, images: int, *, floor: bool) -> None:
+    def _score(self, recipes: int, images: int) -> None:
         began = self.now
-        drawn = min(_SIZES[0], images) if floor else 0
         self.now += self.slow * (_READING_S + _SCORING_S * recipes * images)
-        self.now += drawn * self.grid.baseline.true_s * self._speed()
-        self.time.pace.note_quality(recipes * images + drawn, drawn, self.now - began)
+        self.time.pace.note_quality(recipes * images, 0, self.now - began)
 
     def _seen(self, recipe: Recipe, rung: Rung, before: float, seconds: float) -> Seen:
         entry = self.grid.entries[recipe]

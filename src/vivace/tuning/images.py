@@ -33,6 +33,7 @@ from vivace.tuning.asked import Asked
 FINAL_SEED = 1
 _SURE_OF_INTERVALS = 0.975  # one-sided, of the intervals of SSIM and PSNR
 _BOUNDED = ("clip", "witness", "match", "outside", "source")
+_RELAXED = frozenset({"match", "ssim", "psnr_db"})
 _DECIDED_BY_FIGURES = frozenset({*_BOUNDED, "ssim", "psnr_db"})
 
 
@@ -136,6 +137,17 @@ class ImagePlan:
         return Interval(
             point, point - below * (point - interval.low), point + above * (interval.high - point)
         )
+
+
+def needs_floor(rows: Sequence[Row]) -> bool:
+    """Whether a verdict may be another with the noise floor, which a final draws only then.
+
+    It bounds what is asked of recipes that keep the picture.
+    """
+    if not rows or rows[0].floor is not None:
+        return False
+    judgements = [row.judgement for row in rows[1:] if row.judgement is not None]
+    return any(one.gate is not Gate.PASSED and one.figure in _RELAXED for one in judgements)
 
 
 def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:

@@ -27,12 +27,12 @@ from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS
 from vivace.tuning.asked import Asked
 from vivace.tuning.finals import Finals
-from vivace.tuning.images import ImagePlan
+from vivace.tuning.images import ImagePlan, needs_floor
 from vivace.tuning.listening import Listening
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.seen import Rung, Seen, recipe_of, seen_of
-from vivace.tuning.timetable import FINAL_ROUNDS, Timetable, draws_floor
+from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 from vivace.tuning.wanted import Wanted
 
 _FEWEST_STEPS = 4
@@ -220,6 +220,11 @@ class Bench:
             return []
         if rung is Rung.PROVEN:
             rows = self.finals.add(self._compared)
+            if needs_floor(rows):
+                self._rows(
+                    recipes, workload, timing, judges, self.time.deadline(recipes, rung), draws_floor=True
+                )
+                rows = self.finals.add(self._compared)
         found = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
         self.pace.learn(found)
         self._note_pace(rows, workload)
@@ -276,6 +281,8 @@ class Bench:
         timing: Timing,
         judges: bool,
         deadline: Deadline | None = None,
+        *,
+        draws_floor: bool = False,
     ) -> list[Row]:
         """Run a comparison; with several GPUs each has its own baseline, which precedes its rows."""
         study = Study(
@@ -283,7 +290,7 @@ class Bench:
             recipes=(BASELINE, *(recipe.text for recipe in recipes)),
             workload=workload,
             timing=timing,
-            quality=AskedQuality(enabled=judges, noise_floor=draws_floor(recipes)),
+            quality=AskedQuality(enabled=judges, noise_floor=draws_floor),
             device=self.device,
             rivals=False,
         )

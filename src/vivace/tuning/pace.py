@@ -25,7 +25,6 @@ _MOST_REPEATS, _FEWEST_REPEATS = 6, 3
 _LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
 _TRACED_ON_A_GPU = 2.0  # calls: a round ends with one whose kernels are traced, at half its speed or more
 _USUAL_OVERHEAD_S = 2.0
-_FLOOR_IMAGES = 13  # that the quality pass draws again, at most
 _USUAL_SCORING_S = 0.05  # of an image
 _USUAL_READING_S = 3.0  # the scorer, in each quality pass
 _WARM, _WARM_ON_A_CPU = 0.25, 0.5  # of a first call, where the compiler has kept its code
@@ -104,19 +103,17 @@ class Pace:
         images: int,
         *,
         drawn: int = 0,
-        draws_floor: bool = True,
     ) -> float:
         """Return about how long a final takes.
 
         Args:
             images: that are drawn of each recipe for its quality; 0 if quality is not judged.
             drawn: images of the baseline that an earlier final has drawn.
-            draws_floor: whether some images of the baseline are drawn again; see `AskedQuality.noise_floor`.
         """
         later = sum(self.of_final_round(one, 0) for one in (None, *finalists)) * (rounds - 1)
         first = sum(self.of_final_round(one, images) for one in finalists)
         first += self.of_final_round(None, max(0, images - drawn))
-        return first + later + self.of_quality(1 + len(finalists), images, draws_floor=draws_floor)
+        return first + later + self.of_quality(1 + len(finalists), images)
 
     def of_images(self, finalists: Sequence[Seen], images: int, *, drawn: int = 0) -> float:
         """Return about how long a further batch of images takes, the quality pass included.
@@ -127,7 +124,7 @@ class Pace:
         """
         drawing = sum(self.of_drawing(one, images) for one in finalists)
         drawing += self.of_drawing(None, max(0, images - drawn))
-        return drawing + self.of_quality(1 + len(finalists), images, draws_floor=False)
+        return drawing + self.of_quality(1 + len(finalists), images)
 
     def of_drawing(self, one: Seen | None, images: int) -> float:
         """Return about how long a recipe's round takes that is not for its time, of the baseline if `one` is None."""
@@ -150,13 +147,9 @@ class Pace:
         warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
         return calls * seconds + warm * first + self.of_round()
 
-    def of_quality(self, recipes: int, images: int, *, draws_floor: bool = True) -> float:
-        """Return about how long the quality pass takes: the noise floor is drawn, and all images are compared."""
-        if not images:
-            return 0.0
-        floor = min(_FLOOR_IMAGES, images) if draws_floor else 0
-        scoring = self.reading_s + self.scoring_s * (recipes * images + floor)
-        return self.base_s * floor / self.batch + scoring
+    def of_quality(self, recipes: int, images: int) -> float:
+        """Return about how long the quality pass takes, which compares all images."""
+        return self.reading_s + self.scoring_s * recipes * images if images else 0.0
 
     def note_quality(self, images: int, drawn: int, seconds: float) -> None:
         """Take in how long a quality pass took that drew images of the baseline and compared others."""

@@ -308,6 +308,11 @@ class Search:
             and chance_of(one) > least_chance
         ]
 
+    def open_ends(self) -> list[Seen]:
+        """Return the recipes that a longer search may still prove, the most promising first."""
+        undecided = self._undecided(_HOPELESS)
+        return self._by_worth([*undecided, *self._candidates(screened=True)])
+
     def _portfolio(self) -> list[Seen]:
         """Return the finalists of a search without an answer: one of them passes almost surely, if that can be had."""
         found = self._candidates(screened=True)

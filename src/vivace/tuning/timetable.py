@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ _LONG_SHARE = 1 / 60  # of a search's time: the baseline's timed calls in a roun
 _LEAST_TIMEOUT_S = 20.0
 _LATE = 2.0
 """How many times as long as expected a round may take before it is stopped."""
+_ROOM_TO_DECIDE = 1.5  # a search that had too little time was on a busy machine
 _GRACE = 0.05
 """Of a search's time: what the quality pass of the final may take beyond it."""
 
@@ -36,6 +38,7 @@ class Timetable:
     Attributes:
         judges: whether images are compared with the baseline's.
         ends_at, total_s: of the clock, when the search has to end, and how long it may last; None for no limit.
+        starting_s: what passed before the baseline was measured.
         looks: how many batches of a final's images there are of each recipe.
         known: the last result of each recipe.
     """
@@ -46,6 +49,7 @@ class Timetable:
     ends_at: float | None = None
     total_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
+    starting_s: float = 0.0
     looks: dict[Recipe, int] = field(default_factory=dict)
     known: dict[Recipe, Seen] = field(default_factory=dict)
 
@@ -54,6 +58,7 @@ class Timetable:
         if minutes is not None:
             self.total_s = 60 * minutes
             self.ends_at = began + self.total_s
+            self.starting_s = self.clock() - began
             self.pace.long_s = min(self.pace.long_s, _LONG_SHARE * self.total_s)
 
     def note(self, found: Iterable[Seen]) -> None:
@@ -83,13 +88,7 @@ class Timetable:
         Without any finalist: of the least that is a final.
         """
         images, drawn = self._first_images
-        seconds = self.pace.of_final(
-            finalists,
-            FINAL_ROUNDS,
-            images,
-            drawn=drawn,
-            draws_floor=draws_floor([one.recipe for one in finalists]),
-        )
+        seconds = self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
         if not self.judges or not finalists:
             return seconds
         usual = _LOOKS_AT_BOLD if drawn else _USUAL_LOOKS
@@ -100,6 +99,15 @@ class Timetable:
         """Return about how long the next batch of images of these finalists takes."""
         look = min((self.looks.get(one.recipe, 1) for one in finalists), default=1)
         return self._seconds_of_look(finalists, look) if look < len(self.plan.sizes) else 0.0
+
+    def minutes_to_decide(self, finalist: Seen) -> float:
+        """Return how many minutes a search that goes on needs to decide on a recipe, in halves."""
+        looks = range(self.looks.get(finalist.recipe, 1), len(self.plan.sizes)) if self.judges else ()
+        seconds = self.starting_s + _ROOM_TO_DECIDE * (
+            self.pace.of_final([finalist], FINAL_ROUNDS, self._first_images[0])
+            + sum(self._seconds_of_look([finalist], look) for look in looks)
+        )
+        return math.ceil(seconds / 30) / 2
 
     def _seconds_of_look(self, finalists: Sequence[Seen], look: int) -> float:
         images = self.plan.num_images(look)
@@ -134,12 +142,11 @@ class Timetable:
                 FINAL_ROUNDS if self.judges else 1,
                 images,
                 drawn=drawn,
-                draws_floor=False,
             )
             each = [self.pace.of_trial(recipe) for recipe in trials]
             return Deadline(until, until, each, each, self.clock)
         known = [self.known.get(recipe) for recipe in recipes]
-        quality_s = self.pace.of_quality(len(trials), images, draws_floor=draws_floor(recipes))
+        quality_s = self.pace.of_quality(len(trials), images)
         first = [
             self.pace.of_final_round(None, images - drawn),
             *(self.pace.of_final_round(one, images) for one in known),
@@ -159,12 +166,7 @@ class Timetable:
             self.pace.of_drawing(None, 0 if is_drawn else images),
             *(self.pace.of_drawing(self.known.get(recipe), images) for recipe in recipes),
         ]
-        quality_s = self.pace.of_quality(1 + len(recipes), images, draws_floor=False)
+        quality_s = self.pace.of_quality(1 + len(recipes), images)
         return Deadline(
             self.ends_at - quality_s, self.ends_at + _GRACE * self.total_s, each, each, self.clock
         )
-
-
-def draws_floor(recipes: Sequence[Recipe]) -> bool:
-    """Whether the noise floor decides on a recipe: it bounds what is asked of those that keep the picture."""
-    return any(recipe.same_picture and not recipe.is_baseline for recipe in recipes)
