@@ -35,6 +35,10 @@ class Budget(Protocol):
 
     def allows_another_final(self) -> bool: ...
 
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        """Whether all rounds of a final fit."""
+        ...
+
     def allows_images(self, undecided: Sequence[Seen]) -> bool:
         """Whether another batch of images of these finalists may be drawn."""
         ...
@@ -58,6 +62,9 @@ class Trials:
     def allows_another_final(self) -> bool:
         return True
 
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        return True
+
     def allows_images(self, undecided: Sequence[Seen]) -> bool:
         return True
 
@@ -67,6 +74,7 @@ class Timed(Protocol):
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
+    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float: ...
     def seconds_of_images(self, finalists: Sequence[Seen]) -> float: ...
 
 
@@ -115,6 +123,9 @@ class Minutes:
         """Whether there is time for one round of it."""
         return self.left_s > self.bench.seconds_of_final([]) / 2
 
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        return self.left_s > ROOM * self.bench.seconds_of_rounds(finalists)
+
     def allows_images(self, undecided: Sequence[Seen]) -> bool:
         return self.left_s > self.bench.seconds_of_images(undecided)
 
@@ -141,6 +152,9 @@ class Both:
 
     def allows_another_final(self) -> bool:
         return self.time.allows_another_final()
+
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        return self.time.allows_rounds(finalists)
 
     def allows_images(self, undecided: Sequence[Seen]) -> bool:
         return self.time.allows_images(undecided)

@@ -71,8 +71,10 @@ class Search:
     def run(self) -> Seen | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
-        self._explore(self._has_to_prove)
-        if self._has_to_prove():
+        for _ in range(_FINALS):
+            self._explore(self._has_to_prove)
+            if not self._has_to_prove():
+                break
             self._final([one.recipe for one in self._portfolio()])
             self._decide(_WORTH_IMAGES, until_one_passes=True)
         self._explore(lambda: False)
@@ -111,7 +113,8 @@ class Search:
         if not self.judges or self.pick() is not None:
             return False
         finalists = self._portfolio()
-        return bool(finalists) and self.budget.is_time_to_prove(finalists)
+        is_new = any(one.rung < Rung.PROVEN for one in finalists)
+        return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
         """Return recipes that may work here; those that do not are noted, and cost no trial."""
@@ -273,6 +276,12 @@ class Search:
         return self.pick()
 
     def _final(self, recipes: Sequence[Recipe]) -> None:
+        """Measure finalists beside the baseline: the first ones, as many as there is time for."""
+        known = latest(self.history)
+        finalists = [known.get(recipe) or _not_seen(recipe) for recipe in recipes]
+        while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
+            finalists.pop()
+        recipes = [one.recipe for one in finalists]
         self.watcher.final(recipes)
         self.proven = self.measurer.prove(recipes)
         self._note(self.proven)
@@ -315,7 +324,9 @@ class Search:
 
     def _portfolio(self) -> list[Seen]:
         """Return the finalists of a search without an answer: one of them passes almost surely, if that can be had."""
-        found = self._candidates(screened=True)
+        every = self._candidates(screened=True)
+        # What has passed, but was not shown to be faster, gets more rounds where there is nothing else.
+        found = [one for one in every if one.rung < Rung.PROVEN] or every
         if not found:
             return []
         chosen = [found.index(one) for one in self._finalists(found)]
@@ -369,3 +380,8 @@ class Search:
             and (not self.judges or one.gate is Gate.PASSED)
         ]
         return shortest_as_fast(max(good, key=gain_of), good) if good else None
+
+
+def _not_seen(recipe: Recipe) -> Seen:
+    """Return what is known of a recipe that was not measured: that it may take as long as the baseline."""
+    return Seen(recipe, Outcome.MEASURED, Rung.SCREENED)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from vivace.benchmark.deadline import Deadline
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
+from vivace.stats import Gate
 from vivace.tuning.images import ImagePlan
 from vivace.tuning.pace import Pace
 from vivace.tuning.seen import Rung, Seen
@@ -87,13 +88,18 @@ class Timetable:
 
         Without any finalist: of the least that is a final.
         """
-        images, drawn = self._first_images
-        seconds = self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
-        if not self.judges or not finalists:
+        seconds = self.seconds_of_rounds(finalists)
+        undecided = [one for one in finalists if one.rung < Rung.PROVEN or one.gate is not Gate.PASSED]
+        if not self.judges or not undecided:
             return seconds
-        usual = _LOOKS_AT_BOLD if drawn else _USUAL_LOOKS
+        usual = _LOOKS_AT_BOLD if self.looks.get(Recipe()) else _USUAL_LOOKS
         looks = range(1, min(usual, len(self.plan.sizes)))
-        return seconds + sum(self._seconds_of_look(finalists[:1], look) for look in looks)
+        return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
+
+    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+        """Return about how long the rounds of a final take, with its first images."""
+        images, drawn = self._first_images
+        return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
 
     def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
         """Return about how long the next batch of images of these finalists takes."""

@@ -45,6 +45,12 @@ class Host:
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
         return self.pace.of_final(finalists, 2, 0)
 
+    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+        return self.seconds_of_final(finalists)
+
+    def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
+        raise AssertionError("random weights are not judged")
+
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
         return sum(map(self.pace.of_trial, (Recipe(), *recipes)))
 
@@ -59,6 +65,9 @@ class Host:
         return [self.round(one, Rung.SCREENED, SCREENING) for one in (Recipe(), *recipes)][1:]
 
     def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        raise AssertionError("random weights are not judged")
+
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
         raise AssertionError("random weights are not judged")
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
