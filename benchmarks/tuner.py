@@ -71,6 +71,10 @@ class Simulated:
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
         return self._beside((self.grid.baseline.recipe, *recipes), Rung.PROVEN)
 
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """A final's images are all that there are; `benchmarks.tuner_timed` adds them batch by batch."""
+        return []
+
     def _beside(self, recipes: Sequence[Recipe], rung: Rung) -> list[Seen]:
         """Measure recipes in one comparison: their gains share the baseline's rounds, and with them its luck."""
         before = self._seconds(self.grid.baseline, rung)

@@ -124,6 +124,12 @@ class Simulated:
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
         return self.pace.of_final(finalists, self.rounds, 0)
 
+    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+        return self.seconds_of_final(finalists)
+
+    def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
+        raise AssertionError("random weights are not judged")
+
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
         return sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
 
@@ -179,6 +185,9 @@ class Simulated:
         return found
 
     def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        raise AssertionError("random weights are not judged")
+
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
         raise AssertionError("random weights are not judged")
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:

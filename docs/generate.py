@@ -33,6 +33,7 @@ from docs import (
     techniques,
     techniques_measured,
     tuned,
+    tuner_runs,
     tuning,
 )
 from docs.study_pages import page as study_page
@@ -51,6 +52,7 @@ def _composition_page() -> str:
 
 def _tuning_page() -> str:
     page = tuning.filled((DOCS / "tuning.md").read_text(), RESULTS / "tuner-replay.json")
+    page = tuner_runs.filled(page, RESULTS / "tuner-runs-cpu.json")
     return tuned.filled(page, _searches())
 
 

@@ -226,7 +226,8 @@ class _Comparing:
         store, launcher, show = self.store, self.launcher, self.progress.quality
         num_drawn = num_scored = 0
         try:
-            num_drawn = draw_noise_floor(records[0], store, launcher, threads, show, self.deadline)
+            if self.study.quality.noise_floor:
+                num_drawn = draw_noise_floor(records[0], store, launcher, threads, show, self.deadline)
             num_scored = add_figures(
                 records,
                 store,

@@ -72,12 +72,14 @@ class AskedQuality(Spec):
         witness: a second model that judges whether image and prompt belong together: what
             `vivace.models.scorers.find_witness` takes.
         lpips: also compute LPIPS; its weights must be on this machine (see `vivace.measure.lpips`).
+        noise_floor: draw some of the baseline's images again with a change that should not matter.
     """
 
     enabled: bool = True
     scorer: str | None = "auto"
     witness: str | None = None
     lpips: bool = False
+    noise_floor: bool = True
 
 
 class Study(Spec):

@@ -35,8 +35,14 @@ class Asked:
     strength: float | None = None
     controlnet: str | None = None
 
-    def of(self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1) -> AskedWorkload:
-        """Return the workload of the first prompts, each with its own picture if there is one for each."""
+    def of(
+        self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1, seed: int = 0
+    ) -> AskedWorkload:
+        """Return the workload of the first prompts, each with its own picture if there is one for each.
+
+        Args:
+            seeds: of each prompt; `seed` is the first.
+        """
         files = {
             name: given if len(given) == 1 else given[: len(prompts)]
             for name in ("images", "masks", "controls")
@@ -44,6 +50,7 @@ class Asked:
         }
         return AskedWorkload(
             prompts=tuple(prompts),
+            seed=seed,
             num_seeds=seeds,
             height=self.height,
             width=self.width,

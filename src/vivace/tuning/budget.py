@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.measuring import MOST_OF_THE_TIME
 from vivace.tuning.seen import Seen
+from vivace.tuning.timetable import MOST_OF_THE_TIME
 
 ROOM = 1.25
 """By how much a final may take longer than estimated."""
+_FIRST_HALF = 0.5
 _MOST_OF_THE_SPARE = 0.75
 """Of the time before the final, for one recipe: compiling SDXL whole takes two minutes, and may be worth them."""
 
@@ -28,7 +29,19 @@ class Budget(Protocol):
         """Whether only the final still fits, given the number of recipes that have been measured."""
         ...
 
+    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+        """Whether the first final has to begin, so that an answer is held in the first half of the time."""
+        ...
+
     def allows_another_final(self) -> bool: ...
+
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        """Whether all rounds of a final fit."""
+        ...
+
+    def allows_images(self, undecided: Sequence[Seen]) -> bool:
+        """Whether another batch of images of these finalists may be drawn."""
+        ...
 
 
 @dataclass
@@ -43,15 +56,26 @@ class Trials:
     def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
         return num_trials >= self.number
 
+    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+        return False
+
     def allows_another_final(self) -> bool:
+        return True
+
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        return True
+
+    def allows_images(self, undecided: Sequence[Seen]) -> bool:
         return True
 
 
 class Timed(Protocol):
-    """Estimates how long a final takes, and a batch of recipes before it with its baseline."""
+    """Estimates how long a final takes, a further batch of its images, and a batch of recipes with its baseline."""
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
+    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float: ...
+    def seconds_of_images(self, finalists: Sequence[Seen]) -> float: ...
 
 
 @dataclass
@@ -91,9 +115,19 @@ class Minutes:
         self.final_s = ROOM * self.bench.seconds_of_final(finalists)
         return self.spare_s < 0
 
+    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+        spent_s = 60 * self.minutes - self.left_s
+        return spent_s + ROOM * self.bench.seconds_of_final(finalists) > _FIRST_HALF * 60 * self.minutes
+
     def allows_another_final(self) -> bool:
         """Whether there is time for one round of it."""
         return self.left_s > self.bench.seconds_of_final([]) / 2
+
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        return self.left_s > ROOM * self.bench.seconds_of_rounds(finalists)
+
+    def allows_images(self, undecided: Sequence[Seen]) -> bool:
+        return self.left_s > self.bench.seconds_of_images(undecided)
 
 
 @dataclass
@@ -113,5 +147,14 @@ class Both:
     def most_s(self) -> float:
         return self.time.most_s
 
+    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+        return self.time.is_time_to_prove(finalists)
+
     def allows_another_final(self) -> bool:
         return self.time.allows_another_final()
+
+    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+        return self.time.allows_rounds(finalists)
+
+    def allows_images(self, undecided: Sequence[Seen]) -> bool:
+        return self.time.allows_images(undecided)

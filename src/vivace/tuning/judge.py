@@ -41,14 +41,17 @@ class Judge:
         """Whether only techniques that keep the image are searched, since nothing can judge others."""
         return not self.trusts and self.scorer is None
 
-    def asked(self, enabled: bool) -> AskedQuality:
+    def asked(self, enabled: bool, *, noise_floor: bool = False) -> AskedQuality:
         """Return the quality that a study is asked for."""
-        return self.quality.model_copy(update={"enabled": enabled})
+        return self.quality.model_copy(update={"enabled": enabled, "noise_floor": noise_floor})
+
+    def is_of(self, run: Invocation) -> bool:
+        """Whether a stored run was judged as this search judges."""
+        return not self.compares or run.scorer == (None if self.scorer is None else self.scorer.id)
 
     def counted(self, one: Seen | None, run: Invocation) -> Seen | None:
         """Return a stored result as this search counts it: a verdict of another judge is none."""
-        scorer = None if self.scorer is None else self.scorer.id
-        if one is None or one.rung is Rung.SCREENED or not self.compares or run.scorer == scorer:
+        if one is None or one.rung is Rung.SCREENED or self.is_of(run):
             return one
         return replace(one, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
 

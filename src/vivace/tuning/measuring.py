@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,44 +13,30 @@ from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.planned import predict_by_worker
-from vivace.benchmark.run import Compared
 from vivace.benchmark.runner import Progress
-from vivace.benchmark.schedule import comparable
-from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
 from vivace.models.find import SYNTHETIC, Found
 from vivace.recipes.recipe import Recipe
-from vivace.report.rows import Row, rows_of
+from vivace.report.rows import Row
 from vivace.report.summary import size
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Task, Workload
-from vivace.stats import MIN_GROUPS, Gate
+from vivace.stats import MIN_GROUPS
 from vivace.tuning.asked import Asked
-from vivace.tuning.belief import Datum
+from vivace.tuning.finals import Finals
+from vivace.tuning.images import ImagePlan, needs_floor
 from vivace.tuning.judge import Judge
 from vivace.tuning.listening import Listening
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
-from vivace.tuning.priors import Source
-from vivace.tuning.seen import Rung, Seen, latest, seen_of
+from vivace.tuning.seen import Rung, Seen, recipe_of, seen_of
+from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 from vivace.tuning.wanted import Wanted
 
-MOST_SEEDS = 3
 _FEWEST_STEPS = 4
-_OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25  # standard errors of a stored gain as a prediction of this one
-_FINAL_ROUNDS = 2
-_SHARE_OF_IMAGES = 0.25
-"""Of a search's time; if its final takes no more with the most images, it draws them: fewer verdicts are unclear."""
-MOST_OF_THE_TIME = 0.2
-"""Of a search, for a round of a recipe before the final, unless it is expected to take longer."""
-_LEAST_TIMEOUT_S = 20.0
-_LATE = 2.0
-"""How many times as long as expected a round may take before it is stopped."""
-_GRACE = 0.05
-"""Of a search's time: what the quality pass of the final may take beyond it."""
 
 
 @dataclass
@@ -62,8 +47,9 @@ class Bench:
         prompts: all prompts of the final.
         judges: whether images are compared with the baseline's, by `judged_by`.
         timeout_s: of a round.
-        ends_at, total_s: by `time.monotonic`, when the search has to end, and how long it may last; None for no limit.
-        last, left_out: the last comparison of finalists with the baseline, and those that it had no time for.
+        time: when the parts of the search have to end.
+        finals: comparisons of finalists with the baseline, with all images that were drawn of them.
+        left_out: finalists that the last final had no time for.
         peaks: what `vivace plan` predicts.
         pace: how long measurements take here.
     """
@@ -83,10 +69,6 @@ class Bench:
     command: str
     gpus: NumGpus | None = None
     timeout_s: float = 600.0
-    seeds: int = 1
-    ends_at: float | None = None
-    total_s: float = 0.0
-    last: Compared | None = None
     left_out: tuple[Recipe, ...] = ()
     baseline: Seen | None = None
     judged_by: Judge = field(default_factory=Judge)
@@ -96,6 +78,12 @@ class Bench:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
         self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
+        self.plan = ImagePlan.of(self.found, self.asked, self.prompts)
+        self.time = Timetable(self.pace, self.plan, self.judges)
+        further = [workload_of(self.found, batch, self.asked.batch) for batch in self.plan.batches[1:]]
+        self.finals = Finals(
+            self.plan, tuple(further) if self.judges else (), self.store, self.wanted.limits, self.time.looks
+        )
 
     def start(self) -> Seen | None:
         """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
@@ -116,16 +104,6 @@ class Bench:
             self.pace.batch, self.pace.base_s = batch, batch * self.baseline.seconds
             self.pace.few_s = None if few is None else batch * (self.baseline.seconds - left)
         return self.baseline
-
-    def spend(self, minutes: float | None, began: float) -> None:
-        """Take in how long the search may last: the final draws the most images if there is time for them."""
-        if minutes is not None:
-            self.total_s = 60 * minutes
-            self.ends_at = began + self.total_s
-        if self.judges and minutes is not None:
-            images = len(self.prompts) * MOST_SEEDS
-            if self.pace.of_final([], _FINAL_ROUNDS, images) < _SHARE_OF_IMAGES * 60 * minutes:
-                self.seeds = MOST_SEEDS
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
         """Techniques judge the model without its weights; memory is predicted if it is limited."""
@@ -164,69 +142,30 @@ class Bench:
         return self._measure(recipes, self._workload(Rung.JUDGED), Rung.JUDGED, judges=True)
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        found = self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
-        return [one for one in found if one.rung is Rung.PROVEN]
+        return self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
 
-    def seconds_of_trial(self, recipe: Recipe) -> float:
-        """Return about how long a screening takes, compiling included."""
-        return self.pace.of_trial(recipe)
-
-    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
-        """Return about how long it takes to screen recipes beside the baseline, and to judge the better half."""
-        judging = 0.5 if self.judges else 0.0
-        return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
-
-    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
-        """Return an estimate of how long the final takes."""
-        return self.pace.of_final(finalists, _FINAL_ROUNDS, self._final_images)
-
-    def history(self) -> tuple[list[Seen], Source]:
-        """Return what the store knows of this model: results of the same search, and figures of other runs."""
-        results: list[Seen] = []
-        others: list[Datum] = []
-        with Store.create(self.store) as store:
-            for run in store.runs():
-                records = comparable([store.record(key) for key in run.keys], run.rounds)
-                if not records or not records[0].trial.recipe.is_baseline:
-                    continue
-                trial, environment = records[0].trial, records[0].environment
-                if trial.model != self.found.model or trial.device != self.environment.device:
-                    continue
-                rung, steps = self._rung_of(trial.workload, run.rounds)
-                is_here = environment.model_copy(update={"place": None}) == self.environment
-                rows = rows_of(records, store.quality_pass(run), self.wanted.limits)
-                for row in rows:
-                    one = self.judged_by.counted(
-                        seen_of(row, rows[0], rung or Rung.SCREENED, self.wanted, steps, self._final_prompts),
-                        run,
-                    )
-                    if one is None:
-                        continue
-                    if one.rung is Rung.PROVEN and one.is_measured:
-                        if self.judges and one.gate is None:
-                            continue  # of a final that was interrupted
-                        if len(row.record.rounds) < _FINAL_ROUNDS:
-                            one = replace(one, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
-                    if is_here and rung is not None:
-                        results.append(one)
-                    elif one.gain is not None and not one.recipe.is_baseline:
-                        error = _OTHER_WORKLOAD if is_here else _OTHER_MACHINE
-                        others.append(Datum(one.recipe, one.gain, error))
-        self._known |= latest(results)
-        return results, Source("this store", tuple(others))
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        """Those that have fewer images than others come first."""
+        looks = {recipe: self.time.looks.get(recipe, 1) for recipe in recipes}
+        look = min(looks.values())
+        if look >= len(self.plan.batches):
+            return []
+        chosen = [recipe for recipe in recipes if looks[recipe] == look]
+        timing = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=self.timeout_s, threads=self.threads)
+        self._rows(chosen, self.plan.batches[look], timing, True, self.time.deadline_of_images(chosen, look))
+        self.finals.read()
+        return [
+            one
+            for recipe in chosen
+            if self.time.looks.get(recipe, 1) > look
+            for one in self._seen(self.finals.rows(recipe), Rung.PROVEN, 0.0)
+            if one.recipe == recipe
+        ]
 
     @property
     def rounds_asked(self) -> int:
         """Of each recipe in the final."""
-        return _FINAL_ROUNDS
-
-    @property
-    def _final_images(self) -> int:
-        return len(self.prompts) * self.seeds if self.judges else 0
-
-    @property
-    def _final_prompts(self) -> float:
-        return len(self.prompts) * math.sqrt(self.seeds)
+        return FINAL_ROUNDS
 
     @property
     def _steps(self) -> int:
@@ -250,77 +189,87 @@ class Bench:
 
     def _workload(self, rung: Rung, steps: int | None = None) -> AskedWorkload:
         number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.PROVEN: len(self.prompts)}[rung]
-        if not self.judges:
-            number = 1
-        seeds = self.seeds if rung is Rung.PROVEN and self.judges else 1
-        return self.asked.of(self.prompts[:number], steps, seeds)
+        if rung is Rung.PROVEN and self.judges:
+            return self.plan.batches[0]
+        return self.asked.of(self.prompts[: number if self.judges else 1], steps)
 
     def _timing(self, rung: Rung, recipes: Sequence[Recipe] = ()) -> Timing:
         rounds, repeats = {
             Rung.SCREENED: (1, SCREENING),
             Rung.JUDGED: (1, 4),
-            Rung.PROVEN: (_FINAL_ROUNDS, self.pace.repeats),
+            Rung.PROVEN: (self._final_rounds(recipes), self.pace.repeats),
         }[rung]
         return Timing(
             rounds=rounds,
             repeats=repeats,
             max_warmup=WARM_UP,
-            timeout_s=self.timeout_s if rung is Rung.PROVEN else self._timeout_s(recipes),
+            timeout_s=self.timeout_s if rung is Rung.PROVEN else self.time.timeout_s(recipes, self.timeout_s),
             threads=self.threads,
         )
 
-    def _timeout_s(self, recipes: Sequence[Recipe]) -> float:
-        """Return the timeout of a round before the final: a recipe that hangs must not take the whole search's time."""
-        if self.ends_at is None:
-            return self.timeout_s
-        expected = max(map(self.pace.of_trial, (Recipe(), *recipes)))  # the baseline has a round, too
-        return min(self.timeout_s, max(_LEAST_TIMEOUT_S, MOST_OF_THE_TIME * self.total_s, _LATE * expected))
+    def _final_rounds(self, recipes: Sequence[Recipe]) -> int:
+        """Return the rounds of a final: more than before, where all its recipes have been in one."""
+        earlier = [self._rounds.get(recipe, 0) for recipe in recipes]
+        return FINAL_ROUNDS + (max(earlier) if earlier and all(earlier) else 0)
 
     def _measure(
         self, recipes: Sequence[Recipe], workload: AskedWorkload, rung: Rung, judges: bool
     ) -> list[Seen]:
         timing = self._timing(rung, recipes)
-        rows = self._rows(recipes, workload, timing, judges, self._deadline(recipes, rung))
+        rows = self._rows(recipes, workload, timing, judges, self.time.deadline(recipes, rung))
         if not rows:  # the time ended before the baseline's round
             self.left_out = tuple(recipes) if rung is Rung.PROVEN else ()
             return []
-        left = self._left_of(workload) if rung is Rung.SCREENED else 0.0
+        if rung is Rung.PROVEN:
+            rows = self.finals.add(self._compared)
+            if needs_floor(rows):
+                self._rows(
+                    recipes, workload, timing, judges, self.time.deadline(recipes, rung), draws_floor=True
+                )
+                rows = self.finals.add(self._compared)
+        found = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
+        self.pace.learn(found)
+        self._note_pace(rows, workload)
+        if rung is Rung.PROVEN:
+            measured = {one.recipe for one in found}
+            self._rounds |= {
+                recipe: len(row.record.rounds)
+                for row in rows
+                if (recipe := recipe_of(row.record)) is not None and row.latency is not None
+            }
+            self.left_out = tuple(recipe for recipe in recipes if recipe not in measured)
+        return found
+
+    def _seen(self, rows: Sequence[Row], rung: Rung, steps_left: float) -> list[Seen]:
+        """Return what rows say of their recipes. A final of one round proves nothing: it counts as a judgement."""
         found = []
         baseline = rows[0]
         for row in rows:
             if row.is_baseline:
                 baseline = row
-            one = seen_of(row, baseline, rung, self.wanted, left, self._final_prompts)
+            one = self.seen(row, baseline, rung, steps_left)
             if one is not None:
                 found.append(one)
-                self._known[one.recipe] = one
-        self.pace.learn(found)
-        if rung is Rung.PROVEN:
-            measured = {one.recipe for one in found}
-            self.left_out = tuple(recipe for recipe in recipes if recipe not in measured)
+        self.time.note(found)
         return found
 
-    def _deadline(self, recipes: Sequence[Recipe], rung: Rung) -> Deadline | None:
-        """Return when a comparison has to end: the final with the search, what precedes it in time for a short final.
-
-        Recipes that were not measured before are expected to be as slow as the baseline.
-        """
-        if self.ends_at is None:
+    def seen(self, row: Row, baseline: Row, rung: Rung, steps_left: float) -> Seen | None:
+        """Return what a row says of its recipe; see `seen_of`."""
+        recipe = recipe_of(row.record)
+        if recipe is None:
             return None
-        trials = (Recipe(), *recipes)
-        if rung is not Rung.PROVEN:
-            until = self.ends_at - self.pace.of_final(
-                [Seen(Recipe(), Outcome.MEASURED, rung)], 1, self._final_images
-            )
-            each = [self.pace.of_trial(recipe) for recipe in trials]
-            return Deadline(until, until, each, each)
-        known = [self._known.get(recipe) for recipe in trials]
-        return Deadline(
-            self.ends_at - self.pace.of_quality(len(trials), self._final_images),
-            self.ends_at + _GRACE * self.total_s,
-            [self.pace.of_final_round(one, self._final_images) for one in known],
-            [self.pace.of_final_round(one, 0) for one in known],
-        )
+        prompts = self.time.prompts_to_come(rung, recipe)
+        one = seen_of(row, baseline, rung, self.wanted, steps_left, prompts, self.plan.sure)
+        is_short = rung is Rung.PROVEN and len(row.record.rounds) < FINAL_ROUNDS
+        if one is None or not one.is_measured or not is_short:
+            return one
+        return replace(one, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
+
+    def _note_pace(self, rows: Sequence[Row], workload: AskedWorkload) -> None:
+        """Take in how long the baseline takes now: other programs come and go."""
+        latency = rows[0].latency
+        if latency is not None and workload.num_inference_steps is None:
+            self.pace.base_s = self.asked.batch * latency.median.point
 
     def _left_of(self, workload: AskedWorkload) -> float:
         """Return the steps that a workload leaves out over its own."""
@@ -334,6 +283,8 @@ class Bench:
         timing: Timing,
         judges: bool,
         deadline: Deadline | None = None,
+        *,
+        draws_floor: bool = False,
     ) -> list[Row]:
         """Run a comparison; with several GPUs each has its own baseline, which precedes its rows."""
         study = Study(
@@ -341,7 +292,7 @@ class Bench:
             recipes=(BASELINE, *(recipe.text for recipe in recipes)),
             workload=workload,
             timing=timing,
-            quality=self.judged_by.asked(judges),
+            quality=self.judged_by.asked(judges, noise_floor=draws_floor),
             device=self.device,
             rivals=False,
         )
@@ -362,18 +313,14 @@ class Bench:
         )
         if not judges and all(row.record.outcome is not Outcome.TIMED_OUT for row in rows):
             self.pace.note(calls, sum(len(row.record.rounds) for row in rows), time.monotonic() - started)
-        if timing.rounds > 1 and rows:
-            self.last = run.comparisons[0]
+        self._compared = run.comparisons[0]
         return rows
 
-    def _rung_of(self, workload: Workload, rounds: int | None) -> tuple[Rung | None, float]:
+    def rung_of(self, workload: Workload, rounds: int | None) -> tuple[Rung | None, float]:
         """Return at which rung a comparison was measured, None for none, and the steps it left out over its own."""
         number = rounds or 1
-        if number >= self._timing(Rung.PROVEN).rounds:
-            for seeds in (1, MOST_SEEDS):
-                asked = self._workload(Rung.PROVEN).model_copy(update={"num_seeds": seeds})
-                if workload == workload_of(self.found, asked, self.asked.batch):
-                    return Rung.PROVEN, 0.0
+        if number >= FINAL_ROUNDS and workload == self.full:
+            return Rung.PROVEN, 0.0
         judged: list[tuple[Rung, int | None]] = [(Rung.JUDGED, None)] if self.judges else []
         for rung, steps in (*judged, (Rung.SCREENED, None), (Rung.SCREENED, self._few_steps)):
             if workload == workload_of(self.found, self._workload(rung, steps), self.asked.batch):
@@ -392,9 +339,6 @@ class Bench:
         ]
         return predict_by_worker(trials, self.environment, self.launcher)
 
+    _rounds: dict[Recipe, int] = field(default_factory=dict, repr=False)
     _supported: set[Recipe] = field(default_factory=set, repr=False)
     _known: dict[Recipe, Seen] = field(default_factory=dict, repr=False)
-
-    def is_unclear(self, found: Sequence[Seen]) -> bool:
-        """Whether more images could decide on a finalist."""
-        return self.seeds < MOST_SEEDS and any(one.gate is Gate.UNCLEAR for one in found)

@@ -36,8 +36,24 @@ def notes_of(search: Search, bench: Bench, pick: Seen | None, trusted: str | Non
         found.append("every recipe that promised a gain has been measured")
     found += _out_of_time(search, bench, pick)
     if pick is None:
-        found += [*_unmet(search), *why_none(search.history)]
+        found += [*_unmet(search), *why_none(search.history), *_what_to_do(search, bench)]
     return found
+
+
+def _what_to_do(search: Search, bench: Bench) -> list[str]:
+    """Say how much more time would decide, or that more time would have to find another recipe."""
+    if bench.time.ends_at is None:
+        return []
+    left = search.open_ends()
+    if not left:
+        minutes = math.ceil(bench.time.total_s / 30)
+        return [
+            f"nothing that was measured can still pass; --minutes {minutes} would try other recipes. {_GOES_ON}"
+        ]
+    best = left[0]
+    return [
+        f"{best.recipe.text} may still pass: --minutes {bench.time.minutes_to_decide(best):g} would decide. {_GOES_ON}"
+    ]
 
 
 def why_none(history: Sequence[Seen]) -> list[str]:
@@ -67,13 +83,12 @@ def _ending(one: Seen) -> str:
 def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:
     """Say what the final had no time for, and what that leaves unproved."""
     found = []
-    rows = () if bench.last is None else tuple(bench.last.rows(search.wanted.limits))
-    shown = next((row for row in rows[1:] if pick is not None and row.recipe == pick.recipe.text), None)
-    if shown is not None and (number := len(shown.record.rounds)) < bench.rounds_asked:
-        judged = "; its quality is judged by all images" if bench.judges else ""
+    rows = bench.finals.rows(None if pick is None else pick.recipe)
+    short = [row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < bench.rounds_asked]
+    if short and pick is None:
         found.append(
-            f"the time ended after {number} of {bench.rounds_asked} rounds of the final: the recipe was measured once "
-            f"beside the baseline, so its speed-up is not proved{judged}. {_GOES_ON}"
+            f"the time ended after 1 of {bench.rounds_asked} rounds of the final, which proves no speed-up: "
+            f"{', '.join(short)}. {_GOES_ON}"
         )
     if bench.left_out:
         names = ", ".join(recipe.text for recipe in bench.left_out)
@@ -92,7 +107,7 @@ def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:
             f"the time ended before the images of {', '.join(late)} were compared with the baseline's, so the "
             f"quality is not known. {_GOES_ON}"
         )
-    if pick is None and (bench.left_out or late) and (best := best_of(search.history)) is not None:
+    if pick is None and (bench.left_out or late or short) and (best := best_of(search.history)) is not None:
         found.append(
             f"the best so far, not proved, is {best.recipe.text}: {math.exp(best.gain or 0.0):.2f}x before the final"
         )

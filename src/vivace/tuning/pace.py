@@ -25,8 +25,8 @@ _MOST_REPEATS, _FEWEST_REPEATS = 6, 3
 _LONG_S = 15.0  # of the baseline's timed calls in a round of the final: slow calls are steady, so fewer do
 _TRACED_ON_A_GPU = 2.0  # calls: a round ends with one whose kernels are traced, at half its speed or more
 _USUAL_OVERHEAD_S = 2.0
-_FLOOR_IMAGES = 13  # that the quality pass draws again, at most
 _USUAL_SCORING_S = 0.05  # of an image
+_USUAL_READING_S = 3.0  # the scorer, in each quality pass
 _WARM, _WARM_ON_A_CPU = 0.25, 0.5  # of a first call, where the compiler has kept its code
 
 # Cold first calls of FLUX.1 [dev] on one H200 (results/techniques-flux-dev-compiling.json): whole 51 to 107 s, by its
@@ -45,7 +45,8 @@ class Pace:
         base_s: of one call of the baseline, at full steps.
         few_s: of one with the few steps of a screening; None where screening takes all steps.
         overhead_s: what rounds took beyond their calls: starting and loading.
-        scoring_s: of an image, in the quality pass.
+        scoring_s: of an image, in the quality pass; `reading_s` is what a pass takes beyond its images.
+        long_s: of the baseline's timed calls in a round of the final.
         reported_s: what compiling this model's denoiser whole has taken, where that is known; see `reported_compiling`.
     """
 
@@ -55,6 +56,8 @@ class Pace:
     few_s: float | None = None
     overhead_s: list[float] = field(default_factory=list)
     scoring_s: float = _USUAL_SCORING_S
+    reading_s: float = _USUAL_READING_S
+    long_s: float = _LONG_S
     reported_s: float = 0.0
     _compiled_s: dict[frozenset[Technique], float] = field(default_factory=dict)
     _first_s: dict[Recipe, float] = field(default_factory=dict)
@@ -62,7 +65,7 @@ class Pace:
     @property
     def repeats(self) -> int:
         """Timed calls of each round of the final."""
-        return max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_LONG_S / max(self.base_s, 1e-3))))
+        return max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(self.long_s / max(self.base_s, 1e-3))))
 
     def of_round(self) -> float:
         """Return the usual seconds of a round beyond its calls."""
@@ -93,16 +96,42 @@ class Pace:
         call_s = self.base_s if self.few_s is None or not recipe.same_picture else self.few_s
         return self.of_round() + (SCREENING + WARM_UP) * call_s + self.of_compiling(recipe)
 
-    def of_final(self, finalists: Sequence[Seen], rounds: int, images: int) -> float:
+    def of_final(
+        self,
+        finalists: Sequence[Seen],
+        rounds: int,
+        images: int,
+        *,
+        drawn: int = 0,
+    ) -> float:
         """Return about how long a final takes.
 
         Args:
             images: that are drawn of each recipe for its quality; 0 if quality is not judged.
+            drawn: images of the baseline that an earlier final has drawn.
         """
-        each = (None, *finalists)
-        later = sum(self.of_final_round(one, 0) for one in each) * (rounds - 1)
-        first = sum(self.of_final_round(one, images) for one in each)
-        return first + later + self.of_quality(len(each), images)
+        later = sum(self.of_final_round(one, 0) for one in (None, *finalists)) * (rounds - 1)
+        first = sum(self.of_final_round(one, images) for one in finalists)
+        first += self.of_final_round(None, max(0, images - drawn))
+        return first + later + self.of_quality(1 + len(finalists), images)
+
+    def of_images(self, finalists: Sequence[Seen], images: int, *, drawn: int = 0) -> float:
+        """Return about how long a further batch of images takes, the quality pass included.
+
+        Args:
+            images: of the batch, of each recipe.
+            drawn: of these images of the baseline that are drawn already.
+        """
+        drawing = sum(self.of_drawing(one, images) for one in finalists)
+        drawing += self.of_drawing(None, max(0, images - drawn))
+        return drawing + self.of_quality(1 + len(finalists), images)
+
+    def of_drawing(self, one: Seen | None, images: int) -> float:
+        """Return about how long a recipe's round takes that is not for its time, of the baseline if `one` is None."""
+        seconds = self.batch * one.seconds if one is not None and one.seconds else self.base_s
+        first = 0.0 if one is None else max(0.0, (one.first_call_s or 0.0) - seconds)
+        warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
+        return (1 + max(1.0, images / self.batch)) * seconds + warm * first + self.of_round()
 
     def of_final_round(self, one: Seen | None, images: int) -> float:
         """Return about how long a round of the final takes, of the baseline if `one` is None.
@@ -119,17 +148,13 @@ class Pace:
         return calls * seconds + warm * first + self.of_round()
 
     def of_quality(self, recipes: int, images: int) -> float:
-        """Return about how long the quality pass takes: the noise floor is drawn, and all images are compared."""
-        if not images:
-            return 0.0
-        floor = min(_FLOOR_IMAGES, images)
-        return self.base_s * floor / self.batch + self.scoring_s * (recipes * images + floor)
+        """Return about how long the quality pass takes, which compares all images."""
+        return self.reading_s + self.scoring_s * recipes * images if images else 0.0
 
     def note_quality(self, images: int, drawn: int, seconds: float) -> None:
         """Take in how long a quality pass took that drew images of the baseline and compared others."""
         if images:
-            left = seconds - self.base_s * drawn / self.batch
-            self.scoring_s = max(_USUAL_SCORING_S / 5, left / images)
+            self.reading_s = max(0.0, seconds - self.base_s * drawn / self.batch - self.scoring_s * images)
 
     def note(self, calls_s: float, rounds: int, seconds: float) -> None:
         """Take in how long a comparison took, of which so many seconds were its calls."""

@@ -1,5 +1,8 @@
 """The search: screen what is promising, judge the better half, prove the best beside the baseline.
 
+With a limit of time it holds an answer from its first half on: a final of recipes of which one passes almost surely.
+What is bolder replaces the answer only where another final proves it.
+
 What is measured goes through a `Measurer`, which is the benchmark, or in tests a recorded grid. The history is all that
 the search knows; it comes from the store, so an interrupted search goes on where it stopped.
 """
@@ -7,24 +10,22 @@ the search knows; it comes from the store, so an interrupted search goes on wher
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
-
-import numpy as np
 
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
+from vivace.tuning.beside import REACH, assembled, shorter, with_common
 from vivace.tuning.budget import Budget
+from vivace.tuning.finalists import MOST_USEFUL, portfolio, useful
+from vivace.tuning.measurer import Measurer, Unwatched, Watcher
 from vivace.tuning.samplers import Sampler
-from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.seen import Rung, Seen, gain_of, latest
 from vivace.tuning.space import Space
 from vivace.tuning.wanted import Wanted
 from vivace.tuning.worth import chance_of, floor_of, shortest_as_fast
 
-FINALISTS = 3
-"""Recipes that are measured in the final beside the baseline: the pick and its rivals."""
 BATCH = 4
 PROMOTED = 0.5
 _MANY = 10  # trials, of which one is kept for the end
@@ -32,50 +33,11 @@ _FINALS = 8
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
 """Expected improvement over the pick, as the logarithm of a speed-up."""
-_WORTH_A_PLACE = 0.005
-"""What a further finalist is expected to add to the best that passes."""
 _LIKELY = 0.5
+_WORTH_IMAGES = 0.25
 _HOPELESS = 0.02
 """Probabilities that a recipe's quality passes in full."""
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
-_REACH = 0.10
-"""A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
-
-
-class Measurer(Protocol):
-    """Measures recipes. Failures are outcomes, never exceptions."""
-
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        """Return the recipes that cannot work here, found without measuring."""
-        ...
-
-    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        """Return each recipe's result of a few calls, without quality."""
-        ...
-
-    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        """Return each recipe's result at full steps, with quality by few prompts."""
-        ...
-
-    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        """Return the results of recipes measured interleaved with the baseline, with quality in full."""
-        ...
-
-
-class Watcher(Protocol):
-    """Is told what happens, for a terminal."""
-
-    def note(self, text: str) -> None: ...
-    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
-    def final(self, finalists: Sequence[Recipe]) -> None: ...
-
-
-class Unwatched:
-    """Nobody watches."""
-
-    def note(self, text: str) -> None: ...
-    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
-    def final(self, finalists: Sequence[Recipe]) -> None: ...
 
 
 @dataclass
@@ -109,11 +71,26 @@ class Search:
     def run(self) -> Seen | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
+        for _ in range(_FINALS):
+            self._explore(self._has_to_prove)
+            if not self._has_to_prove():
+                break
+            self._final([one.recipe for one in self._portfolio()])
+            self._decide(_WORTH_IMAGES, until_one_passes=True)
+        self._explore(lambda: False)
+        self._judge_until_one_may_pass()
+        return self._prove()
+
+    def _explore(self, stops: Callable[[], bool]) -> None:
+        """Screen and judge recipes until `stops` says so, or only the final still fits."""
         number = getattr(self.budget, "number", math.inf)
         if self.judges and number >= _MANY:
             number -= 1  # for what a final has shown to pass, with all that works; see `_assembled`
-        while self.num_trials < number and not self.budget.is_over(
-            self.num_trials, self._in_the_final(self._candidates())
+        while (
+            not self.exhausted
+            and self.num_trials < number
+            and not stops()
+            and not self.budget.is_over(self.num_trials, self._in_the_final(self._candidates()))
         ):
             recipes = self._ask(int(min(self.batch, number - self.num_trials)))
             if not recipes:
@@ -128,10 +105,16 @@ class Search:
             if not any(one.recipe in recipes for one in found):
                 break  # the time ended before one of them was measured
             self._leave_out_failed()
-            if self.judges:
+            if self.judges and not stops():
                 self._judge_promising(recipes)
-        self._judge_until_one_may_pass()
-        return self._prove()
+
+    def _has_to_prove(self) -> bool:
+        """Whether there is no answer yet, and the time has come to prove one."""
+        if not self.judges or self.pick() is not None:
+            return False
+        finalists = self._portfolio()
+        is_new = any(one.rung < Rung.PROVEN for one in finalists)
+        return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
         """Return recipes that may work here; those that do not are noted, and cost no trial."""
@@ -180,9 +163,9 @@ class Search:
         ]
         floor = floor_of(self.history, self.wanted)
         best = max(
-            [floor, *(_gain(one) for one in self._candidates() if one.slack is None or one.slack >= 0)]
+            [floor, *(gain_of(one) for one in self._candidates() if one.slack is None or one.slack >= 0)]
         )
-        promising = [one for one in screened if _gain(one) > best - max(_REACH, 2 * one.error)]
+        promising = [one for one in screened if gain_of(one) > best - max(REACH, 2 * one.error)]
         number = math.ceil(PROMOTED * len(screened))
         chosen = [one.recipe for one in self._by_worth(promising)[:number]]
         chosen += [one.recipe for one in screened if one.recipe not in chosen and self._tells_of_quality(one)]
@@ -193,7 +176,7 @@ class Search:
     def _tells_of_quality(self, one: Seen) -> bool:
         """Whether a recipe gains something by a technique that changes the picture, and that was never judged."""
         judged = {t for seen in self.history if seen.slack is not None for t in seen.recipe}
-        return _gain(one) > _WORTH_A_FINAL and any(
+        return gain_of(one) > _WORTH_A_FINAL and any(
             not technique.same_picture and technique not in judged for technique in one.recipe
         )
 
@@ -203,9 +186,9 @@ class Search:
             left = [
                 one
                 for one in latest(self.history).values()
-                if one.rung is Rung.SCREENED and one.keeps(self.wanted) and _gain(one) > _WORTH_A_FINAL
+                if one.rung is Rung.SCREENED and one.keeps(self.wanted) and gain_of(one) > _WORTH_A_FINAL
             ]
-            chosen = [one.recipe for one in self._by_worth(left)[:FINALISTS]]
+            chosen = [one.recipe for one in self._by_worth(left)[:MOST_USEFUL]]
             chosen = self.budget.affordable(chosen, [])
             if not chosen:
                 break
@@ -220,15 +203,15 @@ class Search:
         left = [
             one
             for one in latest(self.history).values()
-            if one.rung is Rung.SCREENED and one.keeps(self.wanted) and _gain(one) > _gain(pick)
+            if one.rung is Rung.SCREENED and one.keeps(self.wanted) and gain_of(one) > gain_of(pick)
         ]
         worth = self.sampler.worth(left, self.history)
         chosen = [
             one
             for one, value in zip(left, worth, strict=True)
-            if value / _gain(one) * (_gain(one) - _gain(pick)) > _WORTH_A_FINAL
+            if value / gain_of(one) * (gain_of(one) - gain_of(pick)) > _WORTH_A_FINAL
         ]
-        recipes = self.budget.affordable([one.recipe for one in self._by_worth(chosen)[:FINALISTS]], [])
+        recipes = self.budget.affordable([one.recipe for one in self._by_worth(chosen)[:MOST_USEFUL]], [])
         if self.judges and recipes:
             self.watcher.note(f"judging the quality of {len(recipes)} that may beat {pick.recipe.text}")
             self._note(self.measurer.judge(recipes))
@@ -238,8 +221,12 @@ class Search:
         order = sorted(range(len(found)), key=lambda k: -worth[k])
         return [found[k] for k in order]
 
-    def _candidates(self) -> list[Seen]:
-        """Return what could be proposed, the most promising first: proven, judged, then screened recipes."""
+    def _candidates(self, *, screened: bool = False) -> list[Seen]:
+        """Return what could be proposed, the most promising first.
+
+        Args:
+            screened: also what was not judged yet.
+        """
         floor = floor_of(self.history, self.wanted)
         found = [
             one
@@ -248,9 +235,9 @@ class Search:
             and not one.recipe.is_baseline
             and not one.is_ruined
             and chance_of(one) > _HOPELESS
-            and _gain(one) > floor
+            and gain_of(one) > floor
             and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
-            and (not self.judges or one.rung > Rung.SCREENED)
+            and (screened or not self.judges or one.rung > Rung.SCREENED)
         ]
         return self._by_worth(found)
 
@@ -261,6 +248,7 @@ class Search:
         """
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
+            self._decide(_WORTH_IMAGES)
             pick = self.pick()
             found = self._candidates()
             if pick is not None:
@@ -270,23 +258,82 @@ class Search:
                 if not self._finalists(found, pick):
                     self._judge_what_may_beat(pick)
                     found = [one for one in self._candidates() if one.rung < Rung.PROVEN]
-            first = self._finalists(found, pick)
+            first = self._finalists(found, pick) if pick is not None else self._portfolio()
             finalists = [one.recipe for one in first]
             if pick is not None and self.judges:
-                finalists += self._assembled(pick, first)
+                finalists += assembled(self, pick, first)
             if not finalists or set(finalists) <= tried:
                 break
             if pick is not None:  # what is compared is measured side by side
                 finalists = [pick.recipe, *finalists]
             elif tried and not self.budget.allows_another_final():
                 break
-            finalists += self._shorter(first) if first else []
-            finalists = self._with_common(finalists)
+            finalists += shorter(self, first) if first else []
+            finalists = with_common(self, finalists)
             tried |= set(finalists)
-            self.watcher.final(finalists)
-            self.proven = self.measurer.prove(finalists)
-            self._note(self.proven)
+            self._final(finalists)
+        self._decide(_HOPELESS)
         return self.pick()
+
+    def _final(self, recipes: Sequence[Recipe]) -> None:
+        """Measure finalists beside the baseline: the first ones, as many as there is time for."""
+        known = latest(self.history)
+        finalists = [known.get(recipe) or _not_seen(recipe) for recipe in recipes]
+        while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
+            finalists.pop()
+        recipes = [one.recipe for one in finalists]
+        self.watcher.final(recipes)
+        self.proven = self.measurer.prove(recipes)
+        self._note(self.proven)
+
+    def _decide(self, least_chance: float, *, until_one_passes: bool = False) -> None:
+        """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
+
+        Args:
+            least_chance: to pass, of a finalist; what is less likely is left for the end.
+        """
+        while undecided := self._undecided(least_chance):
+            if until_one_passes and self.pick() is not None:
+                return
+            if not self.budget.allows_images(undecided):
+                return
+            self.watcher.note(f"drawing more images of {', '.join(one.recipe.text for one in undecided)}")
+            found = self.measurer.draw_more([one.recipe for one in undecided])
+            if not found:
+                return
+            self._note(found)
+
+    def _undecided(self, least_chance: float) -> list[Seen]:
+        """Return the finalists that more images may turn into the pick."""
+        pick = self.pick()
+        least = floor_of(self.history, self.wanted) if pick is None else gain_of(pick) + _WORTH_A_FINAL
+        return [
+            one
+            for one in latest(self.history).values()
+            if one.rung is Rung.PROVEN
+            and one.gate is Gate.UNCLEAR
+            and one.keeps(self.wanted)
+            and gain_of(one) > least
+            and chance_of(one) > least_chance
+        ]
+
+    def open_ends(self) -> list[Seen]:
+        """Return the recipes that a longer search may still prove, the most promising first."""
+        undecided = self._undecided(_HOPELESS)
+        return self._by_worth([*undecided, *self._candidates(screened=True)])
+
+    def _portfolio(self) -> list[Seen]:
+        """Return the finalists of a search without an answer: one of them passes almost surely, if that can be had."""
+        every = self._candidates(screened=True)
+        # What has passed, but was not shown to be faster, gets more rounds where there is nothing else.
+        found = [one for one in every if one.rung < Rung.PROVEN] or every
+        if not found:
+            return []
+        chosen = [found.index(one) for one in self._finalists(found)]
+        if not self.judges:
+            return [found[k] for k in chosen]
+        worlds = self.sampler.values(found, self.history)
+        return [found[k] for k in portfolio(worlds, floor_of(self.history, self.wanted), chosen)]
 
     def _finalists(self, found: Sequence[Seen], over: Seen | None = None) -> list[Seen]:
         """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
@@ -299,19 +346,9 @@ class Search:
         """
         if not found:
             return []
-        least, number = (0.0, FINALISTS) if over is None else (_WORTH_A_FINAL, FINALISTS - 1)
-        worlds = self.sampler.values(found, self.history)
-        floor = floor_of(self.history, self.wanted) if over is None else _gain(over)
-        reached = np.full(len(worlds), floor)
-        chosen: list[int] = []
-        while len(chosen) < min(number, len(found)):
-            more = np.maximum(worlds - reached[:, None], 0.0).mean(axis=0)
-            which = int(np.argmax(more))
-            if which in chosen or more[which] <= least:
-                break
-            chosen.append(which)
-            least = max(least, _WORTH_A_PLACE)
-            reached = np.maximum(reached, worlds[:, which])
+        least, number = (0.0, MOST_USEFUL) if over is None else (_WORTH_A_FINAL, MOST_USEFUL - 1)
+        floor = floor_of(self.history, self.wanted) if over is None else gain_of(over)
+        chosen = useful(self.sampler.values(found, self.history), floor, number, least)
         return self._unlike([found[k] for k in chosen])
 
     def _unlike(self, finalists: Sequence[Seen]) -> list[Seen]:
@@ -325,59 +362,9 @@ class Search:
         """Return the finalists, and the first one's shorter form if there is a place for it."""
         chosen = self._finalists(found)
         less = self.sampler.shorter(chosen[0].recipe, self.history) if chosen else Recipe()
-        if len(chosen) == FINALISTS or less in {Recipe(), *(one.recipe for one in chosen)}:
+        if len(chosen) == MOST_USEFUL or less in {Recipe(), *(one.recipe for one in chosen)}:
             return chosen
         return [*chosen, replace(chosen[0], recipe=less)]
-
-    def _shorter(self, finalists: Sequence[Seen]) -> list[Recipe]:
-        """Return the first finalist without what is believed to give nothing, if it may win and the time suffices."""
-        first = finalists[0]
-        less = self.sampler.shorter(first.recipe, self.history)
-        if less.is_baseline or less in {one.recipe for one in finalists} or not self.space.holds(less):
-            return []
-        known = latest(self.history).get(less)
-        if known is not None and (not known.keeps(self.wanted) or known.is_ruined):
-            return []
-        trials = self.num_trials if known is None else 0
-        if self.budget.is_over(trials, [*finalists, replace(first, recipe=less)]):
-            return []
-        return [] if self.measurer.refuse([less]) else [less]
-
-    def _assembled(self, pick: Seen, others: Sequence[Seen]) -> list[Recipe]:
-        """Return the pick with what works and is believed to make it faster, if trials and time suffice.
-
-        What is tried is tried for what it tells, and the last trials mostly tell that it fails; this is for the answer.
-        """
-        recipe = self.sampler.assembled(pick.recipe, self.history)
-        if recipe in {pick.recipe, *(one.recipe for one in others)}:
-            return []
-        known = latest(self.history).get(recipe)
-        if known is None:
-            if self.num_trials >= getattr(self.budget, "number", math.inf):
-                return []
-        elif known.rung is Rung.PROVEN or known.is_ruined or not known.keeps(self.wanted):
-            return []
-        if self.budget.is_over(0, [pick, *others, replace(pick, recipe=recipe)]):
-            return []
-        return [] if self.measurer.refuse([recipe]) else [recipe]
-
-    def _with_common(self, finalists: list[Recipe]) -> list[Recipe]:
-        """Return the finalists with what they have in common in the place of the last of three, if it may be as fast.
-
-        Where only techniques that keep the picture are searched, finalists mostly differ by what gives nothing, such
-        as `tf32` in bf16, and no belief tells it from a gain of 1 %. Measured beside them, the common part is the
-        answer if it is as fast.
-        """
-        shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
-        common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))
-        if self.judges or len(finalists) < FINALISTS or common.is_baseline or common in finalists:
-            return finalists
-        known = latest(self.history).get(common)
-        best = max(_gain(one) for one in latest(self.history).values() if one.recipe in finalists)
-        is_slow = known is not None and not (known.keeps(self.wanted) and _gain(known) > best - _REACH)
-        if is_slow or not self.space.holds(common) or self.measurer.refuse([common]):
-            return finalists
-        return [*finalists[:-1], common]
 
     def pick(self) -> Seen | None:
         """Return the best recipe that has been proven, without techniques that were shown to give it nothing."""
@@ -388,11 +375,13 @@ class Search:
             if one.rung is Rung.PROVEN
             and not one.recipe.is_baseline
             and one.keeps(self.wanted)
-            and _gain(one) > floor
+            and gain_of(one) > floor
+            and (one.least_gain is None or one.least_gain > floor)
             and (not self.judges or one.gate is Gate.PASSED)
         ]
-        return shortest_as_fast(max(good, key=_gain), good) if good else None
+        return shortest_as_fast(max(good, key=gain_of), good) if good else None
 
 
-def _gain(one: Seen) -> float:
-    return -math.inf if one.gain is None else one.gain
+def _not_seen(recipe: Recipe) -> Seen:
+    """Return what is known of a recipe that was not measured: that it may take as long as the baseline."""
+    return Seen(recipe, Outcome.MEASURED, Rung.SCREENED)

@@ -11,7 +11,7 @@ from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.spec.limits import Limits
-from vivace.spec.record import Outcome
+from vivace.spec.record import Outcome, Record
 from vivace.stats import Gate
 from vivace.stats.intervals import Interval, student_t
 from vivace.tuning.wanted import Wanted
@@ -22,6 +22,7 @@ _LEAST_ERROR = 0.01
 _UNKNOWN_ERROR = 0.08  # of one round without an interval
 _DISTURBED_ERROR = 0.10
 _PROVEN_ERROR = 0.004  # of a slack: what another build of the same library, or another seed, changes
+_SURE = 0.95  # of the bounds that a judgement before the final has
 
 
 class Rung(IntEnum):
@@ -32,7 +33,7 @@ class Rung(IntEnum):
     JUDGED = 1
     """Full steps, as many prompts as the gate needs at least."""
     PROVEN = 2
-    """Interleaved with the baseline in several rounds; quality in full."""
+    """Interleaved with the baseline in several rounds; quality by the images of the final."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Seen:
         stages_s: seconds per image by stage.
         reason: why it was not measured, or why quality failed.
         busy_share: of its time in which the GPU was busy, in a traced call; None if that is unknown.
+        least_gain: lower end of the gain's 95 % interval; None if unknown, or if the gain needs none, as of memory.
     """
 
     recipe: Recipe
@@ -67,6 +69,7 @@ class Seen:
     slack_error: float = _PROVEN_ERROR
     busy_share: float | None = None
     own_error: float = 0.0
+    least_gain: float | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -88,7 +91,13 @@ class Seen:
 
 
 def seen_of(
-    row: Row, baseline: Row, rung: Rung, wanted: Wanted, steps_left: float = 0.0, final_prompts: float = 0.0
+    row: Row,
+    baseline: Row,
+    rung: Rung,
+    wanted: Wanted,
+    steps_left: float = 0.0,
+    final_prompts: float = 0.0,
+    sure: float = _SURE,
 ) -> Seen | None:
     """Return what a row says of its recipe; None for a recipe that this version of vivace cannot read.
 
@@ -96,10 +105,10 @@ def seen_of(
         steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
         final_prompts: by which quality is going to be decided; 0: no more than these. Further seeds of a prompt count
             as the root of their number, since images of one prompt suffer together.
+        sure: how sure each look of the final has to be that a recipe passes; a final's row has its bounds at that.
     """
-    try:
-        recipe = Recipe.from_spec(row.record.trial.recipe)
-    except RecipeError:
+    recipe = recipe_of(row.record)
+    if recipe is None:
         return None
     if row.record.outcome is not Outcome.MEASURED or row.latency is None or baseline.latency is None:
         return Seen(recipe, row.record.outcome, rung, reason=row.record.reason)
@@ -112,7 +121,9 @@ def seen_of(
         gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
     judged = None if row.is_baseline else row.judgement
     slack, slack_error = (
-        (None, _PROVEN_ERROR) if row.is_baseline else slack_of(row, row.limits, final_prompts)
+        (None, _PROVEN_ERROR)
+        if row.is_baseline
+        else slack_of(row, row.limits, final_prompts, sure, of_the_final=rung is Rung.PROVEN)
     )
     return Seen(
         recipe=recipe,
@@ -130,11 +141,36 @@ def seen_of(
         first_call_s=row.first_call_s,
         stages_s=tuple((row.stages_s or {}).items()),
         reason=None if judged is None else judged.reason,
+        least_gain=None if wanted.measures_memory else _least_gain(row),
     )
 
 
-def slack_of(row: Row, limits: Limits, final_prompts: float = 0.0) -> tuple[float | None, float]:
-    """Return by how much a row's figures exceed their limits, the least of them, and its error; None without any."""
+def recipe_of(record: Record) -> Recipe | None:
+    """Return a record's recipe; None if this version of vivace cannot read it."""
+    try:
+        return Recipe.from_spec(record.trial.recipe)
+    except RecipeError:
+        return None
+
+
+def _least_gain(row: Row) -> float | None:
+    if row.speedup is None or row.speedup.low is None:
+        return None
+    return math.log(row.speedup.low) if row.speedup.low > 0 else -math.inf
+
+
+def slack_of(
+    row: Row,
+    limits: Limits,
+    final_prompts: float = 0.0,
+    sure: float = _SURE,
+    *,
+    of_the_final: bool = False,
+) -> tuple[float | None, float]:
+    """Return by how much a row's figures exceed their limits, the least of them, and its error; None without any.
+
+    For the arguments see `expected_low`.
+    """
     found = row.fidelity
     if row.judgement is not None and row.judgement.figure == "broken":
         return -2 * RUINED, _PROVEN_ERROR
@@ -147,29 +183,48 @@ def slack_of(row: Row, limits: Limits, final_prompts: float = 0.0) -> tuple[floa
     for name, limit in wanted.items():
         kept = getattr(found, name)
         if kept is not None and isinstance(limit, float):
-            reached, error = expected_low(kept.bounds, found.num_prompts, found.num_pictures, final_prompts)
+            reached, error = expected_low(
+                kept.bounds,
+                found.num_prompts,
+                found.num_pictures,
+                final_prompts,
+                sure,
+                of_the_final=of_the_final,
+            )
             slacks.append((reached - limit, error))
     return min(slacks, default=(None, _PROVEN_ERROR))
 
 
-def expected_low(bounds: Interval, prompts: int, pictures: int, final: float) -> tuple[float, float]:
-    """Return the lower bound that is to be expected of more images, and the standard error of that prediction.
+def expected_low(
+    bounds: Interval,
+    prompts: int,
+    pictures: int,
+    final: float,
+    sure: float = _SURE,
+    *,
+    of_the_final: bool = False,
+) -> tuple[float, float]:
+    """Return the lower bound that is to be expected of all images of the final, and the error of that prediction.
 
     The point moves as means of samples do, and the interval shrinks with the root of their number.
 
     Args:
         prompts, pictures: that the bounds are of.
         final: prompts of the final.
+        sure: how sure each look of the final has to be.
+        of_the_final: these are the first of its images, with bounds as sure as that; else it draws others.
     """
     if bounds.low is None:
         return bounds.point, 2 * RUINED
-    more = math.sqrt(final / prompts) if final > prompts and prompts == pictures else 1.0
     reach = bounds.point - bounds.low
-    if more == 1.0 or reach <= 0:
+    if reach <= 0:
         return bounds.low, _PROVEN_ERROR
-    error = reach / student_t(0.95, prompts - 1)
-    at_the_end = error / more * student_t(0.95, final - 1)
-    return bounds.point - at_the_end, max(_PROVEN_ERROR, error * math.sqrt(1 - 1 / more**2))
+    more = math.sqrt(final / prompts) if final > prompts and prompts == pictures else 1.0
+    error = reach / student_t(sure if of_the_final else _SURE, prompts - 1)
+    at_the_end = error / more * student_t(sure, (final if more > 1.0 else prompts) - 1)
+    # The final's mean has the first images in it, or is of others only.
+    moves = 1 - 1 / more**2 if of_the_final else 1 + 1 / more**2 if final else 0.0
+    return bounds.point - at_the_end, max(_PROVEN_ERROR, error * math.sqrt(moves))
 
 
 def _full_s(row: Row, steps_left: float) -> float:
@@ -193,6 +248,11 @@ def _own_error(seconds: Interval) -> float:
     if seconds.low is None or seconds.high is None or seconds.low <= 0:
         return 0.0
     return math.log(seconds.high / seconds.low) / (2 * 1.96)
+
+
+def gain_of(one: Seen) -> float:
+    """Return the gain of a result; of what was not measured the least."""
+    return -math.inf if one.gain is None else one.gain
 
 
 def latest(history: Sequence[Seen]) -> dict[Recipe, Seen]:

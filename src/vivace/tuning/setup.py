@@ -178,7 +178,7 @@ def check_of_calls(minutes: float | None, bench: Bench, began: float) -> Callabl
 
     def needed_s(call_s: float) -> float:
         bench.pace.batch, bench.pace.base_s = bench.asked.batch, call_s
-        return time.monotonic() - began + bench.seconds_of_final([])
+        return time.monotonic() - began + bench.time.seconds_of_final([])
 
     def check(least_s: float, likely_s: float) -> None:
         if minutes is not None and needed_s(least_s) > 60 * minutes:
@@ -202,10 +202,10 @@ def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: fl
     """
     if minutes is None and trials is not None:
         return Trials(trials)
-    clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench, began)
+    clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench.time, began)
     spent = time.monotonic() - began
     assert bench.baseline is not None
-    needed = spent + ROOM * bench.seconds_of_final([])
+    needed = spent + ROOM * bench.time.seconds_of_final([])
     if minutes is not None and needed > 60 * minutes:
         raise _too_few(minutes, needed)
     return clock if trials is None else Both(trials, clock)

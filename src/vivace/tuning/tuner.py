@@ -21,7 +21,6 @@ from vivace.models.find import find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
 from vivace.report.rows import priced
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.stats import Gate
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.answer import Tuned
 from vivace.tuning.asked import Asked
@@ -30,13 +29,14 @@ from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.first_calls import FirstCalls
 from vivace.tuning.judge import judge_of
-from vivace.tuning.measuring import MOST_SEEDS, Bench
+from vivace.tuning.measurer import Unwatched, Watcher
+from vivace.tuning.measuring import Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.priors import Source, effects, known_sources, reported
 from vivace.tuning.proof import final_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.samplers import Name, sampler_of
-from vivace.tuning.search import Search, Unwatched, Watcher
+from vivace.tuning.search import Search
 from vivace.tuning.seen import Seen, latest
 from vivace.tuning.setup import (
     DEFAULT_MINUTES,
@@ -48,6 +48,7 @@ from vivace.tuning.setup import (
     start_of,
     trusted_recipes,
 )
+from vivace.tuning.stored import history_of
 from vivace.tuning.wanted import Goal, Wanted
 
 _BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
@@ -177,7 +178,7 @@ def tune(
         )
         space = space_of(wanted, bench, trusted, reported(known))
         check_memory(wanted, bench)
-        history, stored = bench.history()
+        history, stored = history_of(bench)
         told.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
         for note in judge.notes(bench.command):
             told.note(f"note: {note}")
@@ -187,7 +188,7 @@ def tune(
         base = bench.start()
         bench.progress = inner
         check_baseline(base, bench)
-        bench.spend(spent, began)
+        bench.time.spend(spent, began)
         budget = budget_of(minutes, trials, bench, began)
         sources = (stored, *known)
         assert base is not None
@@ -197,7 +198,7 @@ def tune(
             sources=[source for source in sources if source.data],
             effects=effects(space.options, dict(base.stages_s), wanted, bench.full.num_inference_steps),
             start=first,
-            seconds_of=None if isinstance(budget, Trials) else bench.seconds_of_trial,
+            seconds_of=None if isinstance(budget, Trials) else bench.time.seconds_of_trial,
             most_s=lambda: getattr(budget, "most_s", math.inf),
             peaks=bench.peaks.known,
             seed=seed,
@@ -213,7 +214,6 @@ def tune(
             history=[*history, base],
         )
         pick = search.run()
-        pick = _with_more_images(search, bench, pick)
         answer = _answer(search, bench, pick, chosen, sources, time.monotonic() - began, trust_quality_of)
         return replace(answer, rows=tuple(priced(answer.rows, price_per_hour)))
 
@@ -230,18 +230,6 @@ def _known_of(history: Sequence[Seen], stored: Source) -> str:
     if others:
         found.append(f"it learns from {others} that were measured otherwise")
     return "".join(f"; {part}" for part in found)
-
-
-def _with_more_images(search: Search, bench: Bench, pick: Seen | None) -> Seen | None:
-    """Draw three times as many images of the finalists if too few were why none passed."""
-    if pick is not None or not bench.is_unclear(search.proven) or not search.budget.allows_another_final():
-        return pick
-    unclear = [one.recipe for one in search.proven if one.gate is Gate.UNCLEAR]
-    bench.seeds = MOST_SEEDS
-    search.watcher.final(unclear)
-    search.proven = bench.prove(unclear)
-    search.history += search.proven
-    return search.pick()
 
 
 def _answer(

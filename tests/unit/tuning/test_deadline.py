@@ -31,16 +31,16 @@ def tuned_in(store: Path, final_round_s: float, **budget: Any) -> tuple[Tuned, f
         return found, time.monotonic() - began
 
 
-def test_a_slow_final_ends_with_its_time_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_final_of_one_round_proves_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A round of the final takes 0.9 s, so that one of each recipe fits and two do not."""
     found, seconds = tuned_in(tmp_path, 0.9, minutes=MINUTES, trials=4)
     assert seconds < 1.1 * 60 * MINUTES
     said = " ".join(str(found).split())
-    assert found.pick is not None
+    assert found.pick is None, "a speed-up of one round has no interval"
     assert {len(row.record.rounds) for row in found.rows} == {1}
-    assert "(measured in one round: not proved)" in said
-    assert "x [" not in said.partition("Why not")[0]
-    assert "the time ended after 1 of 2 rounds" in said
+    assert "the time ended" in said
+    assert "the best so far, not proved, is" in said
+    assert "may still pass: --minutes" in said
     assert outcomes(tmp_path) == {Outcome.MEASURED}, "nothing of a stopped round is stored"
 
     again, _ = tuned_in(tmp_path, 0.0, trials=4)

@@ -51,7 +51,7 @@ def test_more_images_raise_the_bound_and_leave_it_uncertain() -> None:
     low, error = expected_low(few, 6, 6, 22.5)
     assert 0.979 < low < 0.994
     assert error > 0.004
-    assert expected_low(few, 6, 6, 0.0) == (0.979, 0.004)
+    assert expected_low(few, 6, 6, 0.0) == pytest.approx((0.979, 0.004))
     assert expected_low(Interval(0.9, None, None), 2, 2, 13.0)[0] == 0.9
 
 

@@ -26,6 +26,7 @@ from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
 from vivace.tuning.belief import Datum
+from vivace.tuning.beside import assembled, with_common
 from vivace.tuning.blame import blame_of, runs_of
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
@@ -152,11 +153,11 @@ def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> Non
         result(path, 0.6, rung=Rung.PROVEN, slack=0.01),
     ]
     pick = search.history[-1]
-    assert [recipe.text for recipe in search._assembled(pick, [])] == [resolve(whole).text]
+    assert [recipe.text for recipe in assembled(search, pick, [])] == [resolve(whole).text]
     search.budget = Trials(search.num_trials)
-    assert search._assembled(pick, []) == [], "no trial is left for it"
+    assert assembled(search, pick, []) == [], "no trial is left for it"
     search.history.append(result(whole, 0.75, rung=Rung.JUDGED, gate=Gate.FAILED, slack=-0.05))
-    assert search._assembled(pick, []) == []
+    assert assembled(search, pick, []) == []
 
 
 def test_finalists_that_fail_together_do_not_take_all_places() -> None:
@@ -341,15 +342,15 @@ def test_what_finalists_have_in_common_takes_part_in_a_final_without_a_judge() -
     finalists = [resolve(f"{common}+{more}") for more in longer]
     search = made([common, "tiny_vae", *(recipe.text for recipe in finalists)])
     search.history = [result("baseline", 0.0), *(result(recipe.text, 0.6) for recipe in finalists)]
-    assert search._with_common(finalists) == finalists, "judged recipes differ by more than nothing"
+    assert with_common(search, finalists) == finalists, "judged recipes differ by more than nothing"
     search.judges = False
-    assert search._with_common(finalists) == [*finalists[:2], resolve(common)]
-    assert search._with_common(finalists[:2]) == finalists[:2], "for a fourth there may be no time"
-    assert search._with_common([*finalists[:2], resolve(common)]) == [*finalists[:2], resolve(common)]
+    assert with_common(search, finalists) == [*finalists[:2], resolve(common)]
+    assert with_common(search, finalists[:2]) == finalists[:2], "for a fourth there may be no time"
+    assert with_common(search, [*finalists[:2], resolve(common)]) == [*finalists[:2], resolve(common)]
     apart = [*finalists[:2], resolve("tiny_vae")]
-    assert search._with_common(apart) == apart, "nothing is common"
+    assert with_common(search, apart) == apart, "nothing is common"
     search.history.append(result(common, 0.45))
-    assert search._with_common(finalists) == finalists, "it is known to be slower"
+    assert with_common(search, finalists) == finalists, "it is known to be slower"
 
 
 def test_the_final_measures_the_pick_without_what_is_believed_to_give_nothing() -> None:

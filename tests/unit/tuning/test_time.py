@@ -4,8 +4,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +11,17 @@ import pytest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
+from vivace.spec.study import AskedWorkload
 from vivace.tuning.belief import Datum
 from vivace.tuning.budget import Minutes
 from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.measuring import Bench
+from vivace.tuning.images import ImagePlan
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.priors import Source
 from vivace.tuning.search import Search
 from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import FixedSpace
+from vivace.tuning.timetable import Timetable
 from vivace.tuning.wanted import Wanted
 
 COMPILING_S, STARTING_S, LOADING_S, BASE_S = 160.0, 60.0, 5.0, 5.0
@@ -45,6 +45,12 @@ class Host:
     def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
         return self.pace.of_final(finalists, 2, 0)
 
+    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+        return self.seconds_of_final(finalists)
+
+    def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
+        raise AssertionError("random weights are not judged")
+
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
         return sum(map(self.pace.of_trial, (Recipe(), *recipes)))
 
@@ -59,6 +65,9 @@ class Host:
         return [self.round(one, Rung.SCREENED, SCREENING) for one in (Recipe(), *recipes)][1:]
 
     def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+        raise AssertionError("random weights are not judged")
+
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
         raise AssertionError("random weights are not judged")
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
@@ -149,7 +158,6 @@ def test_records_say_how_long_a_model_compiles() -> None:
     ],
 )
 def test_a_recipe_that_hangs_is_stopped(total_s: float, recipe: str, timeout_s: float) -> None:
-    bench: Any = SimpleNamespace(
-        ends_at=1.0, total_s=total_s, timeout_s=600.0, pace=Pace(on_gpu=True, base_s=BASE_S)
-    )
-    assert Bench._timeout_s(bench, [resolve(recipe)]) == pytest.approx(timeout_s)
+    plan = ImagePlan((AskedWorkload(),), (13,), (13,))
+    table = Timetable(Pace(on_gpu=True, base_s=BASE_S), plan, judges=False, ends_at=1.0, total_s=total_s)
+    assert table.timeout_s([resolve(recipe)], 600.0) == pytest.approx(timeout_s)

@@ -1,0 +1,63 @@
+"""Which recipes a final measures, chosen in worlds that are as likely as what is believed (`Sampler.values`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_USEFUL = 3
+"""Recipes that are measured in a final because one of them may be the fastest."""
+SURE = 0.95
+"""How likely one of the finalists has to pass, where there is no answer yet."""
+MOST = 5
+"""Finalists at most: each is fast, and the baseline's images are drawn once for all."""
+_WORTH_A_PLACE = 0.005
+"""What a further finalist is expected to add to the best that passes."""
+_FASTER = 0.01
+"""A gain, as a logarithm, that a final can tell from none."""
+_MORE_LIKELY = 0.01
+"""By how much a further finalist has to raise the probability that one passes."""
+
+
+def useful(worlds: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:
+    """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
+
+    Args:
+        worlds: gains (worlds, candidates), no more than `floor` where a candidate does not pass.
+        floor: the gain that a proposal has to exceed.
+        least: what the first has to add to it.
+    """
+    reached = np.full(len(worlds), floor)
+    chosen: list[int] = []
+    while len(chosen) < min(number, worlds.shape[1]):
+        more = np.maximum(worlds - reached[:, None], 0.0).mean(axis=0)
+        which = int(np.argmax(more))
+        if which in chosen or more[which] <= least:
+            break
+        chosen.append(which)
+        least = max(least, _WORTH_A_PLACE)
+        reached = np.maximum(reached, worlds[:, which])
+    return chosen
+
+
+def portfolio(worlds: NDArray[np.float64], floor: float, chosen: Sequence[int]) -> list[int]:
+    """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the worlds.
+
+    The safest comes first: where time is short, a final leaves out the last ones.
+
+    Args:
+        worlds, floor: see `useful`.
+    """
+    passes = worlds > floor + _FASTER
+    final = list(chosen)
+    held = passes[:, final].any(axis=1)
+    while held.mean() < SURE and len(final) < min(MOST, worlds.shape[1]):
+        more = (passes & ~held[:, None]).mean(axis=0)
+        which = int(np.argmax(more))
+        if more[which] < _MORE_LIKELY:
+            break
+        final.append(which)
+        held |= passes[:, which]
+    return sorted(final, key=lambda k: -passes[:, k].mean())

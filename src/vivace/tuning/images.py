@@ -1,0 +1,175 @@
+"""The images of a final: added one batch after the other until each verdict is decided.
+
+The batches are fixed beforehand, and so is how sure each look at the images has to be (`stats.repeated_looks`): all
+looks together pass what lies below its limit no more often than one look would. The bounds of a row are widened to
+that, so what the answer says of them, "with 95 % confidence", holds over all looks.
+
+A final's images have another seed than those that the search judged before: a recipe that was chosen because its images
+came out well has to show it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vivace.benchmark.store import Store
+from vivace.models.find import Found
+from vivace.models.further_prompts import FURTHER_PROMPTS
+from vivace.report.gate import Judgement, judge_figures
+from vivace.report.quality import SURE_FAIL, SURE_PASS, Fidelity
+from vivace.report.rows import Row
+from vivace.spec.record import Picture, Record
+from vivace.spec.study import AskedWorkload
+from vivace.spec.workload import Workload
+from vivace.stats import Gate, Interval
+from vivace.stats.intervals import student_t
+from vivace.stats.repeated_looks import sure_of_each
+from vivace.tuning.asked import Asked
+
+FINAL_SEED = 1
+_SURE_OF_INTERVALS = 0.975  # one-sided, of the intervals of SSIM and PSNR
+_BOUNDED = ("clip", "witness", "match", "outside", "source")
+_RELAXED = frozenset({"match", "ssim", "psnr_db"})
+_DECIDED_BY_FIGURES = frozenset({*_BOUNDED, "ssim", "psnr_db"})
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """Which images a final draws, batch by batch.
+
+    Attributes:
+        batches: the first is drawn by the rounds of the final.
+        sizes: images of a recipe after each batch.
+        num_prompts: different prompts after each batch.
+    """
+
+    batches: tuple[AskedWorkload, ...]
+    sizes: tuple[int, ...]
+    num_prompts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, found: Found, asked: Asked, prompts: Sequence[str]) -> ImagePlan:
+        """Return the plan: new prompts, where the model has a set of them, and then new seeds."""
+        further = FURTHER_PROMPTS.get(found.prompt_set, ())
+        if asked.prompts is not None or asked.task not in (None, "text") or asked.images or asked.controls:
+            further = ()
+        parts = [asked.of(prompts, seed=FINAL_SEED)]
+        if further:
+            every = (*prompts, *(prompt for batch in further for prompt in batch))
+            parts += [asked.of(batch, seed=FINAL_SEED) for batch in further]
+            parts.append(asked.of(every, seed=FINAL_SEED + 1))
+        else:
+            parts += [
+                asked.of(prompts, seed=FINAL_SEED + 1),
+                asked.of(prompts, seed=FINAL_SEED + 2),
+                asked.of(prompts, seeds=3, seed=FINAL_SEED + 3),
+            ]
+        images = [len(part.prompts or ()) * (part.num_seeds or 1) for part in parts]
+        sizes = tuple(itertools.accumulate(images))
+        prompts = [
+            {prompt for part in parts[: look + 1] for prompt in part.prompts or ()}
+            for look in range(len(parts))
+        ]
+        return cls(tuple(parts), sizes, tuple(map(len, prompts)))
+
+    @property
+    def sure(self) -> float:
+        """How sure each look has to be that a recipe passes."""
+        return sure_of_each(SURE_PASS, self.sizes)
+
+    def prompts_at(self, look: int) -> float:
+        """Return how many prompts the images of a look are worth: further seeds of a prompt count as their root."""
+        return math.sqrt(self.num_prompts[look] * self.sizes[look])
+
+    def num_images(self, look: int) -> int:
+        """Return the images of the batch that precedes a look; the first look is 0."""
+        return self.sizes[look] - (self.sizes[look - 1] if look else 0)
+
+    def judged(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows of a final with bounds and verdicts as sure as each look has to be."""
+        floor = next((row.noise_floor for row in rows if row.noise_floor is not None), None)
+        return [self._judged(row, floor) for row in rows]
+
+    def _judged(self, row: Row, floor: Fidelity | None) -> Row:
+        fidelity, judgement = row.fidelity, row.judgement
+        if row.is_baseline or fidelity is None or judgement is None:
+            return row
+        fidelity = self._widened(fidelity)
+        if judgement.gate is Gate.FAILED and judgement.figure not in _DECIDED_BY_FIGURES:
+            return replace(
+                row, fidelity=fidelity
+            )  # broken images do not depend on how often they are looked at
+        trial = row.record.trial
+        stricter: Judgement = judge_figures(
+            fidelity,
+            floor,
+            row.limits,
+            same_picture=trial.recipe.same_picture,
+            edits=trial.workload.task == "edit",
+        )
+        return replace(row, fidelity=fidelity, judgement=stricter)
+
+    def _widened(self, fidelity: Fidelity) -> Fidelity:
+        changed: dict[str, Any] = {}
+        dof = fidelity.num_prompts - 1
+        for name in _BOUNDED:
+            kept = getattr(fidelity, name)
+            if kept is not None:
+                bounds = self._wider(kept.bounds, SURE_PASS, SURE_FAIL, dof)
+                changed[name] = replace(kept, bounds=bounds)
+        for name in ("ssim", "psnr_db"):
+            interval = getattr(fidelity, name)
+            if interval is not None:
+                changed[name] = self._wider(interval, _SURE_OF_INTERVALS, _SURE_OF_INTERVALS, dof)
+        return replace(fidelity, **changed)
+
+    def _wider(self, interval: Interval, passes: float, fails: float, dof: int) -> Interval:
+        if interval.low is None or interval.high is None:
+            return interval
+        below, above = (
+            student_t(sure_of_each(sure, self.sizes), dof) / student_t(sure, dof) for sure in (passes, fails)
+        )
+        point = interval.point
+        return Interval(
+            point, point - below * (point - interval.low), point + above * (interval.high - point)
+        )
+
+
+def needs_floor(rows: Sequence[Row]) -> bool:
+    """Whether a verdict may be another with the noise floor, which a final draws only then.
+
+    It bounds what is asked of recipes that keep the picture.
+    """
+    if not rows or rows[0].floor is not None:
+        return False
+    judgements = [row.judgement for row in rows[1:] if row.judgement is not None]
+    return any(one.gate is not Gate.PASSED and one.figure in _RELAXED for one in judgements)
+
+
+def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:
+    """Return a record of a final with the images of all batches that the store has, and how many batches these are.
+
+    Args:
+        workloads: of the batches after the first.
+    """
+    first, *others = record.rounds
+    pictures = list(first.pictures)
+    number = 1
+    for workload in workloads:
+        trial = record.trial.model_copy(update={"workload": workload})
+        more = _pictures_of(store.record(trial.key(record.environment)))
+        if not more:
+            break
+        pictures += more
+        number += 1
+    first = first.model_copy(update={"pictures": tuple(pictures)})
+    return record.model_copy(update={"rounds": (first, *others)}), number
+
+
+def _pictures_of(record: Record | None) -> tuple[Picture, ...]:
+    rounds = () if record is None else record.rounds
+    return next((round_.pictures for round_ in reversed(rounds) if round_.pictures), ())

@@ -1,0 +1,54 @@
+"""What a store knows of a model: results of the same search, which goes on from them, and figures of other runs."""
+
+from __future__ import annotations
+
+from vivace.benchmark.run import Compared
+from vivace.benchmark.schedule import comparable
+from vivace.benchmark.store import Store
+from vivace.report.rows import rows_of
+from vivace.tuning.belief import Datum
+from vivace.tuning.measuring import Bench
+from vivace.tuning.priors import Source
+from vivace.tuning.seen import Rung, Seen, latest
+
+_OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
+"""Standard errors of a stored gain as a prediction of this one."""
+
+
+def history_of(bench: Bench) -> tuple[list[Seen], Source]:
+    """Return the results of the same search, and the figures of other runs. Its finals are read in, too."""
+    results: list[Seen] = []
+    others: list[Datum] = []
+    with Store.create(bench.store) as store:
+        for run in store.runs():
+            records = comparable([store.record(key) for key in run.keys], run.rounds)
+            if not records or not records[0].trial.recipe.is_baseline:
+                continue
+            trial, environment = records[0].trial, records[0].environment
+            if trial.model != bench.found.model or trial.device != bench.environment.device:
+                continue
+            if trial.workload in bench.finals.further:
+                continue  # further images of a final, whose times are of one call
+            rung, steps = bench.rung_of(trial.workload, run.rounds)
+            is_here = environment.model_copy(update={"place": None}) == bench.environment
+            quality = store.quality_pass(run)
+            if is_here and rung is Rung.PROVEN and bench.judged_by.is_of(run):
+                bench.finals.compared.append(Compared(tuple(records), quality))
+                rows = bench.finals.rows_with_images(records, quality, store)
+            else:
+                rows = rows_of(records, quality, bench.wanted.limits)
+            for row in rows:
+                one = bench.judged_by.counted(bench.seen(row, rows[0], rung or Rung.SCREENED, steps), run)
+                if one is None:
+                    continue
+                if rung is Rung.PROVEN and one.is_measured and bench.judges and one.gate is None:
+                    continue  # of a final that was interrupted
+                if is_here and rung is not None:
+                    results.append(one)
+                elif one.gain is not None and not one.recipe.is_baseline:
+                    error = _OTHER_WORKLOAD if is_here else _OTHER_MACHINE
+                    others.append(Datum(one.recipe, one.gain, error))
+    if bench.finals.compared:
+        bench.finals.read()
+    bench.time.note(latest(results).values())
+    return results, Source("this store", tuple(others))

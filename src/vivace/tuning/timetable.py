@@ -1,0 +1,178 @@
+"""How long the parts of a search take, and when each has to end so that an answer is proven in time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from vivace.benchmark.deadline import Deadline
+from vivace.recipes.recipe import Recipe
+from vivace.spec.record import Outcome
+from vivace.stats import Gate
+from vivace.tuning.images import ImagePlan
+from vivace.tuning.pace import Pace
+from vivace.tuning.seen import Rung, Seen
+
+FINAL_ROUNDS = 2
+"""A speed-up of one round has no interval over processes, so nothing is proven by it."""
+MOST_OF_THE_TIME = 0.2
+"""Of a search, for a round of a recipe before the final, unless it is expected to take longer."""
+_USUAL_LOOKS = 3
+"""Looks at a final's images that are usual: judgements before it predict the last of them, and their time is kept."""
+_LOOKS_AT_BOLD = 2
+"""The same of finals after the first: an answer is held then."""
+_LONG_SHARE = 1 / 60  # of a search's time: the baseline's timed calls in a round of the final
+_LEAST_TIMEOUT_S = 20.0
+_LATE = 2.0
+"""How many times as long as expected a round may take before it is stopped."""
+_ROOM_TO_DECIDE = 1.5  # a search that had too little time was on a busy machine
+_GRACE = 0.05
+"""Of a search's time: what the quality pass of the final may take beyond it."""
+
+
+@dataclass
+class Timetable:
+    """Estimates of what is to come, and deadlines.
+
+    Attributes:
+        judges: whether images are compared with the baseline's.
+        ends_at, total_s: of the clock, when the search has to end, and how long it may last; None for no limit.
+        starting_s: what passed before the baseline was measured.
+        looks: how many batches of a final's images there are of each recipe.
+        known: the last result of each recipe.
+    """
+
+    pace: Pace
+    plan: ImagePlan
+    judges: bool
+    ends_at: float | None = None
+    total_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    starting_s: float = 0.0
+    looks: dict[Recipe, int] = field(default_factory=dict)
+    known: dict[Recipe, Seen] = field(default_factory=dict)
+
+    def spend(self, minutes: float | None, began: float) -> None:
+        """Take in how long the search may last."""
+        if minutes is not None:
+            self.total_s = 60 * minutes
+            self.ends_at = began + self.total_s
+            self.starting_s = self.clock() - began
+            self.pace.long_s = min(self.pace.long_s, _LONG_SHARE * self.total_s)
+
+    def note(self, found: Iterable[Seen]) -> None:
+        """Take in results."""
+        self.known |= {one.recipe: one for one in found}
+
+    def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
+        """Return by how many prompts quality is going to be decided: the usual number, or the most that there are of
+        what a final has left unclear; 0 if there are no more."""
+        if rung is not Rung.PROVEN:
+            return self.plan.prompts_at(min(_USUAL_LOOKS, len(self.plan.sizes)) - 1)
+        is_over = self.looks.get(recipe, 1) >= len(self.plan.sizes)
+        return 0.0 if is_over else self.plan.prompts_at(len(self.plan.sizes) - 1)
+
+    def seconds_of_trial(self, recipe: Recipe) -> float:
+        """Return about how long a screening takes, compiling included."""
+        return self.pace.of_trial(recipe)
+
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
+        """Return about how long it takes to screen recipes beside the baseline, and to judge the better half."""
+        judging = 0.5 if self.judges else 0.0
+        return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
+
+    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
+        """Return about how long a final takes with the further images that are usual.
+
+        Without any finalist: of the least that is a final.
+        """
+        seconds = self.seconds_of_rounds(finalists)
+        undecided = [one for one in finalists if one.rung < Rung.PROVEN or one.gate is not Gate.PASSED]
+        if not self.judges or not undecided:
+            return seconds
+        usual = _LOOKS_AT_BOLD if self.looks.get(Recipe()) else _USUAL_LOOKS
+        looks = range(1, min(usual, len(self.plan.sizes)))
+        return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
+
+    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+        """Return about how long the rounds of a final take, with its first images."""
+        images, drawn = self._first_images
+        return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
+
+    def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
+        """Return about how long the next batch of images of these finalists takes."""
+        look = min((self.looks.get(one.recipe, 1) for one in finalists), default=1)
+        return self._seconds_of_look(finalists, look) if look < len(self.plan.sizes) else 0.0
+
+    def minutes_to_decide(self, finalist: Seen) -> float:
+        """Return how many minutes a search that goes on needs to decide on a recipe, in halves."""
+        looks = range(self.looks.get(finalist.recipe, 1), len(self.plan.sizes)) if self.judges else ()
+        seconds = self.starting_s + _ROOM_TO_DECIDE * (
+            self.pace.of_final([finalist], FINAL_ROUNDS, self._first_images[0])
+            + sum(self._seconds_of_look([finalist], look) for look in looks)
+        )
+        return math.ceil(seconds / 30) / 2
+
+    def _seconds_of_look(self, finalists: Sequence[Seen], look: int) -> float:
+        images = self.plan.num_images(look)
+        drawn = images if self.looks.get(Recipe(), 0) > look else 0
+        return self.pace.of_images(finalists, images, drawn=drawn)
+
+    @property
+    def _first_images(self) -> tuple[int, int]:
+        """The images of a final's rounds, and how many of the baseline's an earlier final has drawn."""
+        images = self.plan.sizes[0] if self.judges else 0
+        return images, images if self.looks.get(Recipe()) else 0
+
+    def timeout_s(self, recipes: Sequence[Recipe], usual_s: float) -> float:
+        """Return the timeout of a round before the final: a recipe that hangs must not take the whole search's time."""
+        if self.ends_at is None:
+            return usual_s
+        expected = max(map(self.pace.of_trial, (Recipe(), *recipes)))  # the baseline has a round, too
+        return min(usual_s, max(_LEAST_TIMEOUT_S, MOST_OF_THE_TIME * self.total_s, _LATE * expected))
+
+    def deadline(self, recipes: Sequence[Recipe], rung: Rung) -> Deadline | None:
+        """Return when a comparison has to end: the final with the search, what precedes it in time for a short final.
+
+        Recipes that were not measured before are expected to be as slow as the baseline.
+        """
+        if self.ends_at is None:
+            return None
+        trials = (Recipe(), *recipes)
+        images, drawn = self._first_images
+        if rung is not Rung.PROVEN:
+            until = self.ends_at - self.pace.of_final(
+                [Seen(Recipe(), Outcome.MEASURED, rung)],
+                FINAL_ROUNDS if self.judges else 1,
+                images,
+                drawn=drawn,
+            )
+            each = [self.pace.of_trial(recipe) for recipe in trials]
+            return Deadline(until, until, each, each, self.clock)
+        known = [self.known.get(recipe) for recipe in recipes]
+        quality_s = self.pace.of_quality(len(trials), images)
+        first = [
+            self.pace.of_final_round(None, images - drawn),
+            *(self.pace.of_final_round(one, images) for one in known),
+        ]
+        later = [self.pace.of_final_round(one, 0) for one in (None, *known)]
+        return Deadline(
+            self.ends_at - quality_s, self.ends_at + _GRACE * self.total_s, first, later, self.clock
+        )
+
+    def deadline_of_images(self, recipes: Sequence[Recipe], look: int) -> Deadline | None:
+        """Return when a further batch of images has to end."""
+        if self.ends_at is None:
+            return None
+        images = self.plan.num_images(look)
+        is_drawn = self.looks.get(Recipe(), 0) > look
+        each = [
+            self.pace.of_drawing(None, 0 if is_drawn else images),
+            *(self.pace.of_drawing(self.known.get(recipe), images) for recipe in recipes),
+        ]
+        quality_s = self.pace.of_quality(1 + len(recipes), images)
+        return Deadline(
+            self.ends_at - quality_s, self.ends_at + _GRACE * self.total_s, each, each, self.clock
+        )

@@ -1,0 +1,80 @@
+"""The final of a search: who is in it, and the images that are added until each verdict is decided."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.make import make_record, make_round
+from vivace.report.gate import Judgement
+from vivace.report.quality import Fidelity, Kept, Worst
+from vivace.report.rows import Row, rows_of
+from vivace.spec.limits import Limits
+from vivace.spec.study import AskedWorkload
+from vivace.stats import Gate, Interval
+from vivace.stats.repeated_looks import sure_of_each
+from vivace.tuning.finalists import portfolio
+from vivace.tuning.images import ImagePlan
+
+SIZES = (13, 26, 39, 78)
+PLAN = ImagePlan((AskedWorkload(),) * 4, SIZES, (13, 26, 39, 39))
+
+
+def passed_at_the_limit(level: float, number: int = 20_000) -> float:
+    """Return how often recipes pass at some look whose images lie exactly at the limit."""
+    images = np.random.default_rng(0).standard_normal((number, SIZES[-1]))
+    sums = np.cumsum(images, axis=1)[:, np.array(SIZES) - 1]
+    boundary = {0.95: 1.6449}.get(level) or float(
+        np.quantile(np.random.default_rng(1).standard_normal(10**6), level)
+    )
+    return float((sums / np.sqrt(SIZES) > boundary).any(axis=1).mean())
+
+
+def test_all_looks_together_pass_no_more_at_the_limit_than_one() -> None:
+    assert passed_at_the_limit(0.95) > 0.09, "as sure each time is wrong more often"
+    assert passed_at_the_limit(sure_of_each(0.95, SIZES)) == pytest.approx(0.05, abs=0.008)
+    assert sure_of_each(0.95, (13,)) == 0.95
+
+
+def row_with(bounds: Interval, judgement: Judgement) -> Row:
+    """Return the row of a recipe that changes the picture."""
+    records = [make_record(text, make_round(0, (1.8, 1.8, 1.8))) for text in ("baseline", "steps(8)")]
+    kept = Kept(bounds, bounds, Worst("a red circle", 0.9, 1), 0.9)
+    fidelity = Fidelity(13, 0, 13, None, None, None, clip=kept)
+    return dataclasses.replace(
+        rows_of(records)[1], fidelity=fidelity, judgement=judgement, limits=Limits(clip=0.985)
+    )
+
+
+def test_a_look_has_to_be_surer_than_the_only_one() -> None:
+    passed = Judgement(Gate.PASSED, "kept", "clip")
+    barely, clearly = Interval(1.0, 0.986, 1.01), Interval(1.0, 0.996, 1.004)
+    verdicts = []
+    for bounds in (barely, clearly):
+        (row,) = PLAN.judged([row_with(bounds, passed)])
+        assert row.judgement is not None
+        assert row.fidelity is not None
+        assert row.fidelity.clip is not None
+        assert row.fidelity.clip.bounds.low < bounds.low  # type: ignore[operator]
+        verdicts.append(row.judgement.gate)
+    assert verdicts == [Gate.UNCLEAR, Gate.PASSED]
+
+
+def test_what_is_broken_fails_at_every_look() -> None:
+    broken = Judgement(Gate.FAILED, "2 of 13 images are broken (black)", "broken")
+    (row,) = PLAN.judged([row_with(Interval(1.0, 0.996, 1.004), broken)])
+    assert row.judgement == broken
+
+
+def test_a_portfolio_holds_what_passes_almost_surely() -> None:
+    """Three bold recipes of one kind pass together in six worlds of ten, and a slow one always."""
+    rng = np.random.default_rng(0)
+    together = rng.random((1000, 1)) < 0.6
+    bold = np.where(together, np.array([[1.8, 1.7, 1.6]]), 0.0)
+    safe, useless = np.full((1000, 1), 0.1), np.zeros((1000, 1))
+    worlds = np.hstack([bold, useless, safe])
+    assert portfolio(worlds, 0.0, [0, 1, 2]) == [4, 0, 1, 2], (
+        "the safest comes first, and nothing useless is added"
+    )
+    assert portfolio(worlds[:, :4], 0.0, [0]) == [0], "others of the kind do not make it surer"
+    assert portfolio(worlds, 0.0, [4]) == [4]
