@@ -59,6 +59,7 @@ class TimedMachine:
     Attributes:
         slow: how many times as long as on the record's machine everything takes.
         looks: at a final's images, at most.
+        finals_s: when each final began.
     """
 
     grid: Grid
@@ -70,6 +71,7 @@ class TimedMachine:
     means: dict[Recipe, list[float]] = field(default_factory=dict)
     logs: dict[Recipe, list[float]] = field(default_factory=dict)
     gains: dict[Recipe, Seen] = field(default_factory=dict)
+    finals_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.plan = ImagePlan((AskedWorkload(),) * self.looks, _SIZES[: self.looks], _PROMPTS[: self.looks])
@@ -98,6 +100,7 @@ class TimedMachine:
     def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
         deadline = self.time.deadline(recipes, Rung.PROVEN)
         assert deadline is not None
+        self.finals_s.append(self.now)
         trials = [self.grid.entries[recipe] for recipe in (Recipe(), *recipes)]
         seconds: dict[int, dict[int, float]] = {}
         for index in range(FINAL_ROUNDS):

@@ -1,5 +1,6 @@
 """The script that runs `vivace tune` twenty times: what it measures, what it skips, and what it makes of it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,13 @@ def test_only_an_interval_of_several_rounds_and_a_passed_quality_prove() -> None
     assert found["median_of_best"] == 1 / 2.5, "an unproven run counts as the baseline"
 
 
-def test_a_busy_core_is_let_go() -> None:
+def test_a_core_is_busy_meanwhile_and_then_let_go() -> None:
+    before = len(_children())
     with busy_cores(1):
-        pass
-    with busy_cores(0):
-        pass
+        assert len(_children()) == before + 1
+    assert len(_children()) == before
+
+
+def _children() -> list[str]:
+    """Return the processes that this one has started, by their number."""
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

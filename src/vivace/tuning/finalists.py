@@ -50,9 +50,9 @@ def portfolio(worlds: NDArray[np.float64], floor: float, chosen: Sequence[int]) 
     Args:
         worlds, floor: see `useful`.
     """
-    passes = worlds > floor + _FASTER
+    passes: NDArray[np.bool_] = np.asarray(worlds > floor + _FASTER)
     final = list(chosen)
-    held = passes[:, final].any(axis=1)
+    held: NDArray[np.bool_] = np.asarray(passes[:, final].any(axis=1))
     while held.mean() < SURE and len(final) < min(MOST, worlds.shape[1]):
         more = (passes & ~held[:, None]).mean(axis=0)
         which = int(np.argmax(more))

@@ -248,7 +248,6 @@ class Search:
         """
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
-            self._decide(_WORTH_IMAGES)
             pick = self.pick()
             found = self._candidates()
             if pick is not None:
@@ -272,6 +271,7 @@ class Search:
             finalists = with_common(self, finalists)
             tried |= set(finalists)
             self._final(finalists)
+            self._decide(_WORTH_IMAGES)
         self._decide(_HOPELESS)
         return self.pick()
 

@@ -19,7 +19,7 @@ from vivace.report.rows import rows_of
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
-from vivace.tuning.budget import ROOM, Both, Budget, Minutes, Trials
+from vivace.tuning.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.measuring import Bench
 from vivace.tuning.peaks import recorded
 from vivace.tuning.seen import Seen
@@ -205,7 +205,7 @@ def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: fl
     clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench.time, began)
     spent = time.monotonic() - began
     assert bench.baseline is not None
-    needed = spent + ROOM * bench.time.seconds_of_final([])
+    needed = spent + bench.time.seconds_of_final([])
     if minutes is not None and needed > 60 * minutes:
         raise _too_few(minutes, needed)
     return clock if trials is None else Both(trials, clock)

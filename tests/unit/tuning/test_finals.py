@@ -5,6 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.recorded_grids import Grid, read_grid
+from benchmarks.tuner_grids import RESULTS
+from benchmarks.tuner_timed import share_of_best, timed_replay
 from tests.make import make_record, make_round
 from vivace.report.gate import Judgement
 from vivace.report.quality import Fidelity, Kept, Worst
@@ -15,6 +18,7 @@ from vivace.stats import Gate, Interval
 from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.finalists import portfolio
 from vivace.tuning.images import ImagePlan
+from vivace.tuning.timetable import FINAL_ROUNDS
 
 SIZES = (13, 26, 39, 78)
 PLAN = ImagePlan((AskedWorkload(),) * 4, SIZES, (13, 26, 39, 39))
@@ -78,3 +82,33 @@ def test_a_portfolio_holds_what_passes_almost_surely() -> None:
     )
     assert portfolio(worlds[:, :4], 0.0, [0]) == [0], "others of the kind do not make it surer"
     assert portfolio(worlds, 0.0, [4]) == [4]
+
+
+@pytest.fixture(scope="module")
+def tiny_sd() -> Grid:
+    return read_grid(RESULTS / "tuner-grid-tiny-sd.json")
+
+
+@pytest.mark.parametrize(("minutes", "slow"), [(4.0, 1.0), (8.0, 2.0)])
+def test_searches_by_the_clock_hold_an_answer_from_their_first_half_on(
+    tiny_sd: Grid, minutes: float, slow: float
+) -> None:
+    """Each final draws new images, thirteen at first, and everything takes its time."""
+    for seed in range(3):
+        search, machine = timed_replay(tiny_sd, minutes, seed, slow=slow)
+        pick = search.pick()
+        assert pick is not None, seed
+        assert pick.least_gain is not None
+        assert pick.least_gain > 0
+        assert len(machine.logs[pick.recipe]) >= FINAL_ROUNDS
+        assert not tiny_sd.entries[pick.recipe].is_below_the_limit
+        assert machine.finals_s[0] < 0.5 * 60 * minutes
+        assert machine.now < 1.05 * 60 * minutes
+
+
+def test_where_a_final_draws_its_first_images_only_a_search_ends_with_nothing(tiny_sd: Grid) -> None:
+    """What replays by trials left out: their verdicts are by many images, which cost no time."""
+    few, _ = timed_replay(tiny_sd, 8.0, 1, looks=1)
+    all_looks, _ = timed_replay(tiny_sd, 8.0, 1)
+    assert few.pick() is None
+    assert share_of_best(tiny_sd, all_looks) > 0.95
