@@ -1,6 +1,7 @@
 """The page of a search: the answer, its proof and its images, and nothing of other searches."""
 
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.make import make_record, make_round
+from tests.typed import said
 from vivace.benchmark.store import Store
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
@@ -174,3 +176,24 @@ def test_beliefs_are_printed_only_if_they_are_asked_for(tmp_path: Path) -> None:
     answer = tuned(tmp_path, explanation=explanation)
     assert any("1.30x [1.20, 1.40]" in line for line in lines(answer, explain=True))
     assert not any("1.30x" in line for line in lines(answer, explain=False))
+
+
+def test_the_command_passes_the_judges_on_and_writes_the_page_into_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def search(model: str, **fields: Any) -> Tuned:
+        asked.update(fields)
+        return tuned(tmp_path / "s", model=model)
+
+    monkeypatch.setattr("vivace.tuning.tune", search)
+    flags = ("--scorer", "none", "--witness", "org/blip", "--store", "s")
+    done = said(tmp_path, "tune", "tiny-sd", *flags, "--format", "json")
+    assert (asked["scorer"], asked["witness"]) == (None, "org/blip")
+    assert "page with the proof and the images: s/tune-tiny-sd.html" in done.stderr
+    assert 'id="proof"' in (tmp_path / "s" / "tune-tiny-sd.html").read_text()
+    assert json.loads(done.stdout)["recipe"] == PICK
+    said(tmp_path, "tune", "tiny-sd", "--store", "s", "-o", "own.html")
+    assert asked["scorer"] == "auto"
+    assert (tmp_path / "own.html").read_text().startswith("<!doctype html>")
