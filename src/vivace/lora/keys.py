@@ -39,10 +39,17 @@ _ROLES: tuple[tuple[str, Role], ...] = (
     (r"set_weight|(?:modules_to_save\.(?:\w+\.)?)?(?:weight|bias|scale)", "replacement"),
     (r"(?:original_module|base_layer)\.\w+", "replacement"),
 )  # fmt: skip
-_PRODUCTS = r"(hada_w[12]_[ab]|hada_t[12]|lokr_w[12](?:_[ab])?|lokr_t2)"
-_SPLIT = tuple((re.compile(rf"(.+?)\.(?:{pattern})"), role) for pattern, role in _ROLES)
-_PRODUCT = re.compile(rf"(.+?)\.{_PRODUCTS}{_ADAPTER}(?:\.weight)?")
-_BUNDLED = re.compile(r"(?:bundle_emb|embeddings)\..+|.*\.?string_to_param\..+|(?:clip_[lg]|emb_params)")
+_PRODUCTS: tuple[Role, ...] = (
+    "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2",
+    "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2",
+)  # fmt: skip
+_NUMBERED = (*_ROLES, *((rf"{role}{_ADAPTER}(?:\.weight)?", role) for role in _PRODUCTS))
+_KEY = re.compile(
+    r"(?P<layer>.+?)\.(?:"
+    + "|".join(f"(?P<r{k}>{pattern})" for k, (pattern, _) in enumerate(_NUMBERED))
+    + ")"
+)
+_BUNDLED = re.compile(r"bundle_emb\..+|(?:.+\.)?string_to_param\..+|clip_[lg]|emb_params")
 
 UNUSABLE: dict[Role, str] = {
     "dora": "DoRA, which rescales the weights after adding",
@@ -58,19 +65,13 @@ UNUSABLE: dict[Role, str] = {
     "unknown": "of no kind that vivace knows",
 }
 """What a tensor belongs to, in words, where its role is not one that vivace can add."""
-ADDITIVE: frozenset[Role] = frozenset(("diff", "diff_b", "up_bias", "inner_bias", "mid", "up", "down"))
-"""Roles whose zeros change nothing."""
 
 
 def split_key(key: str) -> tuple[str, Role]:
     """Return the layer's name, as the file writes it, and the tensor's role."""
     if _BUNDLED.fullmatch(key):
         return key, "trigger"
-    match = _PRODUCT.fullmatch(key)
-    if match:
-        return match[1], match[2]  # type: ignore[return-value]
-    for pattern, role in _SPLIT:
-        match = pattern.fullmatch(key)
-        if match:
-            return match[1], role
-    return key, "unknown"
+    match = _KEY.fullmatch(key)
+    if match is None or match.lastgroup is None:
+        return key, "unknown"
+    return match["layer"], _NUMBERED[int(match.lastgroup[1:])][1]

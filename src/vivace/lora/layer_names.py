@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +71,26 @@ class Named:
 
 
 class LayerNames:
-    """The names of a pipeline's layers."""
+    """The names of a pipeline's layers.
+
+    Attributes:
+        layers: each component's modules, by name.
+        shapes: of the weights of those that have one.
+    """
 
     def __init__(self, pipe: Any) -> None:
-        self._modules = {c: module for c in COMPONENTS if (module := component_of(pipe, c)) is not None}
-        self._tables: dict[Component, dict[str, tuple[Place, ...]]] = {
-            component: dict(_names(component, module))
-            for component, module in self._modules.items()
-            if component != "vae"
-        }
+        self.layers: dict[Component, dict[str, torch.nn.Module]] = {}
+        self.shapes: dict[Component, dict[str, tuple[int, ...]]] = {}
+        self._tables: dict[Component, dict[str, tuple[Place, ...]]] = {}
+        for component in COMPONENTS:
+            module = component_of(pipe, component)
+            if module is None or component == "vae":
+                continue
+            layers = dict(module.named_modules())
+            self.layers[component] = layers
+            shapes = {name: shape_of(layer) for name, layer in layers.items() if name}
+            self.shapes[component] = {name: shape for name, shape in shapes.items() if shape}
+            self._tables[component] = dict(_names(component, module, layers, self.shapes[component]))
 
     def find(self, written: str) -> tuple[Named, ...]:
         """Return what a name may mean: one, or for a name without a component, each that has such a layer."""
@@ -95,7 +106,9 @@ class LayerNames:
 
     def _component(self, part: str) -> Component | None:
         if part == "text_encoder_3" and part not in self._tables:  # files of FLUX.1 call its T5 the third
-            return next((c for c in TEXT_ENCODERS if "T5" in type(self._modules.get(c)).__name__), None)
+            return next(
+                (c for c in TEXT_ENCODERS if "T5" in type(self.layers.get(c, {}).get("")).__name__), None
+            )
         return next((component for component in self._tables if component == part), None)
 
     def _places(self, component: Component, rest: str) -> tuple[Place, ...]:
@@ -144,11 +157,12 @@ def _spellings(component: Component, rest: str) -> Iterator[str]:
     yield _flat(rest)
 
 
-def _names(component: Component, module: torch.nn.Module) -> Iterator[tuple[str, tuple[Place, ...]]]:
-    modules = dict(module.named_modules())
-    shapes = {
-        name: shape for name, layer in modules.items() if name and (shape := shape_of(layer)) is not None
-    }
+def _names(
+    component: Component,
+    module: torch.nn.Module,
+    layers: Mapping[str, torch.nn.Module],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Iterator[tuple[str, tuple[Place, ...]]]:
     if component != "denoiser":
         for name in shapes:
             yield _flat(_WRAPPERS.sub("", name)), (Place(name),)
@@ -157,7 +171,7 @@ def _names(component: Component, module: torch.nn.Module) -> Iterator[tuple[str,
     layers_per_block = (
         config.get("layers_per_block") if type(module).__name__ == "UNet2DConditionModel" else None
     )
-    classes = {name: type(layer).__name__ for name, layer in modules.items()}
+    classes = {name: type(layer).__name__ for name, layer in layers.items()}
     originals = original_names(
         type(module).__name__, classes, layers_per_block if isinstance(layers_per_block, int) else None
     )

@@ -20,7 +20,7 @@ from vivace.lora.changes import Change, LoraLayer, rows_of, sizes_of
 from vivace.lora.files import settings_for
 from vivace.lora.forms import BadForm, Group, form_of, has_no_effect
 from vivace.lora.keys import UNUSABLE, split_key
-from vivace.lora.layer_names import LayerNames, Named, Place, shape_of, size_of
+from vivace.lora.layer_names import LayerNames, Named, Place, size_of
 from vivace.lora.original_names import has_original_names
 from vivace.lora.peft_settings import Settings, read_settings, settings_of_header
 from vivace.models.headers import read_header
@@ -123,7 +123,8 @@ def _read_group(now: _Reading, group: Group) -> None:
     if unusable is None and named.component is not None and named.places:
         try:
             change = form_of(group, lambda rank: _scale(now, group, named, rank))
-            named = next((m for m in meanings if not _misfits(now, m, change)), named)
+            if len(meanings) > 1:
+                named = next((m for m in meanings if not _misfits(now, m, change)), named)
         except BadForm as error:
             problem = f"{now.name} is not a LoRA that vivace reads: {error}"
     elif unusable is None and named.component is not None:
@@ -167,10 +168,8 @@ def _read_with_diffusers(now: _Reading, groups: list[Group]) -> None:
     except UnusableModel:
         return
     changes = {name: LoraLayer(matrices) for name, matrices in layers.items()}
-    known = dict(denoiser.named_modules())
     fits = all(
-        name in known
-        and shape_of(known[name]) is not None
+        name in now.names.shapes["denoiser"]
         and not _misfits(now, Named("denoiser", "", (Place(name),)), change)
         for name, change in changes.items()
     )
@@ -217,14 +216,11 @@ def _equal(one: LoraLayer, other: LoraLayer) -> bool:
 def _misfits(now: _Reading, named: Named, change: LoraLayer) -> str:
     """Return why a change is not one for these layers; "" if it is."""
     assert named.component is not None
-    module = component_of(now.pipe, named.component)
     part = attribute_of(now.pipe, named.component)
-    layers = {place.layer: module.get_submodule(place.layer) for place in named.places}
-    shapes = {name: shape_of(layer) for name, layer in layers.items()}
-    sizes = [size_of(shape) for shape in shapes.values() if shape is not None]
+    shapes = {place.layer: now.names.shapes[named.component][place.layer] for place in named.places}
+    sizes = [size_of(shape) for shape in shapes.values()]
     rows = sum(size[0] for size in sizes)
     name, shape = next(iter(shapes.items()))
-    assert shape is not None
     if change.weight is not None and change.weight.size() != (rows, sizes[0][1]):
         what = (
             "x".join(map(str, shape))
@@ -233,7 +229,8 @@ def _misfits(now: _Reading, named: Named, change: LoraLayer) -> str:
         )
         return f"{now.name} is not a LoRA for this {part}: {name} is {what}, and the LoRA's {change.weight.sizes()}"
     if change.bias is not None:
-        without = [name for name, layer in layers.items() if getattr(layer, "bias", None) is None]
+        layers = now.names.layers[named.component]
+        without = [name for name in shapes if getattr(layers[name], "bias", None) is None]
         if without:
             return f"{now.name} is not a LoRA for this {part}: it changes the bias of {without[0]}, which has none"
         if change.bias.size() != (rows, 1):
@@ -252,8 +249,7 @@ def _is_embedding(now: _Reading, named: Named) -> bool:
     import torch
 
     assert named.component is not None
-    module = component_of(now.pipe, named.component)
-    return isinstance(module.get_submodule(named.places[0].layer), torch.nn.Embedding)
+    return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
 
 
 def _scale(now: _Reading, group: Group, named: Named, rank: int) -> float:
