@@ -251,8 +251,6 @@ class Search:
             pick = self.pick()
             found = self._candidates()
             if pick is not None:
-                if self.budget.is_over(0, self._finalists(found)):
-                    break
                 found = [one for one in found if one.rung < Rung.PROVEN]
                 if not self._finalists(found, pick):
                     self._judge_what_may_beat(pick)
@@ -264,6 +262,8 @@ class Search:
             if not finalists or set(finalists) <= tried:
                 break
             if pick is not None:  # what is compared is measured side by side
+                if not self.budget.allows_rounds(first[:1] or [pick]):
+                    break
                 finalists = [pick.recipe, *finalists]
             elif tried and not self.budget.allows_another_final():
                 break

@@ -97,7 +97,11 @@ class Timetable:
         return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
 
     def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
-        """Return about how long the rounds of a final take, with its first images."""
+        """Return about how long the rounds of a final take, with its first images.
+
+        Those of recipes that were in an earlier one are kept, unless all were.
+        """
+        finalists = [one for one in finalists if one.rung < Rung.PROVEN] or finalists
         images, drawn = self._first_images
         return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
 
