@@ -78,6 +78,10 @@ class Search:
             self._final([one.recipe for one in self._portfolio()])
             self._decide(_WORTH_IMAGES, until_one_passes=True)
         self._explore(lambda: False)
+        if self.judges and not self.exhausted and not self.num_trials:
+            self._final(
+                self._ask(MOST_USEFUL)
+            )  # on a machine so slow that there is no time for anything before it
         self._judge_until_one_may_pass()
         return self._prove()
 
@@ -282,6 +286,8 @@ class Search:
         while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
             finalists.pop()
         recipes = [one.recipe for one in finalists]
+        if not recipes:
+            return
         self.watcher.final(recipes)
         self.proven = self.measurer.prove(recipes)
         self._note(self.proven)
