@@ -70,11 +70,11 @@ class ImagePlan:
             ]
         images = [len(part.prompts or ()) * (part.num_seeds or 1) for part in parts]
         sizes = tuple(itertools.accumulate(images))
-        prompts = [
+        by_look = [
             {prompt for part in parts[: look + 1] for prompt in part.prompts or ()}
             for look in range(len(parts))
         ]
-        return cls(tuple(parts), sizes, tuple(map(len, prompts)))
+        return cls(tuple(parts), sizes, tuple(map(len, by_look)))
 
     @property
     def sure(self) -> float:

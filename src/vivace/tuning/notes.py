@@ -45,6 +45,9 @@ def _what_to_do(search: Search, bench: Bench) -> list[str]:
     if bench.time.ends_at is None:
         return []
     left = search.open_ends()
+    if not left and not search.num_trials:
+        minutes = bench.time.minutes_to_decide(bench.time.placeholder)
+        return [f"there was no time to measure a recipe; give --minutes {minutes:g}. {_GOES_ON}"]
     if not left:
         minutes = math.ceil(bench.time.total_s / 30)
         return [

@@ -78,6 +78,10 @@ class Search:
             self._final([one.recipe for one in self._portfolio()])
             self._decide(_WORTH_IMAGES, until_one_passes=True)
         self._explore(lambda: False)
+        if self.judges and not self.exhausted and not self.num_trials:
+            self._final(
+                self._ask(MOST_USEFUL)
+            )  # on a machine so slow that there is no time for anything before it
         self._judge_until_one_may_pass()
         return self._prove()
 
@@ -251,8 +255,6 @@ class Search:
             pick = self.pick()
             found = self._candidates()
             if pick is not None:
-                if self.budget.is_over(0, self._finalists(found)):
-                    break
                 found = [one for one in found if one.rung < Rung.PROVEN]
                 if not self._finalists(found, pick):
                     self._judge_what_may_beat(pick)
@@ -264,6 +266,8 @@ class Search:
             if not finalists or set(finalists) <= tried:
                 break
             if pick is not None:  # what is compared is measured side by side
+                if not self.budget.allows_rounds(first[:1] or [pick]):
+                    break
                 finalists = [pick.recipe, *finalists]
             elif tried and not self.budget.allows_another_final():
                 break
@@ -282,6 +286,8 @@ class Search:
         while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
             finalists.pop()
         recipes = [one.recipe for one in finalists]
+        if not recipes:
+            return
         self.watcher.final(recipes)
         self.proven = self.measurer.prove(recipes)
         self._note(self.proven)

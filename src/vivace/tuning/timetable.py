@@ -28,6 +28,7 @@ _LEAST_TIMEOUT_S = 20.0
 _LATE = 2.0
 """How many times as long as expected a round may take before it is stopped."""
 _ROOM_TO_DECIDE = 1.5  # a search that had too little time was on a busy machine
+_OF_THE_BASELINE = 0.5  # of its time: what a finalist takes of which nothing is known
 _GRACE = 0.05
 """Of a search's time: what the quality pass of the final may take beyond it."""
 
@@ -66,6 +67,12 @@ class Timetable:
         """Take in results."""
         self.known |= {one.recipe: one for one in found}
 
+    @property
+    def placeholder(self) -> Seen:
+        """A finalist of which nothing is known: one worth a final is faster than the baseline."""
+        seconds = _OF_THE_BASELINE * self.pace.base_s / self.pace.batch
+        return Seen(Recipe(), Outcome.MEASURED, Rung.SCREENED, seconds=seconds)
+
     def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
         """Return by how many prompts quality is going to be decided: the usual number, or the most that there are of
         what a final has left unclear; 0 if there are no more."""
@@ -97,7 +104,11 @@ class Timetable:
         return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
 
     def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
-        """Return about how long the rounds of a final take, with its first images."""
+        """Return about how long the rounds of a final take, with its first images.
+
+        Those of recipes that were in an earlier one are kept, unless all were.
+        """
+        finalists = [one for one in finalists if one.rung < Rung.PROVEN] or finalists
         images, drawn = self._first_images
         return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
 
@@ -144,7 +155,7 @@ class Timetable:
         images, drawn = self._first_images
         if rung is not Rung.PROVEN:
             until = self.ends_at - self.pace.of_final(
-                [Seen(Recipe(), Outcome.MEASURED, rung)],
+                [self.placeholder],
                 FINAL_ROUNDS if self.judges else 1,
                 images,
                 drawn=drawn,

@@ -18,6 +18,7 @@ from vivace.stats import Gate, Interval
 from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.finalists import portfolio
 from vivace.tuning.images import ImagePlan
+from vivace.tuning.seen import Rung
 from vivace.tuning.timetable import FINAL_ROUNDS
 
 SIZES = (13, 26, 39, 78)
@@ -112,3 +113,10 @@ def test_where_a_final_draws_its_first_images_only_a_search_ends_with_nothing(ti
     all_looks, _ = timed_replay(tiny_sd, 8.0, 1)
     assert few.pick() is None
     assert share_of_best(tiny_sd, all_looks) > 0.95
+
+
+def test_where_nothing_can_be_screened_in_time_a_final_is_held_all_the_same(tiny_sd: Grid) -> None:
+    """On a machine six times as slow, the time that a final needs is all that there is."""
+    search, machine = timed_replay(tiny_sd, 4.0, 1, slow=6.0)
+    assert machine.finals_s
+    assert all(one.rung is not Rung.SCREENED for one in search.history if not one.recipe.is_baseline)
