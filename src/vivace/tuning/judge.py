@@ -27,6 +27,7 @@ class Judge:
         compares: whether images are compared with the baseline's.
         trusts: whether quality is taken from another model.
         reason: why there is no CLIP model; "" if there is one, or if images show nothing anyway.
+        usual: the CLIP model that would judge this model's images.
     """
 
     quality: AskedQuality = field(default_factory=AskedQuality)
@@ -35,6 +36,7 @@ class Judge:
     compares: bool = True
     trusts: bool = False
     reason: str = ""
+    usual: str = USUAL_SCORER
 
     @property
     def same_picture_only(self) -> bool:
@@ -64,7 +66,7 @@ class Judge:
             f"{self.reason}, so only techniques that keep the image are searched; their images are compared with the "
             "baseline's",
             f"a CLIP model would also judge the {number} techniques that change the image, such as fewer steps, step "
-            f"caches and distilled weights, which often gain most: {_with_scorer(command)}",
+            f"caches and distilled weights, which often gain most: {_with_scorer(command, self.usual)}",
         ]
 
 
@@ -101,7 +103,9 @@ def judge_of(
             f"--min-quality clip={limits.clip:g}: {_why_none(quality)}; add --scorer NAME, e.g. {USUAL_SCORER}, or "
             "leave the limit out"
         )
-    return Judge(quality, limits.model_copy(update={"clip": None}), reason=_why_none(quality))
+    own = None if found.entry is None else found.entry.scorer
+    without = limits.model_copy(update={"clip": None})
+    return Judge(quality, without, reason=_why_none(quality), usual=own or USUAL_SCORER)
 
 
 def _why_none(quality: AskedQuality) -> str:
@@ -110,6 +114,6 @@ def _why_none(quality: AskedQuality) -> str:
     return f"no CLIP model that judges images is on this machine ({USUAL_SCORER} is the usual one)"
 
 
-def _with_scorer(command: str) -> str:
+def _with_scorer(command: str, scorer: str) -> str:
     words = command.replace(" --scorer none", "").replace(" --scorer=none", "")
-    return f"{words} --scorer {USUAL_SCORER}"
+    return f"{words} --scorer {scorer}"

@@ -42,6 +42,8 @@ def test_without_a_judge_only_what_keeps_the_image_is_searched(
     assert "only techniques that keep the image are searched" in searched
     assert more.endswith("vivace tune sd15 --minutes 8 --scorer openai/clip-vit-large-patch14")
     assert "steps" in more
+    own = judge_of(find_model("tiny-sd"), AskedQuality(scorer=None), DEFAULT_LIMITS)
+    assert own.notes("vivace tune tiny-sd")[1].endswith("--scorer tiny-clip")
 
 
 def test_with_a_judge_everything_is_searched_and_nothing_is_to_be_said(photographic: Found) -> None:
