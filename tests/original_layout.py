@@ -35,6 +35,11 @@ def save_sd15(pipe: Any, path: Path, dtype: torch.dtype = torch.float32) -> Path
     return _save(pipe, path, dtype, _clip(pipe.text_encoder, "cond_stage_model.transformer."))
 
 
+def save_sd2(pipe: Any, path: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Write one file with UNet, VAE and OpenCLIP's text encoder."""
+    return _save(pipe, path, dtype, _open_clip(pipe.text_encoder, "cond_stage_model.model."))
+
+
 def save_sdxl(pipe: Any, path: Path, dtype: torch.dtype = torch.float32) -> Path:
     """Write one file with UNet, VAE and both text encoders."""
     texts = _clip(pipe.text_encoder, "conditioner.embedders.0.transformer.")
@@ -61,7 +66,8 @@ def _open_clip(encoder: Any, prefix: str) -> dict[str, torch.Tensor]:
     """Join query, key and value into one matrix, and transpose the projection."""
     theirs = {key.removeprefix("text_model."): value for key, value in encoder.state_dict().items()}
     state = {
-        "text_projection": theirs["text_projection.weight"].T,
+        # Files of SD 2 have it too, though its encoder does without.
+        "text_projection": theirs.get("text_projection.weight", torch.eye(encoder.config.hidden_size)).T,
         "positional_embedding": theirs["embeddings.position_embedding.weight"],
         "token_embedding.weight": theirs["embeddings.token_embedding.weight"],
     }

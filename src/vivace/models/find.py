@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
+from vivace.models.checkpoints.signatures import SD2
 from vivace.models.entry import Embedded, Entry, Hub, Part
 from vivace.models.files import files_of, fingerprint
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
@@ -306,22 +307,25 @@ def _embedded_files(origin: Embedded) -> dict[str, Path]:
 def _in_file(path: Path, download: bool) -> Found:
     file = path.resolve()
     check_format(path)
-    contents = contents_of(file)
+    contents = contents_of(file, is_configured=(file.parent / INDEX).is_file())
+    model = Model(name=str(file), source="file", revision=fingerprint({file.name: file}))
+    if contents.entry == SD2:
+        return _with_configuration(model, file, contents)
     entry = CATALOGUE[contents.entry]
-    assert isinstance(entry.origin, Hub)
+    origin = entry.origin
+    assert isinstance(origin, Hub)
     if contents.prediction.sampler is not None:
         entry = entry.model_copy(update={"scheduler": contents.prediction.sampler})
-    model = Model(name=str(file), source="file", revision=fingerprint({file.name: file}))
     if contents.component is not None:
         # All other components come from the catalogue model.
-        located = remote.locate(entry.origin, download=download, elsewhere=(contents.component,))
+        located = remote.locate(origin, download=download, elsewhere=(contents.component,))
         return Found(
             model=model,
             folder=located.folder,
             entry=entry,
             components={contents.component: file},
             variant=located.variant,
-            without=entry.origin.without,
+            without=origin.without,
             weights=(*located.weights, file),
             downloads=located.downloads,
             contents=contents,
@@ -329,7 +333,7 @@ def _in_file(path: Path, download: bool) -> Found:
     folder = file.parent
     if not (folder / INDEX).is_file():
         try:
-            folder = remote.locate(entry.origin, download=download, config_only=True).folder
+            folder = remote.locate(origin, download=download, config_only=True).folder
         except Unsupported as error:
             raise Unsupported(
                 f"{path} holds only weights; its configuration and tokenizers (a few MB) come from {entry.name}, "
@@ -342,7 +346,28 @@ def _in_file(path: Path, download: bool) -> Found:
         # A denoiser that diffusers cannot read as it is, is read by itself.
         components={} if contents.is_plain else {contents.denoiser_name: file},
         checkpoint=file,
-        without=entry.origin.without,
+        without=origin.without,
         weights=(file,),
         contents=contents,
     )
+
+
+def _with_configuration(model: Model, file: Path, contents: Contents) -> Found:
+    """Find a file of SD 2, whose configuration must lie beside it: it says what the model predicts.
+
+    Raises:
+        UnusableModel: the configuration contradicts the file.
+    """
+    folder = file.parent
+    kind = read_index(folder, str(folder))["_class_name"]
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    predicts = str(read_config(scheduler).get("prediction_type", "epsilon"))
+    if kind != "StableDiffusionPipeline" or (contents.prediction.is_v and predicts != "v_prediction"):
+        raise UnusableModel(
+            f"{file} is an SD 2 model ({contents.prediction.note or 'unmarked'}), but {folder} configures a {kind} "
+            f"that predicts {predicts[:40]}; correct {scheduler}"
+        )
+    note = f"read as a model that predicts {predicts[:40]}, as {scheduler} says"
+    contents = replace(contents, notes=(*contents.notes, note))
+    without = ("safety_checker", "feature_extractor")
+    return Found(model, folder, None, checkpoint=file, without=without, weights=(file,), contents=contents)

@@ -17,7 +17,7 @@ from vivace.errors import UnusableModel
 from vivace.foreign.reading import reading
 from vivace.models.checkpoints.companions import is_marker, scales_of
 from vivace.models.checkpoints.prediction import MARKERS, Prediction, prediction_of
-from vivace.models.checkpoints.signatures import SUPPORTED, Names, Signature, signature_of
+from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Names, Signature, signature_of
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import read_header, read_metadata
 
@@ -52,7 +52,7 @@ _PREFIX_OF_DIFFUSERS = "model.diffusion_model."
 class Contents:
     """The contents of a checkpoint.
 
-    entry: catalogue name of the model with the same configuration.
+    entry: catalogue name of the model with the same configuration, or `SD2`.
     component: the only component in the file; None for a whole pipeline.
     prediction: what its denoiser predicts.
     scales: the name of the scale of each weight that has one.
@@ -95,8 +95,11 @@ def check_format(path: Path) -> None:
         )
 
 
-def contents_of(path: Path) -> Contents:
+def contents_of(path: Path, *, is_configured: bool = False) -> Contents:
     """Identify the contents of a checkpoint by its header.
+
+    Args:
+        is_configured: whether the configuration of a pipeline lies beside it, which SD 2 needs.
 
     Raises:
         UnusableModel: it is damaged, or not a supported model, or its weights are stored in a way that is not read.
@@ -104,10 +107,12 @@ def contents_of(path: Path) -> Contents:
     """
     header = read_header(path)
     with reading(path, problem="is not a model that vivace knows", advice=SUPPORTED):
-        return _contents_of(path, header, read_metadata(path))
+        return _contents_of(path, header, read_metadata(path), is_configured)
 
 
-def _contents_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Contents:
+def _contents_of(
+    path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str], is_configured: bool
+) -> Contents:
     names = Names(tensors)
     row = signature_of(names, tensors)
     if row is None:
@@ -115,6 +120,11 @@ def _contents_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, 
         raise UnusableModel(f"{path} is not a model that vivace knows; {SUPPORTED} ({example})")
     if row.entry is None:
         raise UnusableModel(f"{path} is {row.what}; {row.advice}")
+    if row.entry == SD2 and not is_configured:
+        raise UnusableModel(
+            f"{path} is {row.what}, and does not say whether it predicts noise or v; put it into a folder with its "
+            "model_index.json and configuration, or give it as a folder in diffusers' format"
+        )
     if path.suffix == SUFFIX:
         scales: dict[str, str] = {}
         if row.component is None:
@@ -123,7 +133,7 @@ def _contents_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, 
             )
     else:
         scales = scales_of(path, tensors, metadata)
-    is_unet = row.entry in ("sd15", "sdxl")
+    is_unet = row.entry in ("sd15", "sdxl", SD2)
     prediction = prediction_of(path, tensors, metadata) if is_unet else Prediction()
     denoiser = _denoiser(names, is_flux=row.entry.startswith("flux"))
     if row.component is None and (other := next((name for name in scales if name not in denoiser), None)):

@@ -259,17 +259,15 @@ def opened(task: Task, files: Files) -> tuple[list[Image], list[Image]]:
 
 
 def _given(task: Task, files: Files) -> Iterator[_Found]:
-    for kind, flag, names in (
-        ("image", "--image", files.images),
-        ("mask", "--mask", files.masks),
-        ("control", "--control", files.controls),
+    for read in (
+        _Found("image", "--image", files.images),
+        _Found("mask", "--mask", files.masks),
+        _Found("control", "--control", files.controls),
     ):
-        if names:
-            read = _Found(kind, flag, names)
-            for file in names:
-                path = user_path(file)
-                picture = _mask(file) if kind == "mask" else open_picture(path, _noted(read.notes, file))
-                read.pictures.append(picture)
+        for file in read.files:
+            note = _noted(read.notes, file)
+            read.pictures.append(_mask(file) if read.kind == "mask" else open_picture(user_path(file), note))
+        if read.files:
             yield read
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import vivace
 from tests import shrunken
-from tests.original_layout import save_sd15, save_sdxl
+from tests.hub_server import Hub
+from tests.original_layout import save_sd2, save_sd15, save_sdxl
 from tests.typed import said
 from vivace.errors import UnusableModel, UsageError
 from vivace.export.script import write_script
@@ -32,10 +34,20 @@ def pipe() -> Any:
     return shrunken.sd15()
 
 
-@pytest.fixture
-def file(pipe: Any, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of SD 1.5's layout beside its configuration."""
-    return save_sd15(pipe, shrunken.save(pipe, tmp_path / "folder") / "model.safetensors")
+    pipe = shrunken.sd15()
+    folder = shrunken.save(pipe, tmp_path_factory.mktemp("sd15") / "folder")
+    for path in folder.rglob("*.safetensors"):
+        path.unlink()
+    save_sd15(pipe, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def file(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "folder")) / "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -467,3 +479,41 @@ def test_an_image_of_a_v_prediction_file_is_that_of_its_folder(file: Path, pipe:
     assert np.allclose(
         drawn(vivace.load(str(file), device="cpu")), drawn(vivace.load(str(folder), device="cpu")), atol=1e-4
     )
+
+
+def test_nothing_is_fetched_for_a_file_that_is_refused(client: Hub, tmp_path: Path) -> None:
+    file = tmp_path / "chroma.safetensors"
+    names = (
+        "distilled_guidance_layer.in_proj.bias",
+        FLUX,
+        "img_in.weight",
+        "scaled.weight",
+        "scaled.weight_scale",
+    )
+    save_file({name: torch.zeros(8, 64) for name in names}, file)
+    with pytest.raises(UnusableModel, match="is Chroma; Chroma is another model than FLUX"):
+        find_model(str(file))
+    assert not client.files
+
+
+@pytest.mark.parametrize("predicts", ["v_prediction", "epsilon"])
+def test_sd_2_predicts_what_the_configuration_beside_it_says(
+    pipe: Any, tmp_path: Path, predicts: str
+) -> None:
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, prediction_type=predicts)
+    file = save_sd2(pipe, shrunken.save(pipe, tmp_path / "folder") / "model.safetensors")
+    found = find_model(str(file))
+    loaded = load_pipeline(found, "cpu")
+    assert loaded.scheduler.config.prediction_type == predicts
+    assert f"predicts {predicts}" in found.notes[0]
+    for name in ("unet", "vae"):
+        ours, theirs = getattr(loaded, name).state_dict(), getattr(pipe, name).state_dict()
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
+    if predicts == "epsilon":
+        with pytest.raises(UnusableModel, match="predicts epsilon; correct"):
+            find_model(str(rewritten(file, marked("v_pred"))))
+
+
+def test_sd_2_without_a_configuration_says_what_to_do(pipe: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnusableModel, match=r"is an SD 2 model, and does not say .* put it into a folder"):
+        find_model(str(save_sd2(pipe, tmp_path / "model.safetensors")))

@@ -16,6 +16,8 @@ from typing import Any
 
 DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "")
 """What tools write before the names of a denoiser's tensors; "net." is NVIDIA's."""
+SD2 = "sd2"
+"""Stands for a catalogue name in rows of SD 2, which the catalogue does not have."""
 SUPPORTED = "supported are single files of SD 1.5, SDXL and FLUX.1"
 
 _FOLDER = f"give it as a folder in diffusers' format, or as org/repo of the hub ({SUPPORTED})"
@@ -239,14 +241,10 @@ SIGNATURES: tuple[Signature, ...] = (
         SUPPORTED,
         ("SDXL's refiner, which refines images of another model", (_FIRST, _REFINER_TEXT)),
     ),
-    Signature(
-        "an SD 2 model",
-        (_FIRST, _SD2_TEXT),
-        "its file does not say whether it predicts noise or v; give it as a folder in diffusers' format, whose "
-        f"scheduler says so ({SUPPORTED})",
-    ),
+    Signature("an SD 2 model", (_FIRST, _VAE, _SD2_TEXT), sizes=_FOUR, entry=SD2),
     *_refused(
         _REST,
+        ("an SD 2 model without its VAE", (_FIRST, _SD2_TEXT)),
         ("SDXL without its VAE", (_FIRST, _SDXL_TEXT)),
         ("SD 1.5 without its VAE", (_FIRST, _SD1_TEXT)),
         ("a UNet and a VAE, and has no text encoder that vivace knows", (_FIRST, _VAE)),
