@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vivace.adapters.hot import exchange
+from vivace.runtime.taking_turns import turn
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
@@ -27,4 +28,5 @@ def set_lora(
         Unsupported: the file is not one for this pipeline, or its layers or ranks were not announced.
         UnusableModel: the file is damaged, or no LoRA.
     """
-    exchange(self.pipe, path, scale, instead_of)
+    with turn():  # not amid a call
+        exchange(self.pipe, path, scale, instead_of)
