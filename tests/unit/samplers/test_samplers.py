@@ -228,6 +228,14 @@ def test_a_copy_that_cannot_work_says_so(recipe: str) -> None:
         draw(made)
 
 
+def test_a_copy_without_generators_says_so() -> None:
+    made = vivace.apply(build("flux"), "scheduler(flow_lcm)")
+    copied = copy.deepcopy(made.pipe.scheduler)
+    copied.set_timesteps(4, mu=1.0)
+    with pytest.raises(Unsupported, match="FlowMatchLCMScheduler is a copy"):
+        copied.step(torch.zeros(1, 4, 4), copied.timesteps[0], torch.zeros(1, 4, 4))
+
+
 def test_a_lower_resolution_twice_is_refused() -> None:
     made = vivace.apply(build("sd"), "progressive_resolution(0.5)")
     with pytest.raises(Unsupported, match="begins at a lower resolution already"):
