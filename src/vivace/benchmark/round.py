@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.benchmark.pictures import save_picture
 from vivace.contract import Component, component_of, working_part
-from vivace.errors import NoEffect, Unsupported, VivaceError
+from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.lora.merge import merge
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
@@ -164,7 +164,7 @@ def explain(error: Exception) -> tuple[Outcome, str]:
     import torch
 
     text = str(error).strip()
-    if isinstance(error, Unsupported):
+    if isinstance(error, Unsupported | WorkloadError):
         return Outcome.UNSUPPORTED, text
     if isinstance(error, NoEffect):
         return Outcome.NO_EFFECT, text

@@ -8,7 +8,7 @@ import re
 import time
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -188,7 +188,7 @@ def _draw(
             workload.task,
             workload.controlnet,
         )
-        notes = truncation(session.pipe, prompt)
+        notes = truncation(session.pipe, prompt, session.arguments)
     is_read()
     notes += [] if prepared.pictures is None else prepared.pictures.notes
     for warning in [*session.warnings, *notes]:
@@ -259,15 +259,45 @@ def _source_facts(workload: Workload) -> dict[str, str]:
     return found | {f"{name}_sha256": sha for name, sha in given.items() if sha is not None}
 
 
-def truncation(pipe: Any, prompt: str) -> list[str]:
-    """Return a note if the model truncates the prompt."""
-    tokenizer = getattr(pipe, "tokenizer", None)
-    if tokenizer is None:
+def truncation(pipe: Any, prompt: str, arguments: Mapping[str, Any] | None = None) -> list[str]:
+    """Return a note if the model truncates the prompt, for some or all of its text encoders.
+
+    Args:
+        arguments: of the pipeline's call.
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    for name in ("tokenizer", "tokenizer_2", "tokenizer_3"):
+        tokenizer = getattr(pipe, name, None)
+        encoder = name.replace("tokenizer", "text_encoder")
+        if tokenizer is not None:
+            limit = _prompt_limit(pipe, getattr(pipe, encoder, None), tokenizer, arguments or {})
+            counts[encoder] = len(tokenizer(prompt).input_ids), limit
+    cut = {encoder: count for encoder, count in counts.items() if count[0] > count[1]}
+    if not cut:
         return []
-    num_tokens, limit = len(tokenizer(prompt).input_ids), tokenizer.model_max_length
-    if num_tokens <= limit:
-        return []
-    return [f"the prompt has {num_tokens} tokens; the model reads the first {limit} and ignores the rest"]
+    if len(cut) == len(counts):
+        number, limit = max(cut.values(), key=lambda count: count[1])
+        return [f"the prompt has {number} tokens; the model reads the first {limit} and ignores the rest"]
+    parts = [
+        f"{encoder} reads the first {limit} of its {number} tokens"
+        for encoder, (number, limit) in cut.items()
+    ]
+    whole = " and ".join(encoder for encoder in counts if encoder not in cut)
+    return [
+        f"the prompt is long: {', '.join(parts)}, but {whole} reads all of it, so nothing of it is ignored"
+    ]
+
+
+def _prompt_limit(pipe: Any, encoder: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> int:
+    """Return how many tokens of a prompt an encoder is given: CLIP's as many as it has positions for."""
+    from vivace.contract import call_parameters
+
+    own = int(tokenizer.model_max_length)
+    parameter = call_parameters(pipe).get("max_sequence_length")
+    if parameter is None or getattr(getattr(encoder, "config", None), "model_type", "").startswith("clip"):
+        return own
+    length = arguments.get("max_sequence_length", parameter.default)
+    return min(own, length) if isinstance(length, int) else own
 
 
 def silence_diffusers() -> None:

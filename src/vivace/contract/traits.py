@@ -79,6 +79,18 @@ def give(module: Any, traits: frozenset[Trait]) -> None:
     _TRAITS.setdefault(module, set()).update(traits - _foreign(module))
 
 
+def traits_given(module: Any) -> frozenset[Trait]:
+    """The traits that techniques gave to a module."""
+    return frozenset(_TRAITS.get(module, ()))
+
+
+def with_traits(module: Any, traits: frozenset[Trait]) -> None:
+    """Note that a module has these given traits and no others: techniques were undone."""
+    _TRAITS.pop(module, None)
+    if traits:
+        _TRAITS[module] = set(traits)
+
+
 def traits_of(module: Any) -> frozenset[Trait]:
     """The traits that techniques gave to a module, and those that other libraries left on it."""
     return frozenset(_TRAITS.get(module, ())) | _foreign(module)

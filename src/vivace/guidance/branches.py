@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ class Rows:
 
 def rows_of(pipe: Any) -> Rows | str:
     """Return the rows in which the pipeline guides, or why they are not known."""
-    name, code = type(pipe).__name__, _code(type(pipe))
+    name, code = type(pipe).__name__, _code(type(pipe).__call__)
     if not hasattr(type(pipe), "do_classifier_free_guidance"):
         return f"{name} does not say whether a call is guided"
     denoiser = component_of(pipe, "denoiser")
@@ -64,14 +65,14 @@ def guides_in_two_calls(pipe: Any) -> bool:
     """Whether the pipeline makes a conditional and then an unconditional denoiser call, in named cache contexts."""
     if not hasattr(getattr(pipe, "transformer", None), "cache_context"):
         return False
-    code = _code(type(pipe))
+    code = _code(type(pipe).__call__)
     first, second = (code.find(f'cache_context("{name}")') for name in (CONDITIONAL, UNCONDITIONAL))
     return 0 <= first < second
 
 
 @functools.cache
-def _code(pipeline: type) -> str:
-    return inspect.getsource(pipeline.__call__)
+def _code(call: Callable[..., Any]) -> str:
+    return inspect.getsource(call)
 
 
 def _layout(match: re.Match[str]) -> Rows | None:

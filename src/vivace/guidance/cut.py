@@ -156,7 +156,7 @@ class CutRows:
             Unsupported: they are not those of guidance alone.
         """
         text = kwargs.get("encoder_hidden_states")
-        others = len(text) if hasattr(text, "shape") else batch
+        others = batch if text is None or isinstance(text, list | tuple) else len(text)
         if batch % self._rows.number or others != batch:
             raise Unsupported(
                 f"cfg_cutoff: {type(self._pipe).__name__} gives its denoiser {batch} rows of latents and {others} of "

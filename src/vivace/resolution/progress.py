@@ -23,6 +23,7 @@ from vivace.resolution.noise_levels import (
     shift_of,
     unsupported_sampler,
 )
+from vivace.samplers.overridden import Method, override
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,8 @@ LAYOUTS = {
     "FluxPipeline": "packed",
 }
 """How their latents lie: (batch, channels, height, width), or packed into tokens (batch, tokens, 4 * channels)."""
+ATTACHED = "_progressive_resolution"
+"""Attribute of a pipeline that begins at a lower resolution."""
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Progress:
         self._until = until
         self._is_packed = LAYOUTS[type(pipe).__name__] == "packed"
         self._sizes: _Sizes | None = None
+        self._scheduler: Any = None
         self._step = self._num_low = self._num_steps = 0
 
     def evidence(self) -> dict[str, int]:
@@ -93,8 +97,10 @@ class Progress:
         if (reason := unsupported_sampler(scheduler)) is not None:
             raise Unsupported(f"progressive_resolution: {reason}")
         pipe.prepare_latents = self._preparing(pipe.prepare_latents)
-        scheduler.set_timesteps = self._setting(scheduler, scheduler.set_timesteps)
-        scheduler.step = self._stepping(scheduler, scheduler.step)
+        override(scheduler, "set_timesteps", self._setting)
+        override(scheduler, "step", self._stepping)
+        self._scheduler = scheduler
+        setattr(pipe, ATTACHED, self)
         if self._is_packed:
             # Before all others: step caches look at these arguments.
             pipe.transformer.register_forward_pre_hook(self._with_ids, with_kwargs=True, prepend=True)
@@ -104,6 +110,7 @@ class Progress:
 
         @functools.wraps(prepare)
         def prepare_low(*args: Any, **kwargs: Any) -> Any:
+            self._check(self._pipe.scheduler)
             made = prepare(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             latents, ids = made if isinstance(made, tuple) else (made, None)
@@ -122,22 +129,31 @@ class Progress:
 
         return prepare_low
 
-    def _setting(self, scheduler: Any, set_timesteps: Callable[..., Any]) -> Callable[..., Any]:
+    def _check(self, scheduler: Any) -> None:
+        """Raise Unsupported for another scheduler than the one that switches: latents would stay small."""
+        if scheduler is not self._scheduler:
+            raise Unsupported(
+                "progressive_resolution: the switch to full size belongs to the sampler that the pipeline had when the "
+                f"recipe was applied, and this {type(scheduler).__name__} is another or a copy; apply the recipe to a "
+                "pipeline that has this sampler, and give other pipelines no copy of a session's"
+            )
+
+    def _setting(self, set_timesteps: Method) -> Method:
         signature = inspect.signature(set_timesteps)
 
-        @functools.wraps(set_timesteps)
-        def set_both(*args: Any, **kwargs: Any) -> None:
+        def set_both(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             import torch
 
-            set_timesteps(*args, **kwargs)
+            self._check(scheduler)
+            set_timesteps(scheduler, *args, **kwargs)
             self._step, self._num_steps = 0, len(scheduler.timesteps)
             self._num_low = min(max(1, round(self._until * self._num_steps)), max(1, self._num_steps - 1))
             num = self._num_low
-            shift = signature.bind(*args, **kwargs).arguments.get("mu")
+            shift = signature.bind(scheduler, *args, **kwargs).arguments.get("mu")
             if shift is not None and scheduler.config.get("use_dynamic_shifting") and self._sizes is not None:
                 low = scheduler.timesteps, scheduler.sigmas
                 ratio = math.prod(self._sizes.full) / math.prod(self._sizes.low)
-                set_timesteps(*args, **kwargs | {"mu": shift_of(scheduler.config, shift, ratio)})
+                set_timesteps(scheduler, *args, **kwargs | {"mu": shift_of(scheduler.config, shift, ratio)})
             elif (found := scaled_levels(scheduler, self._scale)) is not None:
                 low = found
             else:
@@ -147,10 +163,12 @@ class Progress:
 
         return set_both
 
-    def _stepping(self, scheduler: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def step_or_switch(model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-            stepped = step(model_output, timestep, sample, *args, **kwargs)
+    def _stepping(self, step: Method) -> Method:
+        def step_or_switch(
+            scheduler: Any, model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            self._check(scheduler)
+            stepped = step(scheduler, model_output, timestep, sample, *args, **kwargs)
             self._step += 1
             if self._sizes is None or self._step != self._num_low:
                 return stepped
@@ -162,7 +180,6 @@ class Progress:
             stepped.prev_sample = latents
             return stepped
 
-        step_or_switch.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
         return step_or_switch
 
     def _switched(self, scheduler: Any, sizes: _Sizes, model_output: Any, sample: Any) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vivace.lora.hot import exchange
+from vivace.runtime.taking_turns import turn
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
@@ -27,6 +28,7 @@ def set_lora(
         Unsupported: the file is not one for this pipeline, or its layers or ranks were not announced.
         UnusableModel: the file is damaged, or no LoRA.
     """
-    unused = exchange(self.pipe, path, scale, instead_of)
+    with turn():  # not amid a call
+        unused = exchange(self.pipe, path, scale, instead_of)
     if unused:
         self.warnings.append(f"lora: {path}: {unused}")

@@ -4,7 +4,7 @@ diffusers draws the initial latents, and the noise that ancestral samplers add, 
 may return other numbers in another dtype. A recipe that only changes a dtype would then start from other noise, as if
 it had another seed. So noise is always drawn in fp32 and then rounded (docs/adr/0003).
 
-The pipeline and its scheduler are patched as instances, never their classes.
+The pipeline and its scheduler are patched as instances, never their classes; see `samplers.overridden`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from vivace.contract import call_parameters, weights_dtype
+from vivace.samplers.overridden import Method, override
 
 if TYPE_CHECKING:
     import torch
@@ -44,18 +45,19 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
             return made
 
         pipe.prepare_latents = prepare_in_fp32
-    step = pipe.scheduler.step
+    override(pipe.scheduler, "step", _stepping_in_fp32)
+
+
+def _stepping_in_fp32(step: Method) -> Method:
+    import torch
 
     def step_in_fp32(
-        model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
+        self: Any, model_output: torch.Tensor, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        return _cast(
-            step(_cast(model_output, torch.float32), timestep, sample, *args, **kwargs), sample.dtype
-        )
+        output = _cast(model_output, torch.float32)
+        return _cast(step(self, output, timestep, sample, *args, **kwargs), sample.dtype)
 
-    # Pipelines inspect the signature for optional arguments (generator, eta).
-    step_in_fp32.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
-    pipe.scheduler.step = step_in_fp32
+    return step_in_fp32
 
 
 def _sample_latents_in_fp32(vae: Any) -> None:

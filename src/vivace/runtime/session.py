@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -26,7 +26,7 @@ from vivace.contract import (
     working_part,
 )
 from vivace.contract.traits import give, traits_of
-from vivace.errors import NoEffect, Unsupported
+from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.lora.distillations import distillations
 from vivace.lora.merge import merge
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
@@ -50,9 +50,12 @@ from vivace.runtime.calls import (
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.outputs import PipelineOutput
+from vivace.runtime.rollback import put_back_on_error
 from vivace.runtime.safety import warn_of_hidden
 from vivace.runtime.sizes import warm_up
 from vivace.runtime.step_ends import with_step_ends
+from vivace.runtime.taking_turns import settings_of_a_turn, turn
+from vivace.samplers.limits import refused_steps
 from vivace.spec.recipe import BASELINE
 from vivace.spec.workload import Task
 
@@ -156,8 +159,8 @@ def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[
         prompts: the prompts of later calls, for techniques that adapt to them: quantize(fp8_static).
 
     Raises:
-        RecipeError, Unsupported, NoEffect: see `vivace.errors`. After Unsupported or NoEffect load the pipeline again:
-            techniques before the refused one have been applied.
+        RecipeError, Unsupported, NoEffect: see `vivace.errors`. After an error the pipeline is as it was before,
+            unless weights have been changed already; then the message says so, and it must be loaded again.
     """
     resolved = resolve(recipe)
     device = torch_type(getattr(pipe, "device", "cpu"))
@@ -167,7 +170,8 @@ def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[
         ModelFacts(defaults=signature_defaults(pipe)),
         Request(prompts=tuple(prompts)),
     )
-    return Session(pipe, resolved, target)
+    with put_back_on_error(pipe):
+        return Session(pipe, resolved, target)
 
 
 class Session:
@@ -296,7 +300,14 @@ class Session:
     @overload
     def __call__(self, *args: Any, return_dict: Literal[False], **kwargs: Any) -> tuple[Any, ...]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> PipelineOutput | tuple[Any, ...]:
-        """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first."""
+        """Generate images. Arguments and result are those of the wrapped pipeline; prompts may always come first.
+
+        Calls of all sessions of a process take turns, in whatever thread.
+        """
+        with turn():
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PipelineOutput | tuple[Any, ...]:
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(call_parameters(self.pipe))[: len(args)])
         call = with_negative_prompts(
@@ -308,6 +319,8 @@ class Session:
         )
         if (reason := why_no_steps(self.pipe, call)) is not None:
             raise Unsupported(f"{self.recipe.text}: {reason}")
+        if (reason := refused_steps(self.pipe, call)) is not None:
+            raise WorkloadError(f"{self.recipe.text}: {reason}")
         vae = getattr(self.pipe, "vae", None)
         dtype = weights_dtype(vae)
         effects = [effect for _, effect in self._applied]
@@ -329,9 +342,9 @@ class Session:
     def surroundings(self) -> Iterator[None]:
         """Apply the process-wide settings of techniques, and restore the old ones on exit.
 
-        Calling the session does this. Use it to call a part of the pipeline alone.
+        Calling the session does this. Use it to call a part of the pipeline alone. Other threads wait meanwhile.
         """
-        with ExitStack() as stack:
+        with settings_of_a_turn() as stack:
             for _, effect in self._applied:
                 if effect.around is not None:
                     stack.enter_context(effect.around())

@@ -31,6 +31,7 @@ from vivace.attention_backends.kernels import (
     attention_layers,
     chosen_by_pytorch,
     head_sizes,
+    never_asks_pytorch,
     refused_by_pytorch,
     selected,
     unsupported_for,
@@ -122,6 +123,13 @@ class Attention(Technique):
         if target.pipe is None:
             return None
         for component, module in target.modules(self.targets).items():
+            layers = attention_layers(working_part(component, module))
+            if layers and all(map(never_asks_pytorch, layers)):
+                names = " and ".join(sorted({type(layer.processor).__name__ for layer in layers}))
+                return (
+                    f"the {component}'s attention is computed by {names}, which asks no kernel; first undo attention "
+                    "slicing or xFormers, or set AttnProcessor2_0"
+                )
             if self.bf16_blocks and not _chain(module):
                 return f"the {component} has no chain of blocks for bf16_blocks to count; leave it out"
             reason = unsupported_for(self.backend, component, module, target.machine)

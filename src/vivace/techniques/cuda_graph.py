@@ -25,7 +25,6 @@ kept, `max_graphs` for each size that a technique announces (`compile(sizes=[...
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +47,7 @@ from vivace.contract.anatomy import working_part
 from vivace.contract.traits import is_compiled
 from vivace.errors import Unpredictable
 from vivace.quantization.gguf_schemes import why_not_capturable
+from vivace.samplers.overridden import Method, override
 
 if TYPE_CHECKING:
     import torch
@@ -258,36 +258,44 @@ class _TimestepsOnHost:
         self._copy: torch.Tensor | None = None
 
     def wrap(self, scheduler: Any) -> None:
-        set_timesteps, step = scheduler.set_timesteps, scheduler.step
-        signature = inspect.signature(set_timesteps)
+        def setting(set_timesteps: Method) -> Method:
+            signature = inspect.signature(set_timesteps)
 
-        @functools.wraps(set_timesteps)
-        def set_on_host(*args: Any, **kwargs: Any) -> None:
-            given = signature.bind(*args, **kwargs)
-            device = given.arguments.pop("device", None)
-            set_timesteps(*given.args, **given.kwargs)
-            self._on_host = self._copy = scheduler.timesteps
-            if device is not None:
-                # Pageable memory is staged at once, so the copy does not wait for the GPU either.
-                scheduler.timesteps = self._copy = scheduler.timesteps.to(device, non_blocking=True)
+            def set_on_host(self_: Any, *args: Any, **kwargs: Any) -> None:
+                if self_ is not scheduler:  # a copy, whose timesteps are its own
+                    set_timesteps(self_, *args, **kwargs)
+                    return
+                given = signature.bind(self_, *args, **kwargs)
+                device = given.arguments.pop("device", None)
+                set_timesteps(*given.args, **given.kwargs)
+                self._on_host = self._copy = scheduler.timesteps
+                if device is not None:
+                    # Pageable memory is staged at once, so the copy does not wait for the GPU either.
+                    scheduler.timesteps = self._copy = scheduler.timesteps.to(device, non_blocking=True)
 
-        @functools.wraps(step)
-        def step_on_host(model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._seen_by(scheduler, timestep) as seen:
-                self.num_steps += seen is not timestep
-                return step(model_output, seen, *args, **kwargs)
+            return set_on_host
 
-        scheduler.set_timesteps, scheduler.step = set_on_host, step_on_host
-        if type(scheduler).__name__ not in _SEARCH_FIRST_TIMESTEP:
-            return
-        scale = scheduler.scale_model_input
+        def stepping(step: Method) -> Method:
+            def step_on_host(
+                self_: Any, model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any
+            ) -> Any:
+                with self._seen_by(self_, timestep) as seen:
+                    self.num_steps += seen is not timestep
+                    return step(self_, model_output, seen, *args, **kwargs)
 
-        @functools.wraps(scale)
-        def scale_on_host(sample: torch.Tensor, timestep: Any) -> Any:
-            with self._seen_by(scheduler, timestep) as seen:
-                return scale(sample, seen)
+            return step_on_host
 
-        scheduler.scale_model_input = scale_on_host
+        def scaling(scale: Method) -> Method:
+            def scale_on_host(self_: Any, sample: torch.Tensor, timestep: Any) -> Any:
+                with self._seen_by(self_, timestep) as seen:
+                    return scale(self_, sample, seen)
+
+            return scale_on_host
+
+        override(scheduler, "set_timesteps", setting)
+        override(scheduler, "step", stepping)
+        if type(scheduler).__name__ in _SEARCH_FIRST_TIMESTEP:
+            override(scheduler, "scale_model_input", scaling)
 
     @contextmanager
     def _seen_by(self, scheduler: Any, timestep: Any) -> Iterator[Any]:

@@ -50,6 +50,11 @@ class Deepcache(StepCache):
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         unet = target.module("denoiser")
+        if "_orig_mod" in getattr(unet, "_modules", {}):
+            return (
+                "torch.compile has wrapped this UNet, whose blocks cannot be taken apart inside of that; give the "
+                "pipeline the UNet itself (pipe.unet = pipe.unet._orig_mod), and add compile to the recipe"
+            )
         blocks = [*getattr(unet, "down_blocks", ()), *getattr(unet, "up_blocks", ())]
         if not blocks:
             return f"{type(unet).__name__} is no UNet: it has no skip connections past deep features"
@@ -73,7 +78,8 @@ class Deepcache(StepCache):
         def reuse(kept: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("mid_block_additional_residual") is not None:
                 kwargs["mid_block_additional_residual"] = 0  # it is in the kept feature
-            (deep.feature,) = kept
+            # A copy: FreeU writes into what it gets.
+            deep.feature = kept[0].clone()
             return outer_forward(outer, *args, **kwargs)[0]
 
         cached = CachedDenoiser(
@@ -180,17 +186,20 @@ def _view(module: Any) -> Any:
 
 
 def _tap(block: Any, layer: int, deep: _Deep) -> None:
-    """Put into `deep` what an up block's layer gets from below when the block is called."""
+    """Put into `deep` a copy of what an up block's layer gets from below when the block is called.
+
+    The layer may write into what it gets, as FreeU does.
+    """
     if layer == 0:
 
         def enters(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            deep.feature = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            deep.feature = (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).clone()
 
         block.register_forward_pre_hook(enters, with_kwargs=True)
         return
 
     def leaves(_: Any, __: Any, output: Any) -> None:
-        deep.feature = output[0] if isinstance(output, tuple) else output
+        deep.feature = (output[0] if isinstance(output, tuple) else output).clone()
 
     below = block.attentions if hasattr(block, "attentions") else block.resnets
     below[layer - 1].register_forward_hook(leaves)

@@ -24,6 +24,7 @@ from vivace.contract import (
     Target,
     Technique,
     knob,
+    weights_dtype,
 )
 from vivace.contract.script import Script, literal
 from vivace.errors import NoEffect
@@ -122,6 +123,8 @@ _CASTS = (
     "    def cast(value):",
     "        if isinstance(value, dict):",
     "            return {{key: cast(item) for key, item in value.items()}}",
+    "        if isinstance(value, list | tuple):",
+    "            return type(value)([cast(item) for item in value])",
     "        is_input = torch.is_tensor(value) and value.is_floating_point() and value.dim() > 1",
     "        return value.to(dtype) if is_input else value",
     "",
@@ -167,7 +170,9 @@ def _overflowing_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Modu
 
 
 def _cast_between_components(target: Target) -> None:
-    """Let denoiser and VAE take inputs of any floating-point dtype.
+    """Let denoiser, VAE and all modules that are no targets take inputs of any floating-point dtype.
+
+    The others are ControlNets, safety checkers, encoders of pictures, ...; they keep their own precision.
 
     diffusers makes latents in the text encoder's dtype and passes them on unchanged, which fails where the next
     component has weights of another one. So inputs are cast on entry. The component is patched, never its class.
@@ -178,6 +183,13 @@ def _cast_between_components(target: Target) -> None:
             denoiser.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
         # Remembered, since diffusers looks at every module to tell the dtype: milliseconds of every step.
         denoiser._vivace_casts_to = denoiser.dtype
+    known = [target.module(component) for component in COMPONENTS]
+    for part in getattr(target.pipe, "components", {}).values():
+        dtype = weights_dtype(part)
+        if dtype is None or any(part is module for module in known) or hasattr(part, "_vivace_casts_to"):
+            continue
+        part.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
+        part._vivace_casts_to = dtype
     vae = target.module("vae")
     if vae is not None and not getattr(vae, "_vivace_casts", False):
         decode = vae.decode
@@ -202,6 +214,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return value.to(dtype) if value.is_floating_point() and value.dim() > 1 else value
     if isinstance(value, dict):
         return {k: _cast(v, dtype) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_cast(v, dtype) for v in value)
+    if isinstance(value, list | tuple):
+        parts = [_cast(v, dtype) for v in value]
+        return parts if isinstance(value, list) else tuple(parts)
     return value

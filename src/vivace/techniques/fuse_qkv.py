@@ -13,6 +13,8 @@ quantisation would quantise both. Here they are deleted.
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any, ClassVar
 
 from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
@@ -51,6 +53,11 @@ class FuseQkv(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
+        if "denoiser" in self.targets and _replaces_processors(target.pipe):
+            return (
+                f"{type(target.pipe).__name__} replaces attention processors of the denoiser in each call, by ones "
+                "that need separate projections; leave fuse_qkv out, or aim it at the VAE alone: fuse_qkv@vae"
+            )
         for component, module in target.modules(self.targets).items():
             for attention in _attentions(module):
                 if _is_fused(attention):
@@ -119,6 +126,12 @@ def _attentions(module: Any) -> list[Any]:
         for part in module.modules()
         if hasattr(part, "fuse_projections") and getattr(part, "_supports_qkv_fusion", True)
     ]
+
+
+def _replaces_processors(pipe: Any) -> bool:
+    """Whether the pipeline's call gives the denoiser other attention processors, as those with PAG or SAG do."""
+    code = inspect.getsource(type(pipe).__call__)
+    return re.search(r"attn_proc|set_processor|processor = ", code) is not None
 
 
 def _is_fused(attention: Any) -> bool:

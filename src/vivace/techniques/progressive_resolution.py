@@ -38,7 +38,7 @@ from typing import ClassVar, Literal
 
 from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.families import family_of_pipeline
-from vivace.resolution.progress import LAYOUTS, Progress
+from vivace.resolution.progress import ATTACHED, LAYOUTS, Progress
 
 
 class ProgressiveResolution(Technique):
@@ -59,6 +59,10 @@ class ProgressiveResolution(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
+        if hasattr(target.pipe, ATTACHED):
+            return (
+                "this pipeline begins at a lower resolution already; load it again to change scale or share"
+            )
         kind = type(target.pipe)
         layout = LAYOUTS.get(kind.__name__)
         if layout == "grid" and self.positions != "own":

@@ -22,14 +22,16 @@ dpmpp_sde accepts none, so vivace passes it to them.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
+from vivace.samplers.generators import give_generators, grow_order
+from vivace.samplers.limits import refused_prediction, takes_zero_snr
 
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "euler": ("EulerDiscreteScheduler", {}),
@@ -119,10 +121,35 @@ class Scheduler(Technique):
         if class_name not in _family(current):
             return f"{class_name} is not compatible with this model's {type(current).__name__}"
         return (
-            self._unsupported_in_pipeline(target.pipe)
+            self._unsupported_for_the_model(current)
+            or self._unsupported_in_pipeline(target.pipe)
             or self._unsupported_in_the_middle(target.pipe)
             or self._ignored(current)
         )
+
+    def _unsupported_for_the_model(self, current: Any) -> str | None:
+        """Return what the model was trained for that the sampler does not take, and which do, or None."""
+        class_name, overrides = self._chosen(current)
+        kind = _class(class_name)
+        if current.config.get("rescale_betas_zero_snr") and not takes_zero_snr(kind):
+            others = [name for name in _of_family(current) if takes_zero_snr(_class(_CLASSES[name][0]))]
+            return (
+                f"this model is trained to begin at pure noise (rescale_betas_zero_snr), and {class_name} begins "
+                f"below it and would draw washed-out images; take {_listed(others)}"
+            )
+        reason = _refused(class_name, _merged(current.config, overrides))
+        if reason is None:
+            return None
+        others = [
+            name
+            for name in _of_family(current)
+            if _refused(
+                _CLASSES[name][0], _merged(current.config, Scheduler(sampler=name)._chosen(current)[1])
+            )
+            is None
+        ]
+        predicts = current.config.get("prediction_type", "epsilon")
+        return f"{class_name} does not take this model (it predicts '{predicts}'): {reason}; take {_listed(others)}"
 
     def _unsupported_in_the_middle(self, pipe: Any) -> str | None:
         """Return why the sampler cannot begin in the middle of its schedule, as image-to-image does, or None."""
@@ -186,17 +213,21 @@ class Scheduler(Technique):
         before = target.pipe.scheduler
         class_name, overrides = self._chosen(before)
         after = _class(class_name).from_config(_merged(before.config, overrides))
-        if type(after) is type(before) and all(before.config.get(k) == v for k, v in overrides.items()):
+        if class_name == type(before).__name__ and all(
+            before.config.get(k) == v for k, v in overrides.items()
+        ):
             raise NoEffect(
                 f"{class_name} with these settings is already the model's scheduler", already_so=True
             )
         target.pipe.scheduler = after
         if self._needs_noise(before):
-            _give_noise(target.pipe)
+            give_generators(target.pipe)
+        if self._begins_amid(target.pipe):
+            grow_order(after)
         return Effect(changed={"scheduler_before": type(before).__name__, "scheduler": class_name})
 
     def script(self, target: Target) -> Script | None:
-        if self._needs_noise(target.pipe.scheduler):
+        if self._needs_noise(target.pipe.scheduler) or self._begins_amid(target.pipe):
             return None
         class_name, overrides = self._chosen(target.pipe.scheduler)
         named = {name: value for name, value in overrides.items() if name in _parameters(class_name)}
@@ -248,6 +279,10 @@ class Scheduler(Technique):
             _is_flow(before) and self.sampler in {"flow_lcm", "dpmpp_2m_sde"}
         )
 
+    def _begins_amid(self, pipe: Any) -> bool:
+        """Whether it begins in the middle of its schedule and must be told to forget its place."""
+        return self.sampler == "lms" and hasattr(type(pipe), "get_timesteps")
+
 
 def _family(current: Any) -> set[str]:
     """Return the names of the schedulers that can replace this one."""
@@ -262,6 +297,29 @@ def _family(current: Any) -> set[str]:
     relative = diffusers.EulerDiscreteScheduler if name in _WITH_EULER else current
     found = {c.__name__ for c in relative._get_compatibles()} | {name}
     return (found - _EDM) | (_WITH_EULER if "EulerDiscreteScheduler" in found else set())
+
+
+def _of_family(current: Any) -> list[str]:
+    """Return the names of the samplers that can replace this scheduler here."""
+    family = _family(current)
+    return [
+        name
+        for name, (class_name, _) in _CLASSES.items()
+        if class_name in family and (name not in _PACKAGES or importlib.util.find_spec(_PACKAGES[name]))
+    ]
+
+
+def _refused(class_name: str, config: dict[str, Any]) -> str | None:
+    """Return why diffusers makes no scheduler of a configuration, or none that reads its predictions, or None."""
+    try:
+        made = _class(class_name).from_config(config)
+    except (ValueError, NotImplementedError) as error:
+        return " ".join(str(error).split())
+    return refused_prediction(made)
+
+
+def _listed(names: list[str]) -> str:
+    return " or ".join(f"scheduler({name})" for name in names) or "the model's own sampler"
 
 
 def _is_flow(scheduler: Any) -> bool:
@@ -293,49 +351,6 @@ def _merged(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """
     not_given = [name for name in config.get("_use_default_values", ()) if name not in overrides]
     return {**config, **overrides, "_use_default_values": not_given}
-
-
-def _give_noise(pipe: Any) -> None:
-    """Make the scheduler take its noise from the generators of the call."""
-    scheduler = pipe.scheduler
-    prepare, step = pipe.prepare_latents, scheduler.step
-    signature = inspect.signature(prepare)
-    generators: list[Any] = [None]
-
-    def prepare_and_remember(*args: Any, **kwargs: Any) -> Any:
-        generators[0] = signature.bind(*args, **kwargs).arguments.get("generator")
-        return prepare(*args, **kwargs)
-
-    def step_with_generator(model_output: Any, timestep: Any, sample: Any, **kwargs: Any) -> Any:
-        return step(model_output, timestep, sample, **{"generator": generators[0]} | kwargs)
-
-    def step_with_tree(model_output: Any, timestep: Any, sample: Any, **kwargs: Any) -> Any:
-        if scheduler.noise_sampler is None:  # a call's first step
-            scheduler.noise_sampler = _noise_on_cpu(scheduler, sample, generators[0])
-        return step(model_output, timestep, sample, **kwargs)
-
-    prepare_and_remember.__signature__ = signature  # type: ignore[attr-defined]
-    pipe.prepare_latents = prepare_and_remember
-    takes_generator = "generator" in inspect.signature(step).parameters
-    patched: Callable[..., Any] = step_with_generator if takes_generator else step_with_tree
-    patched.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
-    scheduler.step = patched
-
-
-def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any, Any], Any]:
-    """Return Brownian noise per generator, in fp32 on the CPU so that it is the same for all dtypes and devices."""
-    import torch
-    from diffusers.schedulers.scheduling_dpmsolver_sde import BrownianTreeNoiseSampler
-
-    seeds: Any = None
-    if generators is not None:
-        alone = not isinstance(generators, list)
-        seeds = generators.initial_seed() if alone else [one.initial_seed() for one in generators]
-    levels = scheduler.sigmas[scheduler.sigmas > 0]
-    like = torch.zeros(sample.shape, dtype=torch.float32)
-    # Slightly wider, since the requested levels have been through logarithms.
-    sampler = BrownianTreeNoiseSampler(like, 0.999 * levels.min().item(), 1.001 * levels.max().item(), seeds)
-    return lambda sigma, following: sampler(sigma, following).to(sample.device, sample.dtype)
 
 
 def _class(class_name: str) -> Any:

@@ -1,5 +1,6 @@
 """Guidance that ends where its branches are rows of a batch: whatever else has rows is cut with it."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.conditioned import CASES, case, draw
 from tests.families import build, psnr
 from vivace.contract import Effect
 from vivace.errors import Unsupported
+from vivace.guidance.branches import Rows, rows_of
 from vivace.runtime.step_ends import with_step_ends
 
 
@@ -99,6 +101,39 @@ def test_rows_that_are_not_known_are_refused_before_drawing(name: str) -> None:
     pipe = conditioned.as_pipeline(build("sd"), name, safety_checker=None, feature_extractor=None)
     with pytest.raises(Unsupported, match=name):
         vivace.apply(pipe, "cfg_cutoff(0.5)")
+
+
+REFUSED = {
+    "StableDiffusionPAGPipeline": "perturbed attention",
+    "LEditsPPPipelineStableDiffusion": "does not say whether|no batch of two",
+    "StableDiffusionGLIGENTextImagePipeline": "does not say whether|no batch|calls its denoiser",
+    "DreamLitePipeline": "does not say whether|batches of several kinds",
+    "PixArtSigmaPipeline": "does not say whether",
+    "IFPipeline": "does not say whether",
+    "StableDiffusionUpscalePipeline": "does not say whether",
+    "StableDiffusionSAGPipeline": "does not say whether|calls its denoiser",
+}
+KNOWN = {
+    "StableDiffusionXLPipeline": Rows(2, 1),
+    "StableDiffusionXLAdapterPipeline": Rows(2, 1),
+    "StableDiffusionXLControlNetUnionPipeline": Rows(2, 1),
+    "StableDiffusion3ControlNetPipeline": Rows(2, 1),
+    "StableDiffusionInstructPix2PixPipeline": Rows(3, 0),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *KNOWN])
+def test_which_pipelines_rows_are_known(name: str) -> None:
+    import diffusers
+
+    pipe = object.__new__(getattr(diffusers, name))
+    vars(pipe)["unet"] = build("sd").unet
+    rows = rows_of(pipe)
+    if name in KNOWN:
+        assert rows == KNOWN[name]
+    else:
+        assert isinstance(rows, str)
+        assert re.search(REFUSED[name], rows)
 
 
 def test_text_for_each_frame_is_refused_before_a_step() -> None:

@@ -1,0 +1,139 @@
+"""Sessions in several threads: they take turns, and leave nothing of their settings behind."""
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.families import draw, session
+from vivace.contract import Effect
+
+
+def together(*work: Callable[[], Any]) -> list[Any]:
+    """Run functions in threads that start at once, and return what they return."""
+    start, results = threading.Barrier(len(work)), [None] * len(work)
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        start.wait()
+        try:
+            results[index] = work[index]()
+        except BaseException as error:  # noqa: BLE001  raised again where the threads were started
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(work))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "deepcache(2)+cfg_cutoff(0.5)"])
+def test_four_threads_on_one_session_draw_what_one_does(recipe: str) -> None:
+    made = session("sd", recipe)
+    alone = [draw(made, seed=seed) for seed in range(4)]
+    drawn = together(*(lambda seed=seed: draw(made, seed=seed) for seed in range(4)))  # type: ignore[misc]
+    assert [np.array_equal(a, b) for a, b in zip(alone, drawn, strict=True)] == [True] * 4
+
+
+class _Setting:
+    """A setting of the process, and a session that changes it around its calls."""
+
+    value = "own"
+
+    def session_of(self, name: str) -> Any:
+        made = session("sd")
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            before, self.value = self.value, name
+            try:
+                yield
+            finally:
+                self.value = before
+
+        made._applied.append((name, Effect(around=around)))
+        return made
+
+
+def test_left_in_another_order_settings_are_as_before() -> None:
+    setting = _Setting()
+    first, second = (setting.session_of(name).surroundings() for name in ("first", "second"))
+    first.__enter__()
+    second.__enter__()
+    assert setting.value == "second"
+    first.__exit__(None, None, None)
+    assert setting.value == "second"
+    second.__exit__(None, None, None)
+    assert setting.value == "own"
+
+
+def test_a_session_in_another_thread_waits() -> None:
+    setting, seen = _Setting(), []
+    first, second = (setting.session_of(name) for name in ("first", "second"))
+    entered = threading.Event()
+
+    def later() -> None:
+        entered.wait()
+        with second.surroundings():
+            seen.append(setting.value)
+
+    def sooner() -> None:
+        with first.surroundings():
+            entered.set()
+            threading.Event().wait(0.1)
+            seen.append(setting.value)
+
+    together(later, sooner)
+    assert seen == ["first", "second"]
+    assert setting.value == "own"
+
+
+def test_a_callback_may_call_another_session() -> None:
+    outer, inner = session("sd"), session("sd")
+    alone, drawn = draw(inner), []
+
+    def look(*_: Any) -> dict[str, Any]:
+        drawn.append(draw(inner))
+        return {}
+
+    draw(outer, callback_on_step_end=look)
+    assert len(drawn) == 3
+    assert np.array_equal(drawn[0], alone)
+
+
+def test_a_call_that_fails_ends_its_turn() -> None:
+    made = session("sd")
+    with pytest.raises(ValueError, match="divisible by 8"):
+        draw(made, height=63)
+    assert together(lambda: draw(made).shape) == [(1, 64, 64, 3)]
+
+
+def test_copies_of_the_scheduler_in_threads_draw_what_they_do_alone() -> None:
+    made = vivace.load("tiny-sd")
+    pipes = [
+        type(made.pipe)(**made.pipe.components | {"scheduler": copy.deepcopy(made.pipe.scheduler)})
+        for _ in range(2)
+    ]
+    for pipe in pipes:
+        pipe.set_progress_bar_config(disable=True)
+
+    def drawn(pipe: Any, seed: int) -> np.ndarray:
+        call = {"num_inference_steps": 4, "height": 64, "width": 64, "output_type": "np"}
+        generator = torch.Generator().manual_seed(seed)
+        return np.asarray(pipe("a red circle", generator=generator, **call).images)
+
+    torch.set_num_threads(1)
+    alone = [drawn(pipe, seed) for seed, pipe in enumerate(pipes)]
+    threads = together(lambda: drawn(pipes[0], 0), lambda: drawn(pipes[1], 1))
+    assert [np.array_equal(a, b) for a, b in zip(alone, threads, strict=True)] == [True, True]
+    assert not np.array_equal(*alone)

@@ -1,0 +1,243 @@
+"""Every sampler against a model that knows the image: it must end there, from anywhere in its schedule, or say why not.
+
+The model predicts exactly, for one image. Then every solver has one right answer, and what is left is its own fault.
+"""
+
+import copy
+import inspect
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.conditioned import as_pipeline, picture
+from tests.families import build, draw, psnr
+from vivace.errors import Unsupported, UsageError
+from vivace.samplers.limits import refused_steps
+from vivace.samplers.steps import step_of_each_call
+from vivace.techniques.scheduler import Scheduler
+
+NAMES = [
+    name
+    for name in get_args(Scheduler.model_fields["sampler"].annotation)
+    if name not in ("edm_euler", "edm_dpmpp_2m", "flow_euler", "flow_heun", "flow_lcm", "dpmpp_sde")
+]
+COUNTS = (1, 2, 3, 4, 5, 6, 60, 1000)
+IMAGE = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def exact(scheduler: Any, noisy: torch.Tensor, timestep: Any) -> torch.Tensor:
+    """Return what a perfect model of one image predicts, also between two of its timesteps."""
+    share = scheduler.alphas_cumprod
+    levels = torch.log(((1 - share) / share) ** 0.5)
+    low = min(int(timestep), len(levels) - 1)
+    broken = float(timestep) - low
+    sigma = torch.exp(levels[low] * (1 - broken) + levels[min(low + 1, len(levels) - 1)] * broken)
+    scale = 1 / (1 + sigma**2) ** 0.5
+    noise = (noisy - scale * IMAGE) / (sigma * scale)
+    kind = scheduler.config.prediction_type
+    if kind == "sample":
+        return IMAGE
+    return noise if kind == "epsilon" else scale * noise - sigma * scale * IMAGE
+
+
+def left(scheduler: Any, steps: int, strength: float | None = None) -> float:
+    """Return how far, root mean square, the sampler ends from the image."""
+    scheduler.set_timesteps(steps, device="cpu")
+    begin = 0 if strength is None else max(steps - int(steps * strength), 0) * scheduler.order
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(IMAGE.shape, generator=generator)
+    if strength is None:
+        latents = latents * scheduler.init_noise_sigma
+    else:
+        if hasattr(scheduler, "set_begin_index"):
+            scheduler.set_begin_index(begin)
+        latents = scheduler.add_noise(IMAGE, latents, scheduler.timesteps[begin : begin + 1])
+    more = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+    for timestep in scheduler.timesteps[begin:]:
+        output = exact(scheduler, scheduler.scale_model_input(latents, timestep), timestep)
+        latents = scheduler.step(output, timestep, latents, **more, return_dict=False)[0]
+    return float((latents - IMAGE).pow(2).mean().sqrt())
+
+
+def with_sampler(name: str, pipe: Any = None, **config: Any) -> Any:
+    """Return tiny-sd's pipeline, its scheduler with another configuration, with a sampler."""
+    pipe = build("sd") if pipe is None else pipe
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, **config)
+    return pipe if name == "euler_a" else vivace.apply(pipe, f"scheduler({name})").pipe
+
+
+@pytest.mark.parametrize("spacing", ["trailing", "leading"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("pndm-*", "lcm-trailing", "ddim-leading", "tcd-leading", "heun-trailing", "deis-trailing")
+def test_every_number_of_steps_draws_or_is_refused_in_words(name: str, spacing: str) -> None:
+    pipe = with_sampler(name, timestep_spacing=spacing, steps_offset=1)
+    for steps in COUNTS:
+        reason = refused_steps(pipe, {"num_inference_steps": steps})
+        if reason is None:
+            assert left(copy.deepcopy(pipe.scheduler), steps) < 0.2, steps
+        else:
+            assert type(pipe.scheduler).__name__ in reason
+            assert str(steps) in reason
+            assert name in ("pndm", "lcm", "tcd", "ddim", "ddpm")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ("scheduler(pndm)+steps(3)", "PNDMScheduler takes 4 to 1000 steps, got 3"),
+        ("scheduler(lcm)+steps(60)", "LCMScheduler takes 1 to 50 steps of its 50 timesteps, got 60"),
+        ("scheduler(tcd)+steps(1000)", "TCDScheduler takes 1 to 50 steps"),
+    ],
+)
+def test_a_call_with_another_number_of_steps_is_an_error_of_usage(recipe: str, told: str) -> None:
+    made = vivace.apply(build("sd"), recipe)
+    with pytest.raises(UsageError, match=told):
+        made("a red circle", height=64, width=64)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "euler_a"])
+@pytest.mark.quick("lms", "pndm", "heun", "ddim")
+def test_from_a_picture_no_noise_is_left(name: str) -> None:
+    none: dict[str, Any] = {"safety_checker": None, "feature_extractor": None}
+    pipe = as_pipeline(build("sd"), "StableDiffusionImg2ImgPipeline", **none)
+    if name == "pndm":
+        with pytest.raises(Unsupported, match="Runge-Kutta"):
+            vivace.apply(pipe, "scheduler(pndm)")
+        return
+    scheduler = vivace.apply(pipe, f"scheduler({name})").pipe.scheduler
+    for steps, strength in ((20, 0.5), (20, 0.3), (10, 0.2)):
+        assert left(scheduler, steps, strength) < 0.1, (steps, strength)
+
+
+def test_lms_from_a_picture_draws_what_euler_does() -> None:
+    def drawn(sampler: str) -> np.ndarray:
+        none: dict[str, Any] = {"safety_checker": None, "feature_extractor": None}
+        pipe = as_pipeline(build("sd"), "StableDiffusionImg2ImgPipeline", **none)
+        made = vivace.apply(pipe, f"scheduler({sampler})")
+        call = {"image": picture(), "strength": 0.3, "num_inference_steps": 20, "output_type": "np"}
+        return np.asarray(made("a red circle", generator=torch.Generator().manual_seed(0), **call).images)
+
+    assert psnr(drawn("lms"), drawn("euler")) > 25
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("heun", "lms", "euler", "unipc", "deis")
+def test_a_model_that_begins_at_pure_noise_gets_samplers_that_do(name: str) -> None:
+    pipe = build("sd")
+    config = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, **config)
+    if name in ("pndm", "lms", "heun", "dpm2", "dpm2_a", "dpmpp_2s", "deis", "sa_solver"):
+        with pytest.raises(Unsupported, match=r"pure noise.*take scheduler\(euler\) or") as caught:
+            vivace.apply(pipe, f"scheduler({name})")
+        assert "scheduler(unipc)" in str(caught.value)
+        assert "heun)" not in str(caught.value)
+        return
+    made = pipe if name == "euler_a" else vivace.apply(pipe, f"scheduler({name})").pipe
+    made.scheduler.set_timesteps(4)
+    first = int(made.scheduler.timesteps[0])
+    assert first == 999
+    assert float(made.scheduler.alphas_cumprod[first]) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["euler_a", "dpm2", "dpm2_a", "pndm"])
+def test_predictions_that_a_sampler_does_not_know_are_refused(name: str) -> None:
+    from diffusers import DDIMScheduler
+
+    pipe = build("sd")
+    pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, prediction_type="sample")
+    with pytest.raises(Unsupported, match=r"predicts 'sample'.*scheduler\(euler\)") as caught:
+        vivace.apply(pipe, f"scheduler({name})")
+    assert f"scheduler({name})" not in str(caught.value)
+    assert type(pipe.scheduler) is DDIMScheduler
+
+
+def test_betas_that_a_sampler_does_not_know_are_refused() -> None:
+    from diffusers import DDPMScheduler
+
+    pipe = build("sd")
+    pipe.scheduler = DDPMScheduler(beta_schedule="sigmoid")
+    with pytest.raises(Unsupported, match="sigmoid is not implemented"):
+        vivace.apply(pipe, "scheduler(euler)")
+
+
+def test_calls_of_a_step() -> None:
+    from diffusers import HeunDiscreteScheduler, PNDMScheduler
+
+    for scheduler, steps in (
+        (HeunDiscreteScheduler(), 5),
+        (PNDMScheduler(), 7),
+        (PNDMScheduler(skip_prk_steps=True), 4),
+    ):
+        scheduler.set_timesteps(steps)
+        found = step_of_each_call(scheduler, len(scheduler.timesteps))
+        assert sorted(set(found)) == list(range(steps))
+        assert found == sorted(found)
+
+
+# copies of a session's scheduler
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "copy", "from_config"])
+@pytest.mark.parametrize("recipe", ["baseline", "scheduler(dpmpp_2m)", "bf16"])
+def test_a_copy_on_another_pipeline_draws_what_it_should(how: str, recipe: str) -> None:
+    made = vivace.load("tiny-sd", recipe)
+    kind = type(made.pipe)
+    call: dict[str, Any] = {"num_inference_steps": 4, "height": 64, "width": 64, "output_type": "np"}
+
+    def drawn(session: Any, seed: int = 0, **more: Any) -> np.ndarray:
+        given = call | more | {"generator": torch.Generator().manual_seed(seed)}
+        return np.asarray(session("a red circle", **given).images)
+
+    first = drawn(made)
+    scheduler = made.pipe.scheduler
+    copied = {
+        "deepcopy": lambda: copy.deepcopy(scheduler),
+        "copy": lambda: copy.copy(scheduler),
+        "from_config": lambda: scheduler.from_config(scheduler.config),
+    }[how]()
+    other = kind(**made.pipe.components | {"scheduler": copied})
+    other.set_progress_bar_config(disable=True)
+    between: list[np.ndarray] = []
+
+    def look(*_: Any) -> dict[str, Any]:
+        if not between:
+            between.append(drawn(made, 1, num_inference_steps=3))
+        return {}
+
+    latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(5))
+    alone = drawn(other, latents=latents)
+    assert np.array_equal(drawn(other, latents=latents, callback_on_step_end=look), alone), (
+        "one steps the other"
+    )
+    assert np.array_equal(drawn(made), first)
+    assert len(between) == 1
+
+
+@pytest.mark.parametrize("recipe", ["progressive_resolution(0.5)"])
+def test_a_copy_that_cannot_work_says_so(recipe: str) -> None:
+    pipe = build("sd")
+    made = vivace.apply(pipe, recipe)
+    other = type(made.pipe)(**made.pipe.components | {"scheduler": copy.deepcopy(made.pipe.scheduler)})
+    with pytest.raises(Unsupported, match="another or a copy"):
+        other("a red circle", height=64, width=64, num_inference_steps=4)
+    made.pipe.scheduler = copy.deepcopy(made.pipe.scheduler)
+    with pytest.raises(Unsupported, match="another or a copy"):
+        draw(made)
+
+
+def test_a_copy_without_generators_says_so() -> None:
+    made = vivace.apply(build("flux"), "scheduler(flow_lcm)")
+    copied = copy.deepcopy(made.pipe.scheduler)
+    copied.set_timesteps(4, mu=1.0)
+    with pytest.raises(Unsupported, match="FlowMatchLCMScheduler is a copy"):
+        copied.step(torch.zeros(1, 4, 4), copied.timesteps[0], torch.zeros(1, 4, 4))
+
+
+def test_a_lower_resolution_twice_is_refused() -> None:
+    made = vivace.apply(build("sd"), "progressive_resolution(0.5)")
+    with pytest.raises(Unsupported, match="begins at a lower resolution already"):
+        vivace.apply(made.pipe, "progressive_resolution(0.5)")
+    assert draw(made, num_inference_steps=4).shape == (1, 64, 64, 3)
