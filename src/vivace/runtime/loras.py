@@ -18,7 +18,7 @@ def set_lora(
     Nothing is compiled or captured anew: the matrices are replaced in place. If it raises, nothing has changed.
 
     Args:
-        path: another LoRA, as in a recipe; None keeps the file.
+        path: another LoRA, as in a recipe; None keeps the file. What of it is not used is added to `warnings`.
         scale: its factor; None keeps the factor.
         instead_of: path or name of the LoRA to change, if there are several.
 
@@ -27,6 +27,4 @@ def set_lora(
         Unsupported: the file is not one for this pipeline, or its layers or ranks were not announced.
         UnusableModel: the file is damaged, or no LoRA.
     """
-    unused = exchange(self.pipe, path, scale, instead_of)
-    if unused:
-        self.warnings.append(f"lora: {path}: {unused}")
+    self.warnings += [f"lora: {path}: {note}" for note in exchange(self.pipe, path, scale, instead_of)]

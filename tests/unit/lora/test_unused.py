@@ -119,7 +119,7 @@ def test_an_exchanged_file_says_what_of_it_is_unused(path: Path) -> None:
     )
     session.set_lora(other.as_posix())
     assert "2 of 4 tensors are not used" in session.warnings[-1]
-    assert "2 of 4 tensors are not used" in session.evidence()["lora.other.unused"]
+    assert "2 of 4 tensors are not used" in session.evidence()["lora.other.notes"]
     save(plain(pipe) | {f"{NAME}.dora_scale": torch.ones(4)}, other)
     with pytest.raises(Unsupported, match="is DoRA"):
         session.set_lora(other.as_posix())
