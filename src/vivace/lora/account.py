@@ -58,11 +58,13 @@ class Account:
         foreign: groups for layers that a component lacks.
         foreign_zeros: those of them that add zero.
         unusable: names of tensors by what they belong to that is no sum.
-        ill: what is wrong with others.
+        malformed: what is wrong with groups in themselves.
+        ill: what is wrong with others for this pipeline.
         misfits: groups whose layers have other sizes.
         absent: names of tensors by what the pipeline lacks for them.
         without_effect: names of tensors that are not used since they add zero.
         has_alpha: the number of layers with one and without.
+        num_zero_alphas: the number of layers whose alpha is 0.
         settings_are_in: the json beside the file, or "".
     """
 
@@ -76,11 +78,13 @@ class Account:
     foreign: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
     foreign_zeros: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
     unusable: dict[Component, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
+    malformed: dict[Component, list[str]] = field(default_factory=lambda: defaultdict(list))
     ill: dict[Component, list[str]] = field(default_factory=lambda: defaultdict(list))
     misfits: list[Group] = field(default_factory=list)
     absent: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     without_effect: list[str] = field(default_factory=list)
     has_alpha: Counter[bool] = field(default_factory=Counter)
+    num_zero_alphas: int = 0
 
     def closed(self) -> LoraFile:
         """Return the file.
@@ -89,12 +93,12 @@ class Account:
             UnusableModel: nothing in it is for this pipeline.
         """
         problems: dict[Component, str] = {}
-        if not any((*self.layers.values(), self.unusable, self.foreign, self.ill)):
+        if not any((*self.layers.values(), self.unusable, self.foreign, self.malformed, self.ill)):
             self.foreign |= self.foreign_zeros  # there is nothing else in it
         foreign = [group for groups in self.foreign.values() for group in groups]
         others = foreign or self.misfits
         hint = made_for(self.metadata, self.pipe, foreign, self.misfits) if others else ""
-        for component in dict.fromkeys((*self.unusable, *self.foreign, *self.ill)):
+        for component in dict.fromkeys((*self.unusable, *self.foreign, *self.malformed, *self.ill)):
             problems[component] = self._problem(component, hint)
         unused = [key for keys in self.absent.values() for key in keys]
         unused_note = ""
@@ -109,6 +113,10 @@ class Account:
             self.has_alpha[True] or any(key.startswith("base_model.") for key in self.written_as.values())
         ):
             notes.append(alpha)
+        if self.num_zero_alphas:
+            notes.append(
+                f"alpha is 0 for {self.num_zero_alphas} of {self.has_alpha.total()} layers, which adds nothing"
+            )
         if not any(self.layers.values()) and not problems:
             zeros = f"all of its tensors add zero ({listed(self.without_effect)})"
             raise UnusableModel(
@@ -150,6 +158,11 @@ class Account:
             return (
                 f"{self.name} is not a LoRA for this {part}, which has no layer {names} "
                 f"({num} of {self.num_tensors} tensors){hint}; {advice}"
+            )
+        if malformed := self.malformed[component]:
+            more = "" if len(malformed) == 1 else f" (and {len(malformed) - 1} more)"
+            return (
+                f"{self.name} is not a LoRA that vivace reads: {malformed[0]}{more}; save or convert it again"
             )
         ill = self.ill[component]
         more = "" if len(ill) == 1 else f" (and {len(ill) - 1} more)"

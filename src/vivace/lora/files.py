@@ -101,9 +101,8 @@ def settings_for(file: Path, keys: Collection[str]) -> Path | None:
     config = file.with_name(CONFIG)
     if not config.is_file():
         return None
-    is_adapter = file.name == PEFTS or any(key.startswith("base_model.") for key in keys)
     others = [path for path in file.parent.iterdir() if path.suffix == SUFFIX and path.name != file.name]
-    return config if is_adapter or not others else None
+    return config if _is_adapter(file, keys) or not others else None
 
 
 def digest(file: Path) -> str:
@@ -142,27 +141,34 @@ def _downloaded(remote: OnHub, path: str) -> Path:
     files = [remote.file] if remote.file else ["*" + SUFFIX]
     if remote.file:
         folder = hub.cached(remote.repo, remote.revision, files)
-        if (
-            folder is not None
-            and (folder / remote.file).is_file()
-            and not _lacks_settings(folder / remote.file)
-        ):
-            return folder / remote.file
+        if folder is not None and (folder / remote.file).is_file():
+            return _with_settings(remote, folder / remote.file, remote.file)
     else:
         listing = hub.fetch(remote.repo, remote.revision, ["README.md"])
         files = [_single(hub.names(remote.repo, listing), path)]
-    config = (PurePosixPath(files[0]).parent / CONFIG).as_posix()
-    folder = hub.fetch(remote.repo, remote.revision, [*files, config], bars=True)
+    folder = hub.fetch(remote.repo, remote.revision, files, bars=True)
     if not (folder / files[0]).is_file():
         raise Unsupported(
             f"{remote.repo} has no {files[0]}; give one of its {SUFFIX} files: 'org/repo/FILE{SUFFIX}'"
         )
-    return folder / files[0]
+    return _with_settings(remote, folder / files[0], files[0])
 
 
-def _lacks_settings(file: Path) -> bool:
-    """Whether it is PEFT's adapter, and its settings were not downloaded with it."""
-    return file.name == PEFTS and not file.with_name(CONFIG).is_file()
+def _with_settings(remote: OnHub, file: Path, name: str) -> Path:
+    """Return a downloaded file; if it is PEFT's adapter, with the json with its settings beside it if there is one."""
+    if file.with_name(CONFIG).is_file() or not _is_adapter(file, read_header(file)):
+        return file
+    config = PurePosixPath(name).with_name(CONFIG).as_posix()
+    try:
+        folder = hub.fetch(remote.repo, remote.revision, [name, config])
+    except Unsupported:
+        return file  # no network: alpha is assumed, and said to be
+    return folder / name
+
+
+def _is_adapter(file: Path, keys: Collection[str]) -> bool:
+    """Whether a file is an adapter as PEFT saves it, without alpha."""
+    return file.name == PEFTS or any(key.startswith("base_model.") for key in keys)
 
 
 def _folders_with_one(folder: Path) -> list[str]:

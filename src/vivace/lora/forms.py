@@ -41,6 +41,11 @@ def form_of(group: Group, scale: Scale) -> LoraLayer:
         BadForm: some are missing, too many, or of sizes that do not go together.
     """
     roles = set(group.tensors) - {"alpha"}
+    for role in roles:
+        tensor = group.tensors[role]
+        least = 1 if role in ("diff", "diff_b", "up_bias") else 2
+        if tensor.dim() < least or not tensor.numel():
+            raise BadForm(f"{group.layer} has a tensor of {sizes_of(tensor)} as {role}")
     if roles & {"down", "up", "mid", "up_bias"}:
         return _of_matrices(group, roles, scale)
     if any(role.startswith("hada_") for role in roles):
@@ -78,8 +83,8 @@ def _of_matrices(group: Group, roles: set[Role], scale: Scale) -> LoraLayer:
     if not {"down", "up"} <= roles or not roles <= {"down", "up", "mid", "up_bias", "diff_b"}:
         raise BadForm(f"{group.layer} has {_listed(roles)}, not two matrices")
     down, up = group.tensors["down"], group.tensors["up"]
-    rank = down.shape[0] if down.dim() else 0
-    if not rank or down.dim() < 2 or up.dim() < 2 or up[0].numel() != rank:
+    rank = down.shape[0]
+    if up[0].numel() != rank:
         raise BadForm(
             f"the matrices of {group.layer} do not go together ({sizes_of(down)} and {sizes_of(up)})"
         )
@@ -105,7 +110,7 @@ def _hadamard(group: Group, roles: set[Role], scale: Scale) -> Change:
     _check_roles(group, roles, {*names, *cores})
     a1, b1, a2, b2 = factors = tuple(group.tensors[name] for name in names)
     ranks = [f.shape[0] if cores else f.shape[1] for f in (a1, a2)]
-    fits = ranks == [b1.shape[0], b2.shape[0]] and all(f.dim() >= 2 for f in factors)
+    fits = ranks == [b1.shape[0], b2.shape[0]]
     if not fits or (a1.shape[1 if cores else 0], b1[0].numel()) != (
         a2.shape[1 if cores else 0],
         b2[0].numel(),
@@ -135,11 +140,7 @@ def _scale_of_whole(group: Group, scale: Scale) -> float:
 
 def _whole(group: Group, role: Role) -> Change | None:
     tensor = group.tensors.get(role)
-    if tensor is None:
-        return None
-    if not tensor.dim():
-        raise BadForm(f"{group.layer} has one value as {role}")
-    return Whole(tensor)
+    return None if tensor is None else Whole(tensor)
 
 
 def _check_roles(group: Group, roles: set[Role], wanted: set[Role]) -> None:

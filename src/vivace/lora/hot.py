@@ -42,7 +42,7 @@ class HotLora:
         sha256: the first digits of its content's.
         max_rank: the largest rank that its rows take.
         components: those whose parts of a file are taken.
-        unused: which of the file's tensors are not; "" if there are none.
+        notes: which of the file's tensors are not used, and what was assumed.
         rows: the first of its rows in each layer that has some, by the layer's name.
         num_exchanges, num_rescalings: how often it was changed.
     """
@@ -54,7 +54,7 @@ class HotLora:
     max_rank: int
     layers: Mapping[str, Matrices]
     components: tuple[Component, ...]
-    unused: str = ""
+    notes: tuple[str, ...] = ()
     rows: dict[str, int] = field(default_factory=dict)
     num_exchanges: int = 0
     num_rescalings: int = 0
@@ -87,7 +87,7 @@ class HotLora:
             )
         self._check_rank(path, layers)
         self.path, self.sha256, self.scale, self.layers = path, digest(file), scale, layers
-        self.unused = read.unused
+        self.notes = read.notes
         self.num_exchanges += 1
         self.write()
 
@@ -127,7 +127,7 @@ class HotLora:
             f"lora.{self.name}": f"{self.sha256}, rank {self.rank} of {self.max_rank}, scale {self.scale:g}",
             f"lora.{self.name}.exchanges": self.num_exchanges,
         }
-        return now | ({f"lora.{self.name}.unused": self.unused} if self.unused else {})
+        return now | ({f"lora.{self.name}.notes": "; ".join(self.notes)} if self.notes else {})
 
 
 def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
@@ -135,11 +135,11 @@ def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
     return tuple(getattr(pipe, _LORAS, ()))
 
 
-def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> str:
+def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
     """Change one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
 
     Returns:
-        Which tensors of a new file are not used; "" if there are none.
+        What a user must know of a new file: which of its tensors are not used, and what was assumed.
     """
     found = hot_loras(pipe)
     if not found:
@@ -156,10 +156,10 @@ def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str |
     lora = named[0]
     if path is not None:
         lora.load(path, lora.scale if scale is None else scale)
-        return lora.unused
+        return lora.notes
     if scale is not None:
         lora.rescale(scale)
-    return ""
+    return ()
 
 
 def attach(
@@ -183,7 +183,7 @@ def attach(
     """
     own = denoiser_layers(pipe, path, read, components)
     rank = max(layer.rank for layer in own.values())
-    lora = HotLora(pipe, path, sha256, scale, max_rank or rank, own, components, read.unused)
+    lora = HotLora(pipe, path, sha256, scale, max_rank or rank, own, components, read.notes)
     lora._check_rank(path, own)
     denoiser = component_of(pipe, "denoiser")
     modules = dict(denoiser.named_modules())

@@ -175,9 +175,9 @@ def _names(
     originals = original_names(
         type(module).__name__, classes, layers_per_block if isinstance(layers_per_block, int) else None
     )
-    for original, layers, swapped in originals:
-        if all(layer in shapes for layer in layers):
-            yield _flat(original), _places(layers, [shapes[layer][0] for layer in layers], swapped=swapped)
+    for original, own, swapped in originals:
+        if all(name in shapes for name in own):
+            yield _flat(original), _places(own, [shapes[name][0] for name in own], swapped=swapped)
     for name in shapes:
         yield _flat(name), (Place(name),)
 

@@ -126,12 +126,12 @@ def _read_group(now: _Reading, group: Group) -> None:
             if len(meanings) > 1:
                 named = next((m for m in meanings if not _misfits(now, m, change)), named)
         except BadForm as error:
-            problem = f"{now.name} is not a LoRA that vivace reads: {error}"
+            problem = str(error)
     elif unusable is None and named.component is not None:
         try:
             form_of(group, lambda rank: 1.0)
         except BadForm as error:
-            problem = f"{now.name} is not a LoRA that vivace reads: {error}"
+            problem = str(error)
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
     if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
@@ -141,7 +141,7 @@ def _read_group(now: _Reading, group: Group) -> None:
     elif named.component is None:
         now.account.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
     elif problem:
-        now.account.ill[named.component].append(problem)
+        now.account.malformed[named.component].append(problem)
     elif unusable is not None:
         now.account.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
     elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
@@ -175,7 +175,7 @@ def _read_with_diffusers(now: _Reading, groups: list[Group]) -> None:
     )
     if changes and fits and used == set(tensors):
         account.layers["denoiser"] = changes
-        for problems in (account.foreign, account.ill):
+        for problems in (account.foreign, account.ill, account.malformed):
             problems.pop("denoiser", None)
 
 
@@ -266,7 +266,7 @@ def _scale(now: _Reading, group: Group, named: Named, rank: int) -> float:
         try:
             stated = settings.scale(names, rank)
         except ValueError as error:
-            raise BadForm(f"{now.name} does not go with {settings.where}, which {error}") from None
+            raise BadForm(f"it does not go with {settings.where}, which {error}") from None
     alpha = group.tensors.get("alpha")
     if not rank:  # there is nothing that an alpha would be divided by
         return 1.0 if stated is None else stated
@@ -274,7 +274,8 @@ def _scale(now: _Reading, group: Group, named: Named, rank: int) -> float:
     if alpha is None:
         return 1.0 if stated is None else stated
     if alpha.numel() != 1:
-        raise BadForm(f"{now.name} has an alpha for {group.layer} that is not one number ({sizes_of(alpha)})")
+        raise BadForm(f"it has an alpha for {group.layer} that is not one number ({sizes_of(alpha)})")
+    now.account.num_zero_alphas += not bool(alpha)
     return float(alpha) / rank
 
 

@@ -19,7 +19,7 @@ def set_lora(
     Nothing is compiled or captured anew: the matrices are replaced in place. If it raises, nothing has changed.
 
     Args:
-        path: another LoRA, as in a recipe; None keeps the file.
+        path: another LoRA, as in a recipe; None keeps the file. What of it is not used is added to `warnings`.
         scale: its factor; None keeps the factor.
         instead_of: path or name of the LoRA to change, if there are several.
 
@@ -29,6 +29,5 @@ def set_lora(
         UnusableModel: the file is damaged, or no LoRA.
     """
     with turn():  # not amid a call
-        unused = exchange(self.pipe, path, scale, instead_of)
-    if unused:
-        self.warnings.append(f"lora: {path}: {unused}")
+        notes = exchange(self.pipe, path, scale, instead_of)
+    self.warnings += [f"lora: {path}: {note}" for note in notes]

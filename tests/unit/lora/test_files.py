@@ -1,10 +1,13 @@
 """LoRAs on a hub, and files that nobody would give: each is found, or refused with a reason."""
 
+import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import vivace
 from tests.families import build
@@ -12,6 +15,7 @@ from tests.hub_server import Hub, Repository, commit_of
 from vivace.errors import Unsupported, UnusableModel, VivaceError
 from vivace.lora.files import locate_lora, on_hub
 from vivace.lora.merge import merge
+from vivace.lora.read import read_lora
 
 OURS = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
 
@@ -47,6 +51,29 @@ def test_a_repository_or_one_of_its_files_is_a_lora(served: Hub) -> None:
     assert len(served.asked) == asked, "it is in the cache"
     session = vivace.apply(build("sd"), "lora('org/ink', 0.5)")
     assert session.effects["lora(ink)"]["denoiser.merged_layers"]
+
+
+def test_pefts_json_comes_with_its_adapter_and_with_no_other_file(served: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    layer = "mid_block.attentions.0.proj_in"
+    width = build("sd").unet.get_submodule(layer).weight.shape[0]
+    matrices = {"lora_A.weight": torch.ones(2, width), "lora_B.weight": torch.ones(width, 2)}
+    for name, start in (("adapter_model", "base_model.model"), ("renamed", "unet")):
+        state = {f"{start}.{layer}.{role}": matrix.clone() for role, matrix in matrices.items()}
+        save_file(state, folder / f"{name}.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 16}))
+    served.repositories["org/adapter"] = Repository({"main": folder})
+
+    def scale(text: str) -> float:
+        matrices = read_lora(build("sd"), locate_lora(text)).layers["denoiser"][layer].matrices
+        assert matrices is not None
+        return matrices.scale
+
+    assert scale("org/adapter/renamed.safetensors") == 1
+    assert "adapter_config.json" not in served.files
+    assert scale("org/adapter") == 8
+    assert scale("org/adapter/adapter_model.safetensors") == 8
 
 
 def test_what_is_not_there_is_said(served: Hub) -> None:

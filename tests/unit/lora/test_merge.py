@@ -193,7 +193,7 @@ def test_fluxs_alphas_are_not_dropped(tmp_path: Path) -> None:
 )
 def test_what_is_no_sum_or_not_whole_is_refused(pipe: Any, tmp_path: Path, key: str, says: str) -> None:
     path = tmp_path / "lora.safetensors"
-    save_file({f"unet.{LAYERS[0]}.{key}": torch.ones(4)}, path)
+    save_file({f"unet.{LAYERS[0]}.{key}": torch.ones(4, 4)}, path)
     with pytest.raises(UnusableModel, match=says):
         merge(pipe, path)
 

@@ -119,7 +119,7 @@ def test_an_exchanged_file_says_what_of_it_is_unused(path: Path) -> None:
     )
     session.set_lora(other.as_posix())
     assert "2 of 4 tensors are not used" in session.warnings[-1]
-    assert "2 of 4 tensors are not used" in session.evidence()["lora.other.unused"]
+    assert "2 of 4 tensors are not used" in session.evidence()["lora.other.notes"]
     save(plain(pipe) | {f"{NAME}.dora_scale": torch.ones(4)}, other)
     with pytest.raises(Unsupported, match="is DoRA"):
         session.set_lora(other.as_posix())
@@ -355,6 +355,40 @@ def test_a_script_loads_it_through_diffusers_only_where_that_adds_the_same(tmp_p
 
 def script_of(recipe: str) -> str:
     return write_script(find_model("tiny-sd"), resolve(recipe), "cpu", prompt="a red circle").text
+
+
+def test_an_alpha_of_zero_is_said(path: Path) -> None:
+    pipe = build("sd")
+    save(plain(pipe) | {f"{NAME}.alpha": torch.tensor(0.0)}, path)
+    assert vivace.apply(pipe, f"lora('{path.as_posix()}')").warnings == [
+        "lora: ink: alpha is 0 for 1 of 1 layers, which adds nothing"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"lora_down.weight": (4,), "lora_up.weight": (4,)}, "has a tensor of 4 as"),
+        ({"lora_down.weight": (), "lora_up.weight": ()}, "has a tensor of one value as"),
+        ({"lora_down.weight": (0, 8), "lora_up.weight": (8, 0)}, "has a tensor of (0x8|8x0) as"),
+        ({"lora_down.weight": (4, 8)}, "has down, not two matrices"),
+        ({"lora_down.weight": (4, 8), "lora_up.weight": (8, 3)}, r"do not go together \(4x8 and 8x3\)"),
+        ({"lora_down.weight": (4, 8), "lora_up.weight": (8, 4), "alpha": (3,)}, r"not one number \(3\)"),
+        ({"lora_down.weight": (4, 8), "lora_up.weight": (8, 4), "lora_mid.weight": (2, 2)}, "do not go together"),
+        ({"lora_down.weight": (4, 8), "lora_up.weight": (8, 4), "diff": (8, 8)}, "diff, down, up, not two matrices"),
+        ({"lokr_w1": (4,), "lokr_w2": (4,)}, "has a tensor of 4 as lokr_w"),
+        ({"hada_w1_a": (8, 2), "hada_w1_b": (3, 8), "hada_w2_a": (8, 2), "hada_w2_b": (2, 8)}, "do not go together"),
+        ({"diff": (0, 3)}, "has a tensor of 0x3 as diff"),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_make_a_change_are_malformed(
+    tensors: dict[str, tuple[int, ...]], says: str, path: Path
+) -> None:
+    save({f"{NAME}.{name}": torch.ones(shape) for name, shape in tensors.items()}, path)
+    with pytest.raises(
+        UnusableModel, match=f"is not a LoRA that vivace reads: .*{says}.*; save or convert it again"
+    ):
+        merge(build("sd"), path)
 
 
 def test_matrices_in_eight_bits_are_values_too(path: Path) -> None:
