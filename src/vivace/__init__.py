@@ -14,6 +14,7 @@ Importing this imports no torch.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,15 +54,24 @@ __all__ = [
 ]
 
 
+_PLACES = {
+    "advice": ("Recommendation", "recommend"),
+    "benchmark": ("Paired", "Profiled", "Run", "Study", "Timing", "bench", "compare", "profile"),
+    "errors": ("VivaceError",),
+    "recipes": ("Recipe",),
+    "runtime": ("Session", "apply", "load"),
+    "spec": ("Record",),
+    "studies": ("StudyFile", "StudyRun", "study"),
+    "tuning": ("Tuned", "tune"),
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `import vivace` costs nothing."""
-    if name not in __all__:
-        raise AttributeError(f"module 'vivace' has no attribute {name!r}")
-    from vivace import advice, benchmark, errors, recipes, runtime, spec, studies, tuning
-
-    # `studies` first: `spec` has a module named study.
-    places = (studies, tuning, errors, spec, recipes, runtime, benchmark, advice)
-    return next(getattr(place, name) for place in places if hasattr(place, name))
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"vivace.{place}"), name)
+    raise AttributeError(f"module 'vivace' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

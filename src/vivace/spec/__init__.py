@@ -33,14 +33,20 @@ __all__ = [
     "Workload",
     "parse_recipe",
 ]
-_PLACES = (
-    "environment", "figures", "model", "recipe", "record", "trial", "workload"
-)  # fmt: skip
+_PLACES = {
+    "environment": ("Environment",),
+    "figures": ("FiguresKey", "NoiseFloor", "PictureFigures", "QualityPass"),
+    "model": ("Model",),
+    "recipe": ("RecipeSpec", "TechniqueCall", "parse_recipe"),
+    "record": ("Memory", "Outcome", "Picture", "Record", "Round", "Sample"),
+    "trial": ("Trial",),
+    "workload": ("Workload",),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: pydantic prepares every class, which the command line's help needs not."""
-    if name not in __all__:
-        raise AttributeError(f"module 'vivace.spec' has no attribute {name!r}")
-    places = (importlib.import_module(f"vivace.spec.{place}") for place in _PLACES)
-    return next(getattr(place, name) for place in places if hasattr(place, name))
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"vivace.spec.{place}"), name)
+    raise AttributeError(f"module 'vivace.spec' has no attribute {name!r}")

@@ -4,11 +4,13 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import get_type_hints
 
 import pytest
 
 import vivace
+import vivace.benchmark
 from vivace.spec.keywords import StudyKeywords
 from vivace.spec.study import AskedQuality, AskedWorkload, Study
 
@@ -55,3 +57,12 @@ def test_a_mistyped_keyword_is_an_error_and_a_session_returns_images(tmp_path: P
     errors = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if ": error:" in line}
     for number, (line, says) in enumerate(code, 1):
         assert (says in errors.get(number, "")) if says else number not in errors, f"{line}: {done.stdout}"
+
+
+@pytest.mark.parametrize("package", [vivace, vivace.spec, vivace.benchmark])
+def test_names_that_are_imported_late_are_all_there(package: ModuleType) -> None:
+    places = package._PLACES
+    assert {name for names in places.values() for name in names} == set(package.__all__) - {"__version__"}
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = package.nothing
