@@ -64,8 +64,8 @@ recipes within a round is random, and the baseline is measured at both ends of e
 baseline's time is interpolated to the time of each recipe, and its changes widen the spread that all intervals rest on.
 
 Simulated: {movement_repeats} comparisons of two or five recipes in 2, 4 or 6 rounds, whose processes differ by 0, 1 or
-3 %. The fixed order (A B, B A) without canaries is that of earlier versions, and still that of `vivace tune`, of studies
-and of several GPUs. Cells give the least and the most.
+3 %. The fixed order (A B, B A) without canaries is that of earlier versions, and still that of `vivace tune`, of
+studies and of several GPUs. Cells give the least and the most.
 
 {movement}
 
