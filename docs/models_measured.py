@@ -19,7 +19,7 @@ from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
-from vivace.stats import median_interval
+from vivace.stats import ONE_ROUND_MARGIN, median_interval
 
 _HEADINGS = (
     "model", "size", "steps, guidance", "recipe", "s/image", "speed-up [95 % interval]", "GPU busy", "model memory",
@@ -56,7 +56,8 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
             lines += [f"## {purpose}\n", f"| {' | '.join(headings)} |", "|" + " --- |" * len(headings)]
         for rows in of_it:
             lines += [
-                f"| {' | '.join(_cells(row, number == 0, predicted))} |" for number, row in enumerate(rows)
+                f"| {' | '.join(_cells(row, number == 0, predicted, rows))} |"
+                for number, row in enumerate(rows)
             ]
         lines += [""] if of_it else []
     lines.append("## How to read this\n")
@@ -68,6 +69,11 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         "where the compiler's cache on disk already had the same graph, as for the second SDXL of a size. *GPU "
         "busy*: the share of the call in which the GPU works; the rest of the time it waits for the CPU."
     )
+    if any(_is_elsewhere(row, rows) for rows in tables for row in rows):
+        lines.append(
+            "\n†: measured on another card of the kind than the baseline that it is compared with. Cards of one kind "
+            "differ, which the interval does not allow for."
+        )
     if any(record.trial.workload.task != "text" for record in records.values()):
         lines.append(
             "\nModels that edit are shown pictures that ship with vivace, scaled up to the size of the table."
@@ -136,7 +142,9 @@ def _at_a_glance(tables: Sequence[list[Row]]) -> list[str]:
     lines = [
         "## At a glance\n",
         "Of each model the baseline and the fastest recipe measured that leaves out no step's work: weights in eight "
-        "bits count, step caches do not, since what they cost in quality cannot be seen with random weights.\n",
+        "bits count, step caches do not, since what they cost in quality cannot be seen with random weights. *Not "
+        "told*: the interval of the fastest one holds 1, or a gain that one round cannot tell from drift "
+        f"({ONE_ROUND_MARGIN:.0%}), so nothing says that it is faster than the baseline.\n",
         "| model | steps | baseline | peak | fastest | s/image | speed-up [95 % interval] | peak |",
         "|" + " --- |" * 8,
     ]
@@ -151,9 +159,33 @@ def _at_a_glance(tables: Sequence[list[Row]]) -> list[str]:
             _steps(rows[0].model, rows[0].record.trial.workload.num_inference_steps),
         ]
         found += ["-", "-"] if baseline is None else [_seconds_of(baseline), _peak_of(baseline)]
-        found += [f"`{fastest.recipe}`", _seconds_of(fastest), _gain_of(fastest), _peak_of(fastest)]
+        name = _recipe(fastest, rows)
+        is_told = fastest.is_baseline or fastest.speedup is None or _is_surely_faster(fastest)
+        found.append(name if is_told else f"not told: {name}")
+        found += [_seconds_of(fastest), _gain_of(fastest), _peak_of(fastest)]
         lines.append(f"| {' | '.join(found)} |")
     return [*lines, ""]
+
+
+def _is_surely_faster(row: Row) -> bool:
+    margin = ONE_ROUND_MARGIN if len(row.record.rounds) == 1 else 0.0
+    return row.speedup is not None and row.speedup.low is not None and row.speedup.low > 1 + margin
+
+
+def _recipe(row: Row, rows: Sequence[Row]) -> str:
+    """Return the recipe, marked if it was measured on another card than the baseline that it is compared with."""
+    text = f"`{row.recipe}`".replace("|", "\\|")
+    return f"{text} †" if _is_elsewhere(row, rows) else text
+
+
+def _is_elsewhere(row: Row, rows: Sequence[Row]) -> bool:
+    baseline = next((other for other in rows if other.is_baseline), None)
+    return baseline is not None and not cards_of(row.record) <= cards_of(baseline.record)
+
+
+def cards_of(record: Record) -> set[object]:
+    """Return which cards a record's rounds were measured on; empty if they did not say."""
+    return {card for r in record.rounds if (card := r.conditions.get("gpu_uuid")) is not None}
 
 
 def _seconds_of(row: Row) -> str:
@@ -168,14 +200,14 @@ def _gain_of(row: Row) -> str:
     return "1" if row.is_baseline else "-" if row.speedup is None else ratio(row.speedup)
 
 
-def _cells(row: Row, is_first: bool, predicted: Planned) -> list[str]:
+def _cells(row: Row, is_first: bool, predicted: Planned, rows: Sequence[Row]) -> list[str]:
     workload = row.record.trial.workload
     steps = _steps(row.model, workload.num_inference_steps)
     guidance = _guidance(row.model, workload.guidance_scale)
     starts = "" if workload.task == "text" else f", {workload.task_in_words}"
     cells = [_plain(row.model), f"{workload.width}x{workload.height}", f"{steps}, {guidance}{starts}"]
     cells = cells if is_first else ["", "", ""]
-    cells.append(f"`{row.recipe}`".replace("|", "\\|"))
+    cells.append(_recipe(row, rows))
     if row.latency is None:
         missing = len(_HEADINGS) - len(cells) - 1 + bool(predicted)
         return [*cells, row.outcome.value, *["-"] * missing]

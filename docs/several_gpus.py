@@ -164,6 +164,13 @@ def soonest(record: Path) -> list[str]:
     return [said for _, said in found.values()]
 
 
+def _reached(gain: Interval, target: float) -> str:
+    """Say whether a target is reached, as far as the interval tells."""
+    if gain.low is None or gain.high is None:
+        return "cannot tell"
+    return "reached" if gain.low >= target else "not reached" if gain.high < target else "cannot tell"
+
+
 def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -> list[str]:
     row: Row = rows_of([record])[0]
     text = renamed(row.recipe)
@@ -175,7 +182,7 @@ def _line(case: Case, record: Record, alone: Record | None, failed: list[str]) -
     is_shared = text == case.recipe
     wished = "-"
     if is_shared and case.target is not None and gain is not None:
-        wished = f"{case.target}x: {'reached' if gain.point >= case.target else 'not reached'}"
+        wished = f"{case.target}x: {_reached(gain, case.target)}"
     evidence = record.rounds[0].evidence
     peers = [
         value for name, value in evidence.items() if name.startswith("peer_") and name.endswith("peak_bytes")

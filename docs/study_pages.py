@@ -19,6 +19,7 @@ from vivace.spec.record import Outcome
 from vivace.studies.claims import tally
 from vivace.studies.expand import expand
 from vivace.studies.figures import FIGURES
+from vivace.studies.gains import SpeedUp
 from vivace.studies.published import Published
 from vivace.studies.runs import StudyRun
 from vivace.studies.sittings import Sitting, by_device, rounds_of, run_of
@@ -29,6 +30,7 @@ from vivace.studies.view import (
     notes,
     outcome_text,
     quotient,
+    relative_text,
     stand_ins,
     value_text,
     views,
@@ -110,8 +112,9 @@ def _about(found: Measured, folder: Path) -> Iterator[str]:
         )
     yield (
         "- Each row is compared with the baseline that was measured beside it (× after its value, with the 95 % "
-        "interval). The last columns are the value here, on the first GPU that has it, divided by the published one. A "
-        "row of one round tells only differences above 10 %."
+        "interval; *of* a time where the row's rounds have another baseline than the table's, which has rounds of "
+        "other days too). The last columns are the value here, on the first GPU that has it, divided by the published "
+        "one. A row of one round tells only differences above 10 %."
     )
     if any(row.limit for one in found.run.parts for rows in one.on_devices.values() for row in rows.values()):
         yield (
@@ -180,12 +183,24 @@ def _part(view: PartView, found: Measured) -> Iterator[str]:
     yield ""
     yield from _card(view)
     if view.gains:
-        yield "| contributes | speed-up [95 % interval] | verdict |"
-        yield "| --- | --- | --- |"
+        yield "| contributes | with it, and without | speed-up [95 % interval] | verdict |"
+        yield "| --- | --- | --- | --- |"
         for member, gain in view.gains:
-            said = ("–", "not measured") if gain is None else (ratio(gain.ratio), gain.verdict.value)
-            yield f"| {markdown_code_cell(member)} | {said[0]} | {said[1]} |"
+            cells = ("–", "–", "not measured")
+            if gain is not None:
+                cells = (_times(gain), ratio(gain.ratio), gain.verdict.value)
+            yield f"| {markdown_code_cell(member)} | {' | '.join(cells)} |"
         yield ""
+
+
+def _times(gain: SpeedUp) -> str:
+    """Return the two times that a gain is the quotient of, or both beside their baselines."""
+    if gain.times is not None:
+        return f"{seconds(gain.times[1])}, {seconds(gain.times[0])}"
+    if gain.beside is None:
+        return "–"
+    (base_before, before), (base_after, after) = gain.beside
+    return f"{seconds(after)} of {seconds(base_after)}, {seconds(before)} of {seconds(base_before)}"
 
 
 def _has_numbers(view: PartView, figure: str) -> bool:
@@ -239,7 +254,7 @@ def _text(figure: str, shown: Shown) -> str:
     if shown.cell.value is None:
         return outcome_text(shown.cell)
     text = value_text(figure, shown.cell.value)
-    return text if shown.relative is None else f"{text}, {ratio(shown.relative).replace('x', '×', 1)}"
+    return text if shown.relative is None else f"{text}, {relative_text(shown)}"
 
 
 def _whys(view: PartView, figure: str) -> list[str]:

@@ -63,8 +63,9 @@ def page(note: str, results: Path) -> str:
     lines = [
         note,
         "# Every technique, measured\n",
-        "Each technique that keeps the image, alone and, where it matters, with `compile`, on full-size models with "
-        "**random weights** (`synthetic:NAME`) at their native size, batch 1, text encoders in the call. Times and "
+        "Each technique that keeps the image, alone and, where it matters, with `compile`; and marked ‡ a few recipes "
+        "that may change it, by another decoder, schedule or number of steps. On full-size models with **random "
+        "weights** (`synthetic:NAME`) at their native size, batch 1, text encoders in the call. Times and "
         "memory are those of the real model; images mean nothing, so quality is not judged.\n",
         f"- Steps timed: if fewer than the model's own number (mostly {STEPS}), the time of the steps is scaled up, "
         "that of the text encoders and the VAE is not. Each row is compared with the baseline before it in the same "
@@ -162,7 +163,7 @@ def _cells(line: Line, compiling_s: float | None) -> list[str]:
     if row.memory is not None:
         memory = [size(row.memory.model_bytes), size(row.memory.peak_bytes)]
     times = ["-" if value is None else seconds(value) for value in (row.first_call_s, compiling_s)]
-    recipe = f"`{row.recipe}`".replace("|", "\\|")
+    recipe = f"`{row.recipe}`".replace("|", "\\|") + ("" if row.record.trial.recipe.same_picture else " ‡")
     busy = "-"
     if row.gpu_busy_s is not None and row.latency is not None:
         busy = f"{row.gpu_busy_s / row.latency.median.point:.0%}"

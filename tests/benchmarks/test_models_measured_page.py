@@ -99,8 +99,25 @@ def test_each_purpose_has_a_table_and_each_model_a_line_at_a_glance(record: Path
         ("sdxl", "`compile`", "2.00x"),
         ("sdxl-turbo", "`baseline`", "1"),
         ("flux-dev", "`baseline`", "1"),
-        ("flux-schnell", "`compile`", "1.11x"),
-    ], "the step cache was faster, and skips work"
+        ("flux-schnell", "not told: `compile`", "1.11x"),
+    ], "the step cache was faster, and skips work; one round tells nothing below 10 %"
+
+
+def test_a_row_of_another_card_than_its_baseline_is_marked(record: Path) -> None:
+    def on(card: str, seconds: float = 1.0) -> Round:
+        times = (seconds, 1.01 * seconds, 0.99 * seconds)
+        return make_round(0, times).model_copy(update={"conditions": {"gpu_uuid": card}})
+
+    more = [
+        case("flux-schnell", "baseline", on("GPU-1")),
+        case("flux-schnell", "compile", on("GPU-2", 0.5)),
+        case("flux-schnell", "cuda_graph", on("GPU-1")),
+    ]
+    write_records(record, [*every_model.read_records(record).values(), *more])
+    page = models_measured.page(record, generate.NOTE)
+    assert page.count("`compile` †") == 2, "in its table and at a glance"
+    assert "`cuda_graph` †" not in page
+    assert "†: measured on another card of the kind" in page
 
 
 def test_what_rows_have_in_common_is_said_once(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.narrow import make_all_small
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome, Record, Round
+from vivace.stats import Interval
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
@@ -118,6 +119,10 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
     assert "1.7x: reached" in rows[1]
     assert "3.00 GB" in rows[1]
     assert "1.7x: not reached" in rows[2]
+    assert [
+        pages._reached(Interval(1.65, low, high), 1.6)
+        for low, high in ((1.61, 1.7), (1.5, 1.59), (1.55, 1.7), (None, None))
+    ] == ["reached", "not reached", "cannot tell", "cannot tell"]
     assert "1.50x" in rows[4], "against its own eager row, without a wish"
     assert "- flux-dev `" in said
     assert "crashed: GPU 3 ended" in said

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vivace.report.host import LEAST_CPU_SHARE, allowing_for, most_stretch, stretch_of
@@ -23,6 +24,9 @@ class SpeedUp:
         is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them, nobody
             knows how long the GPU waited for it, and the change may explain the difference.
         num_rounds: that both were measured in.
+        times: seconds of the two over these rounds, whose quotient the ratio is; None if they share none.
+        beside: where they share none, the times of a baseline and of the row measured beside it, for each of the two.
+            The ratio is the quotient of both speed-ups.
     """
 
     ratio: Interval
@@ -30,6 +34,13 @@ class SpeedUp:
     doubt: str = ""
     is_disturbed: bool = False
     num_rounds: int = 1
+    times: tuple[float, float] | None = None
+    beside: tuple[tuple[float, float], tuple[float, float]] | None = None
+
+    @property
+    def baseline_s(self) -> float | None:
+        """The time of the first of the two, a baseline, as it was measured beside the second."""
+        return self.times[0] if self.times is not None else None if self.beside is None else self.beside[1][0]
 
 
 def speed_up(
@@ -45,16 +56,19 @@ def speed_up(
     """
     old, new = _samples(before), _samples(after)
     shared = sorted(set(old) & set(new)) if _place(before) == _place(after) else []
+    times, beside = None, None
     if shared:
         found = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
         num_rounds = len(shared)
+        times = _typical(old, shared), _typical(new, shared)
     else:
         ways = [_beside(baselines, row, spread) for row in (before, after)]
         if ways[0] is None or ways[1] is None:
             return None
-        (to_old, rounds_old), (to_new, rounds_new) = ways[0], ways[1]
+        (to_old, rounds_old, times_old), (to_new, rounds_new, times_new) = ways[0], ways[1]
         found = _difference(to_new, to_old)
         num_rounds = min(rounds_old, rounds_new)
+        beside = times_old, times_new
     drift = _cpu_ratio(before, after)
     stretch = (
         1.0 if after.latency is None else stretch_of(after.latency.median.point, after.gpu_busy_s, drift)
@@ -62,25 +76,33 @@ def speed_up(
     held_up = any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after))
     if held_up:
         doubt = "another program kept the CPU busy"
-        return SpeedUp(found.interval(), Verdict.UNCLEAR, doubt, True, num_rounds)
+        return SpeedUp(found.interval(), Verdict.UNCLEAR, doubt, True, num_rounds, times, beside)
     ratio, said = allowing_for(most_stretch(drift or 1.0) if stretch is None else stretch, found, num_rounds)
     if stretch is None and said is Verdict.UNCLEAR:
-        return SpeedUp(found.interval(), said, _told(drift), True, num_rounds)
+        return SpeedUp(ratio, said, _told(drift), True, num_rounds, times, beside)
     doubts = ["one round only"] if num_rounds < 2 else []
     if stretch != 1.0:
         doubts.append(f"{_told(drift)}, which the interval allows for")
-    return SpeedUp(ratio, said, "; ".join(doubts), num_rounds=num_rounds)
+    return SpeedUp(ratio, said, "; ".join(doubts), num_rounds=num_rounds, times=times, beside=beside)
 
 
-def _beside(baselines: Sequence[Row], row: Row, spread: Spread) -> tuple[LogMean, int] | None:
-    """Return the speed-up over the baseline of the same place, and in how many rounds it was measured."""
+def _beside(
+    baselines: Sequence[Row], row: Row, spread: Spread
+) -> tuple[LogMean, int, tuple[float, float]] | None:
+    """Return the speed-up over the baseline of the same place, in how many rounds it was measured, and both times."""
     new = _samples(row)
     for baseline in baselines:
         old = _samples(baseline)
         shared = sorted(set(old) & set(new)) if _place(baseline) == _place(row) else []
         if shared:
-            return log_speedup([old[i] for i in shared], [new[i] for i in shared], spread), len(shared)
+            found = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
+            return found, len(shared), (_typical(old, shared), _typical(new, shared))
     return None
+
+
+def _typical(samples: Mapping[int, Sequence[float]], rounds: Sequence[int]) -> float:
+    """Return the geometric mean of the rounds' medians: the quotient of two is the speed-up over these rounds."""
+    return math.exp(statistics.fmean(math.log(statistics.median(samples[i])) for i in rounds))
 
 
 def _difference(one: LogMean, other: LogMean) -> LogMean:

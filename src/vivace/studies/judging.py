@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
+from vivace.report.summary import seconds
 from vivace.stats import ONE_ROUND_MARGIN, Interval
 from vivace.step_caching.technique import StepCache
 from vivace.studies.claims import Check, Claim, Judged, Said, decide, of_verdict, shown_value, within
@@ -130,12 +131,27 @@ def _measured_pair(claim: Claim, part: ModelPart, column: Column, row: str, show
     found = speed_up(before, after, column.baselines.get(_key(part), ()), spread_of(beside))
     if found is None or found.ratio.low is None or found.ratio.high is None:
         return Check(part.model, None, f"{shown}: no interval")
+    shown = _times(row, claim.than, found) or shown
     shown += f", {found.ratio.point:.2f}x [{found.ratio.low:.2f}, {found.ratio.high:.2f}]"
     if claim.kind in ("faster", "slower"):
         holds = of_verdict(claim.kind, found.verdict)
     else:
         holds = None if found.is_disturbed else _holds(claim, _with_drift(found))
     return Check(part.model, holds, f"{shown} ({found.doubt})" if holds is None and found.doubt else shown)
+
+
+def _times(row: str, than: str, found: SpeedUp) -> str:
+    """Return the times that a ratio is of: those of the rounds that both rows share, or each beside its baseline."""
+    if found.times is not None:
+        before, after = found.times
+        return f"{row} {seconds(after)}, {than} {seconds(before)}"
+    if found.beside is not None:
+        (base_before, before), (base_after, after) = found.beside
+        return (
+            f"{row} {seconds(after)} beside a baseline of {seconds(base_after)}, "
+            f"{than} {seconds(before)} beside one of {seconds(base_before)}"
+        )
+    return ""
 
 
 def _with_drift(found: SpeedUp) -> Interval:

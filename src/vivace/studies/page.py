@@ -34,6 +34,7 @@ from vivace.studies.view import (
     notes,
     outcome_text,
     quotient,
+    relative_text,
     stand_ins,
     value_text,
     views,
@@ -166,9 +167,7 @@ def _cell(figure: str, shown: Shown, is_measured: bool) -> PageCell:
     if value is None:
         text = outcome_text(shown.cell)
         return PageCell(text, "", "", shown.cell.note, is_measured, is_lost=text != "–")
-    below = ""
-    if shown.relative is not None:
-        below = ratio(shown.relative).replace("x", "×", 1)
+    below = relative_text(shown)
     over = "" if shown.over is None else quotient(shown.over)
     return PageCell(value_text(figure, value), below, over, shown.cell.note, is_measured, is_lost=False)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace.foreign.text import csv_cell, markdown_cell
-from vivace.report.summary import ratio
+from vivace.report.summary import ratio, seconds
 from vivace.report.table import broken
 from vivace.studies.claims import Claim, Judged, tally
 from vivace.studies.figures import FIGURES
@@ -34,7 +34,7 @@ _PIPE_WIDTH = 120
 _LABEL_WIDTH = 26
 _FIELDS = (
     "study", "part", "model", "measured_on", "row", "recipe", "figure", "unit", "source", "kind", "outcome", "value",
-    "low", "high", "relative", "relative_low", "relative_high", "measured_over_published", "note",
+    "low", "high", "relative", "relative_low", "relative_high", "relative_to_s", "measured_over_published", "note",
 )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
                         figure, _unit(figure), column.name, column.kind, shown.cell.outcome,
                         value and value.point, value and value.low, value and value.high,
                         relative and relative.point, relative and relative.low, relative and relative.high,
-                        shown.over, shown.cell.note,
+                        shown.of_s, shown.over, shown.cell.note,
                     )  # fmt: skip
                     found.append(dict(zip(_FIELDS, line, strict=True)))
         found += _taken_lines(run, view)
@@ -199,7 +199,11 @@ def _text(figure: str, shown: Shown) -> str:
     if shown.cell.value is None:
         return outcome_text(shown.cell)
     text = value_text(figure, shown.cell.value)
-    return text if shown.relative is None else f"{text} {shown.relative.point:.2f}x"
+    if shown.relative is None:
+        return text
+    return f"{text} {shown.relative.point:.2f}x" + (
+        "" if shown.of_s is None else f" of {seconds(shown.of_s)}"
+    )
 
 
 def _print_gains(view: PartView, console: Console) -> None:

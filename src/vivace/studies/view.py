@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivace.report.rows import Row, priced
+from vivace.report.summary import ratio, seconds
 from vivace.stats import Interval
 from vivace.studies.claims import shown_value
 from vivace.studies.expand import Case, ModelPart
 from vivace.studies.figures import FIGURES, Cell, Column
 from vivace.studies.file import StudyFile
-from vivace.studies.gains import SpeedUp
+from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import time_of
 from vivace.studies.runs import MeasuredPart, StudyRun
 
@@ -23,6 +24,8 @@ class Shown:
     Attributes:
         relative: times: how many times as fast as the part's baseline on the same GPU; other figures: their share of
             the baseline's. None for the baseline, and where either is missing.
+        of_s: seconds of the baseline that was measured beside the row, where that is not what the baseline's row shows:
+            it has rounds of other days too.
         over: of a published cell: what was measured, on the first device that has it, divided by it; None if nothing
             was, or on a small model that stands for the study's.
     """
@@ -30,6 +33,7 @@ class Shown:
     cell: Cell
     relative: Interval | None = None
     over: float | None = None
+    of_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,10 +149,22 @@ def _shown(
     is_time = FIGURES[key[3]].kind == "time"
     share = cell.value.point / base.value.point
     relative = Interval(1 / share if is_time else share, None, None)
-    row = column.rows.get(key[:3])
-    if is_time and row is not None and row.speedup is not None and key[3] in ("latency", "p50"):
-        relative = row.speedup
+    row, before = column.rows.get(key[:3]), column.rows.get(baseline[:3])
+    if is_time and row is not None and before is not None and key[3] in ("latency", "p50"):
+        beside = [found for (name, model, _), found in column.rows.items() if (name, model) == key[:2]]
+        found = speed_up(before, row, column.baselines.get(key[:2], ()), spread_of(beside))
+        if found is not None:
+            is_shown = found.baseline_s is None or seconds(found.baseline_s) == seconds(base.value.point)
+            return Shown(cell, found.ratio, over, None if is_shown else found.baseline_s)
     return Shown(cell, relative, over)
+
+
+def relative_text(shown: Shown) -> str:
+    """Return e.g. "0.87× [0.82, 0.92] of 0.796 s"; "" where there is nothing to compare with."""
+    if shown.relative is None:
+        return ""
+    text = ratio(shown.relative).replace("x", "×", 1)
+    return text if shown.of_s is None else f"{text} of {seconds(shown.of_s)}"
 
 
 def value_text(figure: str, value: Interval) -> str:

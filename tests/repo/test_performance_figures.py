@@ -1,0 +1,109 @@
+"""The figures of whole images on the pages of docs/performance are those of a committed record."""
+
+import functools
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "performance").glob("*.md"))
+Figures = dict[str, set[float]]
+"""Of one record: "time", "peak", "first", "busy" and "joules", as a page may give each: of a round, or of all."""
+_HEADINGS = {
+    "s/image": "time",
+    "s/image, text encoders included": "time",
+    "GPU busy": "busy",
+    "J/image": "joules",
+    "peak": "peak",
+    "first call": "first",
+}
+
+
+def records_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if "rounds" in value and "trial" in value:
+            yield value
+        else:
+            for part in value.values():
+                yield from records_in(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from records_in(part)
+
+
+def parsed(path: Path) -> Any:
+    text = path.read_text()
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+
+
+@functools.cache
+def figures() -> tuple[Figures, ...]:
+    found = []
+    for path in sorted((ROOT / "results").glob("*.json*")):
+        if not path.name.startswith(("flux-", "techniques-", "fused-")):
+            continue
+        for record in records_in(parsed(path)):
+            rounds = [r for r in record["rounds"] if r.get("samples")]
+            if rounds:
+                found.append(figures_of(rounds))
+    return tuple(found)
+
+
+def figures_of(rounds: list[dict[str, Any]]) -> Figures:
+    medians = [statistics.median(s["total_s"] for s in r["samples"]) for r in rounds]
+    busy = [r["gpu_busy_s"] for r in rounds if r.get("gpu_busy_s")]
+    windows = [r["gpu"] for r in rounds if r.get("gpu")]
+    joules = [w["energy_j"] / w["calls"] for w in windows if w.get("energy_j") and w["calls"]]
+    return {
+        "time": {math.exp(statistics.fmean(map(math.log, medians)))},
+        "peak": {max(r["memory"]["peak_bytes"] / 1e9 for r in rounds if r.get("memory"))},
+        "first": {rounds[0].get("first_call_s") or 0.0},
+        "busy": {*busy, statistics.median(busy)} if busy else set(),
+        "joules": {*joules, statistics.fmean(joules)} if joules else set(),
+    }
+
+
+def printed(cell: str) -> tuple[float, float] | None:
+    """The number that a cell begins with and what its last digit may hide; None without one."""
+    if not (found := re.match(r"([\d,]+(?:\.\d+)?)(?: |$)", cell)):
+        return None
+    text = found[1].replace(",", "")
+    return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
+
+
+def rows_of(page: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each row of a table of whole images: its line, and its cells by figure."""
+    names: list[str | None] = []
+    for line in page.read_text().splitlines():
+        if not line.startswith("|"):
+            names = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if not names:
+            names = [_HEADINGS.get(cell) for cell in cells]
+        elif {"time", "peak"} <= set(names) and not line.startswith("| ---"):
+            yield line, {name: cell for name, cell in zip(names, cells, strict=True) if name}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_row_of_whole_images_is_of_one_record(page: Path) -> None:
+    rows, missing = list(rows_of(page)), []
+    assert rows
+    for line, cells in rows:
+        wanted = {name: number for name, cell in cells.items() if (number := printed(cell)) is not None}
+        assert {"time", "peak"} <= set(wanted), line
+        if not any(
+            all(
+                any(abs(value - number) <= slack for value in of[name])
+                for name, (number, slack) in wanted.items()
+            )
+            for of in figures()
+        ):
+            missing.append(line)
+    assert missing == []
