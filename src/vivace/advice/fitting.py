@@ -127,7 +127,8 @@ def _base_seconds(published: Prediction, tables: Iterable[Table], chip: Chip) ->
         there = known_gpu(table.gpu)
         if row is not None and row.latency is not None and there is not None:
             return on_chip(row.latency.point, flop, there.chip, chip, BASELINE), table.gpu
-    return by_operations(flop, chip), BY_OPERATIONS
+    calls = sum(part.calls for part in published.work.components)
+    return by_operations(flop / published.batch, calls, chip), BY_OPERATIONS
 
 
 def _projected_rows(

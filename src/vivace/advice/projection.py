@@ -19,6 +19,8 @@ EFFICIENCY = 0.6
 0.7 of a compiled FLUX's call, docs/performance/flux.md)."""
 _UNCERTAINTY = 1.6
 """Times that nothing but operations predicts may be wrong by this factor either way."""
+_HOST_S = 0.015
+"""What a host takes to launch the kernels of a network's call (an H200 waits 19 ms for each step of SD 1.5)."""
 _EIGHT_BITS = frozenset({"fp8", "int8"})
 
 
@@ -47,9 +49,13 @@ def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str
     return Interval(math.sqrt(ends[0] * ends[1]), ends[0], ends[1])
 
 
-def by_operations(flop: float, here: Chip) -> Interval:
-    """Return the seconds of a call of which nothing is recorded anywhere."""
-    return around(flop / 1e12 / (here.bf16 * EFFICIENCY))
+def by_operations(flop: float, calls: int, here: Chip) -> Interval:
+    """Return the seconds of what nothing is recorded of anywhere.
+
+    Args:
+        calls: of networks; each waits for the host, too.
+    """
+    return around(flop / 1e12 / (here.bf16 * EFFICIENCY) + calls * _HOST_S)
 
 
 def around(seconds: float) -> Interval:

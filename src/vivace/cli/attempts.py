@@ -48,7 +48,7 @@ class Attempts:
         if self._task is None:
             click.echo(f"predicting {recipe}", err=True)
         else:
-            self._line.update(self._task, description=f"prediction {self._number}: {recipe}")
+            self._line.update(self._task, description=f"prediction {self._number}: {recipe}", refresh=True)
 
     def trying(self, recipe: str) -> None:
         """Tell a recipe that may fit, before its memory is predicted."""
@@ -56,7 +56,8 @@ class Attempts:
         if self._task is None:
             click.echo(f"trying {recipe}", err=True)
         else:
-            self._line.update(self._task, description=f"prediction {self._number}: does {recipe} fit?")
+            said = f"prediction {self._number}: does {recipe} fit?"
+            self._line.update(self._task, description=said, refresh=True)
 
     def say(self, text: str) -> None:
         """Print a line beside the live one."""

@@ -18,19 +18,16 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*", re.IGNORECASE)
 
 
-class Card(click.ParamType):
-    """A size in GB, or the name of a GPU, which has one. "4090" is a name."""
+def parse_card(context: click.Context, option: click.Parameter, value: str | None) -> float | Gpu | None:
+    """Return a size in GB, or the GPU of a name, which has one. "4090" is a name."""
+    from vivace.hardware import known_gpu, named_gpu
 
-    name = "card"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float | Gpu:
-        from vivace.hardware import known_gpu, named_gpu
-
-        text = str(value)
-        size = _SIZE.fullmatch(text)
-        if size is None or known_gpu(text) is not None:
-            return named_gpu(text, "--card")
-        return options.FiniteFloat(0.1, 10_000).convert(size[1], param, ctx)
+    if value is None:
+        return None
+    size = _SIZE.fullmatch(value)
+    if size is None or known_gpu(value) is not None:
+        return named_gpu(value, "--card")
+    return options.FiniteFloat(0.1, 10_000).convert(size[1], option, context)
 
 
 @dataclass(frozen=True)

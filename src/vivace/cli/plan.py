@@ -10,7 +10,7 @@ import click
 
 from vivace.cli import options
 from vivace.cli.attempts import Attempts
-from vivace.cli.card import Card, Fitted, card_of
+from vivace.cli.card import Fitted, card_of, parse_card
 from vivace.cli.plan_text import Fit
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @options.task
 @click.option(
     "--card",
-    type=Card(),
+    callback=parse_card,
     metavar="GB|NAME",
     help="Find changes that make it fit a card of this size, or this one; default: that of --gpu, else this machine's.",
 )

@@ -46,6 +46,21 @@ def test_json_has_components_and_changes(
     assert found["changes"][-1]["peak_bytes"] < found["peak_bytes"]
 
 
+def test_what_fits_is_ranked_with_the_line_to_measure_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "tiny-sd", "--card", "1.05", "--gpu", "RTX 3060 12GB") == 0
+    *_, intro, first, second, third, fourth, use, measure = capsys.readouterr().out.splitlines()
+    assert intro == "It does not fit 1.05 GB. These do, the best first:"
+    recipe = "compile+offload(model)"
+    assert first.startswith(f"  {recipe}: peak 46")
+    assert ": fits, about " in first
+    assert first.endswith(" predicted")
+    assert all(" peak about " in line and line.endswith(" predicted") for line in (second, third, fourth))
+    assert use == f"Use: --recipe '{recipe}' --height 128 --width 128 --batch 1"
+    assert measure.startswith(f"Measure: vivace bench --model tiny-sd --recipe '{recipe}' --recipe ")
+
+
 def test_a_recipe_that_uses_free_memory_is_proposed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +91,11 @@ def test_a_recipe_without_effect_is_planned_as_the_baseline(
         (("tiny-sd", "--height", "100"), 2, "--height 100: tiny-sd takes multiples of"),
         (("tiny-sd", "--batch", "0"), 2, "--batch"),
         (("tiny-sd", "--card", "-1"), 2, "--card"),
+        (
+            ("tiny-sd", "--card", "RTX 4071"),
+            2,
+            "--card 'RTX 4071': no such GPU is known; did you mean 'RTX 4070'?",
+        ),
         (("tiny-sd", "--recipe", "first_block_cache"), 3, "no chain of transformer blocks"),
     ],
 )

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from vivace.advice.advise import checked_gpu
-from vivace.cli.card import Card, card_of
+from vivace.cli.card import card_of, parse_card
 from vivace.errors import UsageError
 from vivace.hardware import (
     CHIPS,
@@ -53,6 +53,11 @@ WRITTEN = {
     "GB10": ["DGX Spark", "NVIDIA GB10"],
     "TITAN RTX": ["NVIDIA TITAN RTX"],
 }  # fmt: skip
+
+
+def parsed(text: str) -> float | Gpu | None:
+    """What `--card` makes of a text."""
+    return parse_card(click.Context(click.Command("plan")), click.Option(["--card"]), text)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ def test_all_commands_know_the_same_gpus(chip) -> None:  # type: ignore[no-untyp
     for name in (chip.name, *chip.aliases, f"NVIDIA {chip.name}"):
         assert checked_gpu(name, ()) == chip.name
         assert card_of(None, name)[0] is chip
-        card = Card().convert(name, None, None)
+        card = parsed(name)
         assert isinstance(card, Gpu)
         fitted = card_of(card, None)[1]
         assert fitted is not None
@@ -130,16 +135,13 @@ def test_all_commands_know_the_same_gpus(chip) -> None:  # type: ignore[no-untyp
 
 
 def test_a_card_is_a_size_or_a_name() -> None:
-    def card(text: str) -> object:
-        return Card().convert(text, None, None)
-
-    assert (card("12"), card("12GB"), card("0.5"), card("24 g")) == (12.0, 12.0, 0.5, 24.0)
-    assert isinstance(card("4090"), Gpu)
+    assert (parsed("12"), parsed("12GB"), parsed("0.5"), parsed("24 g")) == (12.0, 12.0, 0.5, 24.0)
+    assert isinstance(parsed("4090"), Gpu)
     for text in ("-1", "nan", "inf", "20000"):
         with pytest.raises(click.BadParameter):
-            card(text)
+            parsed(text)
     with pytest.raises(UsageError, match="--card 'banana'"):
-        card("banana")
+        parsed("banana")
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,25 @@ def test_records_of_the_same_model_and_family_count_most() -> None:
     assert "study 004" in named
 
 
+@pytest.mark.parametrize(
+    ("gpu", "least"),
+    [
+        ("NVIDIA H800", 0.05),
+        ("NVIDIA A800-SXM4-80GB", 0.05),
+        ("NVIDIA A10G", 0.05),
+        ("NVIDIA RTX 6000 Ada Generation", 0.15),
+        ("NVIDIA L20", 0.15),
+        ("NVIDIA B300", 0.15),
+        ("Tesla T4", 0.2),
+        ("AMD Instinct MI300X", 0.4),
+    ],
+)
+def test_all_generations_learn_from_their_own(gpu: str, least: float) -> None:
+    """Of these, tuning once knew none, and took an H100's records for as good as an A100's."""
+    sources = known_sources("flux-dev", gpu, Wanted())
+    assert min(datum.error for source in sources for datum in source.data) == pytest.approx(least)
+
+
 def test_what_fewer_steps_gained_is_not_taken_from_records() -> None:
     """15 steps of 30 halve the time, and 15 of 20 do not."""
     assert any("steps(" in recipe for _, recipe, _, _ in all_known())

@@ -1,0 +1,28 @@
+"""What `vivace plan` shows while it predicts."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from vivace.cli import attempts
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_each_prediction_is_told(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(
+        attempts, "console", lambda stderr: Console(file=shown, force_terminal=is_terminal, width=100)
+    )
+    with attempts.Attempts() as predictions:
+        predictions.predicting("baseline")
+        predictions.trying("offload(group)")
+    plain = capsys.readouterr()
+    assert plain.out == ""
+    if is_terminal:
+        assert "prediction 2: does offload(group) fit?" in shown.getvalue()
+        assert plain.err == ""
+    else:
+        assert plain.err == "predicting baseline\ntrying offload(group)\n"
