@@ -109,7 +109,7 @@ def page_of(tuned: Tuned) -> str:
             title=best.text,
             is_proved=best.is_proved,
             figures=_figures(tuned),
-            notes=[sentence(note) for note in tuned.notes],
+            notes=[_note(text) for text in tuned.notes],
             recipe=tuned.recipe,
             measured=f"{count(tuned.num_trials, 'recipe')} measured in {clock(tuned.seconds)}",
             finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -128,6 +128,12 @@ def page_of(tuned: Tuned) -> str:
             policy=Markup(policy_for(style, script)),
         )
     )
+
+
+def _note(text: str) -> str:
+    """Return a note as a sentence; one that ends with a command has no full stop, so that it can be copied."""
+    ends_with_command = text.rpartition(": ")[2].startswith("vivace ")
+    return text[:1].upper() + text[1:] if ends_with_command else sentence(text)
 
 
 def _own_style() -> str:

@@ -149,6 +149,12 @@ def test_a_search_without_an_answer_has_a_page(tmp_path: Path) -> None:
     assert 'id="run"' not in page
 
 
+def test_a_command_in_a_note_can_be_copied(tmp_path: Path) -> None:
+    page = page_of(tuned(tmp_path, notes=("a judge adds much: vivace tune tiny-sd --scorer x", "it ended")))
+    assert "A judge adds much: vivace tune tiny-sd --scorer x</li>" in page
+    assert "It ended.</li>" in page
+
+
 def test_less_memory_is_the_headline_where_it_is_the_goal(tmp_path: Path) -> None:
     rows = final()
     memory = rows[2].memory
