@@ -16,6 +16,7 @@ from vivace.advice.limit import flop_of_call
 from vivace.advice.parsed import resolve
 from vivace.advice.projection import around, by_operations, on_chip
 from vivace.advice.speeds import Speeds, known_speeds
+from vivace.contract import DENOISERS
 from vivace.errors import RecipeError
 from vivace.hardware import CHIPS, Chip, Gpu, Near, known_gpu, near
 from vivace.memory.estimate import Saving, Scheme, largest_encoder, need_of
@@ -183,10 +184,13 @@ def savings(published: Prediction) -> list[Saving]:
     """Return the recipes that save memory, and the published model itself, canonical."""
     encoder = largest_encoder(published)
     both = "denoiser" if encoder is None else f"denoiser,{encoder}"
-    schemes: tuple[Scheme, ...] = ("fp8", "int8", "nf4")
+    without_fp8: tuple[Scheme, ...] = ("int8", "nf4")
+    dtypes = {part.dtype for part in published.components if part.name in DENOISERS}
+    # fp8 with a scale for each row needs bf16.
+    schemes: tuple[Scheme, ...] = ("fp8", *without_fp8) if dtypes == {"bf16"} else without_fp8
     found = [Saving(BASELINE), Saving("compile")]
     if encoder is not None:
-        found += [Saving(f"quantize({one})@{encoder}+compile", encoder=one) for one in schemes[1:]]
+        found += [Saving(f"quantize({one})@{encoder}+compile", encoder=one) for one in without_fp8]
     for one in schemes:
         second = None if encoder is None else one
         found.append(Saving(f"quantize({one})@{both}+compile", one, second))
@@ -195,7 +199,7 @@ def savings(published: Prediction) -> list[Saving]:
         Saving("compile+offload(model)", offloading="model"),
         Saving("offload(group)", offloading="group"),
     ]
-    for one in schemes[1:]:
+    for one in without_fp8:
         second = None if encoder is None else one
         found.append(Saving(f"quantize({one})@{both}+offload(group)", one, second, "group"))
     return [saving for saving in found if _canonical(saving)]

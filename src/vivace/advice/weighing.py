@@ -199,13 +199,23 @@ def _first(weighed: Sequence[Weighed]) -> Weighed | None:
             continue
         if first is None:
             first = found
-            if found.table.kind != "committed" or _improves(found):
+            if found.table.kind == "own" or _improves(found):
                 return found
-        elif _improves(found) and found.near == first.near and found.table.kind != "predicted":
+            if found.table.kind == "published" and found.near is Near.SAME:
+                return found
+        elif _improves(found) and found.table.kind != "predicted" and _speaks_beside(found, first):
             assert found.choice is not None
             if found.choice.chosen.row.recipe not in {row.recipe for row in first.table.compared}:
                 return found
     return first
+
+
+def _speaks_beside(one: Weighed, first: Weighed) -> bool:
+    """Whether evidence may be followed in the place of one that has nothing better than the published model.
+
+    Of the same GPU, also if it is about another model of the family; of another GPU, if the first one is as well.
+    """
+    return one.near == first.near or (first.near is not Near.SAME and not one.is_transferred)
 
 
 def _improves(one: Weighed) -> bool:

@@ -22,7 +22,9 @@ computes, as shares of those before. Those of most are less."""
 _LARGEST_LAYER = 0.03
 """Bytes of a network's largest layer, as a share of all, and at least those of an embedding."""
 _EMBEDDING_BYTES = 3e8
-_MARGIN = 1.03
+_MARGIN = 1.01
+_FP8_BESIDE = 0.02
+"""What a denoiser's layers need more in fp8 than in int8, as a share of its bytes: their inputs, quantised."""
 _STAGES = {"denoiser": "denoiser", "vae": "vae", "vae encoder": "vae", "text encoders": "text"}
 
 
@@ -91,7 +93,8 @@ def need_of(saving: Saving, published: Prediction) -> Need:
         if scheme is not None:
             after = _quantised(part, scheme)
             num_bytes *= after.share
-            beside_of[kind] = max(beside_of[kind], after.beside_bytes)
+            more = _FP8_BESIDE * part.num_bytes if scheme == "fp8" else 0.0
+            beside_of[kind] = max(beside_of[kind], after.beside_bytes + more)
             loading_beside = max(loading_beside, after.loading_bytes)
         held[kind] += num_bytes
         largest_text = max(largest_text, num_bytes if kind == "text" else 0.0)

@@ -10,7 +10,7 @@ from vivace.advice import Recommendation
 from vivace.advice.allowed import refused
 from vivace.advice.fitting import Card, typical_gpu
 from vivace.advice.parsed import resolve
-from vivace.advice.verified import ranked
+from vivace.advice.verified import fitting, ranked
 from vivace.hardware import CHIPS, named_gpu, near
 from vivace.hardware.nearness import Near
 from vivace.lint.limits import flops_of
@@ -213,6 +213,24 @@ def test_estimates_are_what_plan_predicts(model: str) -> None:
         exact = predict(weightless, resolve(saving.recipe.format(largest_encoder(shipped))))
         estimate = need_of(saving, shipped)
         assert exact.needed_bytes <= estimate.needed_bytes <= 1.12 * exact.needed_bytes + 3e8, saving.recipe
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gpu", ["RTX 3060 12GB", "RTX 4070", "RTX 4090", "A100"])
+@pytest.mark.parametrize(
+    "model", ["sdxl-lightning-4step", "flux-dev", "qwen-image", "z-image-turbo", "cogview4-6b"]
+)
+def test_plan_proposes_what_is_recommended(model: str, gpu: str) -> None:
+    """The first of the ranking fits by its own prediction, so `vivace plan --card` proposes it."""
+    answer, named = vivace.recommend(model, gpu=gpu, store=()), named_gpu(gpu)
+    assert answer.basis is not None
+    if answer.basis.kind != "predicted":
+        pytest.skip("it fits as published, or was measured there")
+    best = fitting(
+        find_weightless(model), footprints()[model], Card(named, named.memory_bytes), lambda recipe: None
+    )
+    assert best is not None
+    assert best.chosen.recipe == answer.recipe
 
 
 def test_a_shipped_prediction_is_still_right() -> None:
