@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from vivace.contract.anatomy import Component
+from vivace.contract.anatomy import COMPONENTS, Component
+
+if TYPE_CHECKING:
+    from vivace.contract.target import Target
+    from vivace.contract.technique import Technique
 
 
 class Trait(StrEnum):
@@ -94,6 +98,19 @@ def with_traits(module: Any, traits: frozenset[Trait]) -> None:
 def traits_of(module: Any) -> frozenset[Trait]:
     """The traits that techniques gave to a module, and those that other libraries left on it."""
     return frozenset(_TRAITS.get(module, ())) | _foreign(module)
+
+
+def exclusion(technique: Technique, target: Target) -> str | None:
+    """Return why a technique cannot work with the traits that the pipeline's modules have; None if it can."""
+    if target.pipe is None:
+        return None
+    for component, module in target.modules(technique.targets or COMPONENTS).items():
+        traits = traits_of(module)
+        for rule in technique.excludes:
+            applies = not rule.components or component in rule.components
+            if applies and rule.trait in traits and rule.unless not in traits:
+                return f"the {component} is {rule.trait}: {rule.because}"
+    return None
 
 
 def is_compiled(module: Any) -> bool:

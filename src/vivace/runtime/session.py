@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vivace.contract import (
-    COMPONENTS,
     CallContext,
     Component,
     Effect,
@@ -25,7 +24,7 @@ from vivace.contract import (
     without_clashes,
     working_part,
 )
-from vivace.contract.traits import give, traits_of
+from vivace.contract.traits import exclusion, give
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.lora.distillations import distillations
 from vivace.lora.merge import merge
@@ -244,7 +243,7 @@ class Session:
         Raises:
             Unsupported, NoEffect: see `vivace.errors`.
         """
-        reason = _exclusion(technique, target) or technique.unsupported(target)
+        reason = exclusion(technique, target) or technique.unsupported(target)
         if reason is not None:
             raise Unsupported(f"{technique.name}: {reason}")
         script = (
@@ -389,16 +388,3 @@ class Session:
         for component, contexts in by_component.items():
             part = working_part(component, component_of(self.pipe, component))
             part.forward = in_contexts(part.forward, contexts)
-
-
-def _exclusion(technique: Technique, target: Target) -> str | None:
-    """Return why the technique cannot work with the traits that the pipeline's modules have; None if it can."""
-    if target.pipe is None:
-        return None
-    for component, module in target.modules(technique.targets or COMPONENTS).items():
-        traits = traits_of(module)
-        for rule in technique.excludes:
-            applies = not rule.components or component in rule.components
-            if applies and rule.trait in traits and rule.unless not in traits:
-                return f"the {component} is {rule.trait}: {rule.because}"
-    return None
