@@ -52,8 +52,8 @@ is then a row of its own. A row with only its first cell is a title, as of a mod
 Cells may have units: of time (`ms`, `sec`, `1m32s`, `1:32`), of size (`GB` and `GiB`), of rate (`it/s`, `s/it`,
 `img/s`, `img/min`, `s/image`); a spread (`1.2 ± 0.1 s`) or an interval (`[0.97, 1.16]`). Whether a comma stands before
 decimals (`0,512`) or between thousands (`3,705`) is told from the whole column, the other columns, and the separator of
-the CSV (a comma, a semicolon, a tab or a bar). Where nothing tells, that is said, and only what is wrong in both cases is
-reported.
+the CSV (a comma, a semicolon, a tab or a bar). Where nothing tells, that is said, and only what is wrong in both
+cases is reported.
 
 ## Meanings
 
