@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 from PIL import Image
 
 from tests.typed import said
+from vivace.cli import options
 
 QUICK = ("--recipe", "steps(1)")
 
@@ -62,3 +64,28 @@ def test_a_missing_path_is_not_there(name: str, says: str, tmp_path: Path) -> No
     done = said(tmp_path, "generate", "x", "--model", name, code=2)
     assert says in done.stderr
     assert "catalogue" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompts"),
+    [
+        ((), None),
+        (("--prompt", "a red circle", "--prompt", "b"), ["a red circle", "b"]),
+        (("--prompts", "prompts.txt"), ["from a file", "c"]),
+    ],
+)
+def test_prompts_arrive_as_they_were_given(
+    arguments: tuple[str, ...], prompts: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts.txt").write_text("from a file\nc\n")
+    monkeypatch.chdir(tmp_path)
+    received: list[list[str] | None] = []
+    for first in (False, True):
+
+        @click.command()
+        @options.prompts(first=first)
+        def command(prompts: list[str] | None) -> None:
+            received.append(prompts)
+
+        command.main(arguments, standalone_mode=False)
+    assert received == [prompts, None if prompts is None else prompts[:1]]
