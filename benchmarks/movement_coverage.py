@@ -42,14 +42,19 @@ def _still(generator: np.random.Generator, round_time: float, rounds: int) -> Sp
 def _periodic(rounds_long: float, size: float = 0.05) -> Move:
     def move(generator: np.random.Generator, round_time: float, rounds: int) -> Speed:
         phase = generator.uniform(0, 2 * np.pi)
-        return lambda times: size * np.sin(2 * np.pi * times / (rounds_long * round_time) + phase)
+
+        def speed(times: Values) -> Values:
+            turns = times / (rounds_long * round_time)
+            return np.asarray(size * np.sin(2 * np.pi * turns + phase), dtype=np.float64)
+
+        return speed
 
     return move
 
 
 def _states(generator: np.random.Generator, round_time: float, rounds: int) -> Speed:
     ends = np.cumsum(generator.exponential(3.0, size=20 + int(round_time * rounds)))
-    levels = 0.06 * generator.integers(0, 2, size=len(ends) + 1)
+    levels = np.asarray(0.06 * generator.integers(0, 2, size=len(ends) + 1), dtype=np.float64)
     return lambda times: levels[np.searchsorted(ends, times)]
 
 
@@ -119,8 +124,8 @@ def _verdict(
     gain: float,
     recipes: int,
 ) -> Verdict:
-    times: list[dict[int, Values]] = [{} for _ in range(recipes)]
-    beside: list[Values] = []
+    times: list[dict[int, list[float]]] = [{} for _ in range(recipes)]
+    beside: list[list[float]] = []
     moves: list[float] = []
     now = 0.0
     for index, of in enumerate(plan):
@@ -132,14 +137,14 @@ def _verdict(
             level = process_sd * generator.standard_normal() - (np.log(gain) if trial == 1 else 0.0)
             calls = np.exp(speed(at) + level) * (1 + 0.01 * generator.standard_normal(number))
             if trial is not None:
-                times[trial][index] = calls
+                times[trial][index] = list(calls)
                 started[trial] = now
             if not trial:
                 points.append((now, float(np.log(np.median(calls)))))
             now += lasts
         moves += [later - earlier for (_, earlier), (_, later) in itertools.pairwise(points)]
         own = float(np.log(np.median(times[0][index])))
-        beside.append(times[0][index] * np.exp(level_at(points, started[1]) - own))
+        beside.append(list(np.asarray(times[0][index]) * np.exp(level_at(points, started[1]) - own)))
     spread = learn_spread(times, moves=moves)
     ratio = log_speedup(beside, [times[1][index] for index in range(len(plan))], spread)
     return verdict(ratio, len(plan))

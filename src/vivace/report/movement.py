@@ -12,10 +12,10 @@ from vivace.stats import Levels, level_at
 
 
 def levels_of(baseline: Record) -> dict[int, Levels]:
-    """Return the levels of each of the baseline's rounds: its own, and those of its canaries."""
+    """Return the levels of each of the baseline's rounds that have canaries: its own, and those of the canaries."""
     found = {}
     for round_ in baseline.rounds:
-        if round_.samples:
+        if round_.samples and round_.canaries:
             points = [(_time(round_.started_at), _level([s.total_s for s in round_.samples]))]
             points += [(_time(canary.started_at), _level(canary.samples_s)) for canary in round_.canaries]
             found[round_.index] = sorted(points)

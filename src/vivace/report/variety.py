@@ -166,8 +166,8 @@ def _among_seeds(
         rows, columns = zip(*combinations(images, 2), strict=True)
         of_pairs = of_recipe[rows, columns], of_baseline[rows, columns]
         everything.append((prompt, float(_shares(*of_pairs, rounding).mean())))
-        least = (np.asarray(distances.min()) for distances in of_pairs)
-        closest.append((prompt, float(_shares(*least, rounding))))
+        least_of_recipe, least_of_baseline = (np.asarray(distances.min()) for distances in of_pairs)
+        closest.append((prompt, float(_shares(least_of_recipe, least_of_baseline, rounding))))
     if not everything:
         return []
     return [(("seeds", distance, False), everything), (("seeds", distance, True), closest)]
@@ -184,12 +184,13 @@ def _among_prompts(
         return []
     recipe, baseline = (side[np.ix_(chosen, chosen)] for side in (of_recipe, of_baseline))
     shares = np.where(differs, _shares(recipe, baseline, rounding), 0.0).sum(axis=1) / differs.sum(axis=1)
-    least = (np.where(differs, side, np.inf).min(axis=1) for side in (recipe, baseline))
+    nearest = [np.where(differs, side, np.inf).min(axis=1) for side in (recipe, baseline)]
+    of_closest = _shares(nearest[0], nearest[1], rounding)
     return [
         (("prompts", distance, False), [(name, float(s)) for name, s in zip(names, shares, strict=True)]),
         (
             ("prompts", distance, True),
-            [(name, float(s)) for name, s in zip(names, _shares(*least, rounding), strict=True)],
+            [(name, float(s)) for name, s in zip(names, of_closest, strict=True)],
         ),
     ]
 

@@ -64,5 +64,8 @@ def test_a_machine_that_moves_widens_every_interval() -> None:
 def test_rounds_without_canaries_are_stored_as_before() -> None:
     plain = round_at(0, 0, 1.0)
     assert "canaries" not in plain.model_dump(mode="json")
+    undated = plain.model_copy(update={"started_at": ""})
+    rows = rows_of([make_record("baseline", undated), make_record("tiny_vae", undated)])
+    assert rows[1].speedup is not None, "the time of day is read only where there is a canary"
     seen = round_at(0, 0, 1.0, (canary(2, 1.1),))
     assert Round.model_validate_json(seen.model_dump_json()) == seen
