@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from vivace.lint.columns import SYNONYMS
-from vivace.lint.limits import GPUS, MODEL_FLOPS
+from vivace.lint.limits import MODEL_FLOPS
 from vivace.lint.rules import RULES
 
 _TEXT = """{note}
@@ -52,8 +52,8 @@ is then a row of its own. A row with only its first cell is a title, as of a mod
 Cells may have units: of time (`ms`, `sec`, `1m32s`, `1:32`), of size (`GB` and `GiB`), of rate (`it/s`, `s/it`,
 `img/s`, `img/min`, `s/image`); a spread (`1.2 ± 0.1 s`) or an interval (`[0.97, 1.16]`). Whether a comma stands before
 decimals (`0,512`) or between thousands (`3,705`) is told from the whole column, the other columns, and the separator of
-the CSV (a comma, a semicolon, a tab or a bar). Where nothing tells, that is said, and only what is wrong in both
-cases is reported.
+the CSV (a comma, a semicolon, a tab or a bar). Where nothing tells, that is said, and only what is wrong in both cases
+is reported.
 
 ## Meanings
 
@@ -67,11 +67,7 @@ cases is reported.
 from `--model`, `--gpu` and `--steps`. It is silent about recipes that skip work, and about other sizes than the model's
 own.
 
-| GPU | 16 bits, TFLOP/s | 8 bits |
-| --- | --- | --- |
-{gpus}
-
-NVIDIA's data sheets, dense, the SXM module where there are several.
+The rates are those of the [data sheets](hardware.md#gpus-by-name), dense; the SXM module's where there are several.
 
 | model | TFLOP a step, guidance included |
 | --- | --- |
@@ -100,6 +96,5 @@ def page(note: str) -> str:
         note=note,
         rules="\n".join(rules),
         headings="\n".join(headings),
-        gpus="\n".join(f"| {gpu.name} | {gpu.half:g} | {gpu.eight:g} |" for gpu in GPUS),
         models="\n".join(f"| {one.name} | {one.step / 1e12:.3g} |" for one in MODEL_FLOPS),
     )
