@@ -50,10 +50,10 @@ def test_recommend_reads_studies(tmp_path: Path) -> None:
     gains = {row.recipe: row.gain and round(row.gain.point, 2) for row in table.rows}
     assert gains == {recipes["Baseline"]: None, recipes["Compiled"]: 3.0, recipes["Final"]: 5.0}
     answer = recommend_from(Wanted(model="sd15", gpu="H200"), [table])
-    assert answer.recipe == recipes["Final"]
-    assert "judged on tiny-sd, a small model of the same kind" in answer.quality, (
-        "random weights have no images"
-    )
+    assert answer.recipe == recipes["Compiled"]
+    (final,) = answer.left_out
+    assert final.recipe == recipes["Final"]
+    assert "compared with 30 steps of the model" in final.why, "the model's own are 50, and this one takes 20"
     assert answer.basis is not None
     assert answer.basis.place == "results/study-001.json"
     kept = recommend_from(Wanted(model="sd15", gpu="H200", same_picture=True), [table])

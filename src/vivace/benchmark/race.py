@@ -29,8 +29,9 @@ def race(model: str, recipes: Sequence[str], device: str) -> dict[str, float]:
             sessions[recipe] = open_session(found, resolve(recipe), device, {"num_inference_steps": _STEPS})
         except (Unsupported, NoEffect):
             continue
-    # One step without decoding finds the recipes that are too slow. Twice, since the first call also loads kernels.
-    short = {"num_inference_steps": 1, "output_type": "latent"}
+    # Two steps without decoding find the recipes that are too slow. Twice, since the
+    # first call also loads kernels.
+    short = {"num_inference_steps": 2, "output_type": "latent"}
     short_s = {recipe: min(_time(s, **short), _time(s, **short)) for recipe, s in sessions.items()}
     remaining = [recipe for recipe in sessions if short_s[recipe] <= _TOO_SLOW * min(short_s.values())]
     rounds = [{recipe: _time(sessions[recipe]) for recipe in remaining} for _ in range(_ROUNDS)]

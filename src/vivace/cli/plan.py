@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from vivace.cli import options
-from vivace.cli.attempts import Attempts
 from vivace.cli.card import Fitted, card_of, parse_card
 from vivace.cli.plan_text import Fit
 
 if TYPE_CHECKING:
+    from vivace.cli.attempts import Attempts
     from vivace.hardware import Chip, Gpu
     from vivace.memory.predict import Prediction
     from vivace.memory.weightless import Weightless
@@ -92,6 +92,7 @@ def _plan(
     is_read: Callable[[], None],
 ) -> int:
     """Predict, look for what fits a card, and print both."""
+    from vivace.cli.attempts import Attempts
     from vivace.cli.plan_text import print_card, print_prediction
 
     with Attempts() as attempts:

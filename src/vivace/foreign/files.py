@@ -127,6 +127,9 @@ def is_path(name: str, suffixes: Collection[str] = ()) -> bool:
         suffixes: of files, lower case, that are no part of other names.
     """
     text = name.strip()
+    repository, at, _ = text.partition("@")
+    if at and re.fullmatch(r"[\w.-]*\w/[\w.-]+", repository):
+        text = repository  # a revision may have slashes of its own: org/repo@refs/pr/7
     parts = re.split(r"[/\\]", text)
     starts_as_path = len(parts) > 1 and parts[0] in ("", ".", "..", "~")
     return starts_as_path or len(parts) > 2 or "\\" in text or Path(text).suffix.lower() in suffixes

@@ -81,7 +81,13 @@ def refused_prediction(scheduler: Any) -> str | None:
 
     accepted = inspect.signature(scheduler.set_timesteps).parameters
     shifts = "mu" in accepted and scheduler.config.get("use_dynamic_shifting")
-    scheduler.set_timesteps(_PROBED_STEPS, **({"mu": 1.0} if shifts else {}))
+    try:
+        scheduler.set_timesteps(_PROBED_STEPS, **({"mu": 1.0} if shifts else {}))
+    except AssertionError:  # diffusers has no words for it
+        kind = scheduler.config.get("time_shift_type")
+        return (
+            f"it shifts noise levels exponentially, and this model's are shifted by time_shift_type={kind!r}"
+        )
     timestep = scheduler.timesteps[0]
     numbers = torch.zeros(1, 4, 1, 1)
     sample = (

@@ -47,4 +47,5 @@ class StudyKeywords(CallKeywords, total=False):
     scorer: str | None
     witness: str | None
     lpips: bool
+    noise_floor: bool
     rivals: bool

@@ -184,9 +184,9 @@ def test_mistyped_names() -> None:
     for name, says in (
         ("sxdl", "no model 'sxdl'; did you mean 'sdxl'"),
         ("flux_dev", "did you mean 'flux-dev'"),
-        ("./nowhere", "no model './nowhere'"),
+        ("./nowhere", "./nowhere: there is no such file or folder"),
         ("org/model@", "no model"),
-        ("org/model/unet", "no model"),
+        ("org/model/unet", "there is no such file or folder"),
         ("-a/b", "no model"),
         ("", "in the catalogue: tiny-sd, tiny-flux, tiny-flux-schnell, sd15, sdxl"),
         ("a\0b", "no model"),

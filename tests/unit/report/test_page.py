@@ -779,7 +779,7 @@ def test_a_comparison_can_be_measured_again_from_its_page() -> None:
         "num_inference_steps": workload.num_inference_steps,
         "guidance_scale": workload.guidance_scale,
     }
-    assert saved(page)[str(given["prompts"])].splitlines() == list(workload.prompts)
+    assert saved(page)[str(given["prompts_file"])].splitlines() == list(workload.prompts)
     (prompts,) = page.root.all("details", "prompts")
     assert [p.text for p in prompts.all("li")] == list(workload.prompts)
 

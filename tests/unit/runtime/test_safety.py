@@ -17,7 +17,7 @@ from vivace.models.find import find_model
 from vivace.runtime.safety import HiddenImageWarning, hidden_images
 from vivace.runtime.session import apply
 
-SMALL = {"height": 64, "width": 64, "num_inference_steps": 1}
+SMALL = {"height": 64, "width": 64, "num_inference_steps": 2}
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_session_warns_and_says_which_image(pipe: Any) -> None:
 
 def test_generate_names_the_file(pipe: Any, tmp_path: Path) -> None:
     folder = shrunken.save(pipe, tmp_path / "model")
-    size = ["--height", "64", "--width", "64", "--num-inference-steps", "1", "--device", "cpu"]
+    size = ["--height", "64", "--width", "64", "--num-inference-steps", "2", "--device", "cpu"]
     done = said(tmp_path, "generate", "a red circle", "--model", str(folder), *size)
     (path,) = done.stdout.split()
     assert f"warning: {path} is black: the model's safety checker replaced the image of seed 0" in done.stderr

@@ -65,7 +65,7 @@ def test_models_with_random_weights_keep_their_prompts_too(monkeypatch: pytest.M
     for name in ("synthetic:sd15", "synthetic:flux-dev"):
         with vivace.load(name, "prompt_cache", device="cpu") as kept:
             for _ in range(2):
-                kept("a red circle", num_inference_steps=1, output_type="latent")
+                kept("a red circle", num_inference_steps=2, output_type="latent")
             assert kept.evidence()["prompt_cache_hits"] == 1
 
 
