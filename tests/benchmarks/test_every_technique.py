@@ -99,9 +99,10 @@ def test_a_group_is_measured_between_two_rounds_of_its_baseline(measured: Path) 
         Outcome.MEASURED, Outcome.MEASURED, Outcome.NO_EFFECT, Outcome.MEASURED, Outcome.MEASURED,
     ], [one.reason for one in records]  # fmt: skip
     for beside, *news in (records[:2], records[3:]):
-        starts = [round_.started_at for round_ in beside.rounds]
-        assert len(starts) == 2
-        assert all(starts[0] < round_.started_at < starts[1] for new in news for round_ in new.rounds)
+        assert len(beside.rounds) == 2
+        canaries = [canary.started_at for round_ in beside.rounds for canary in round_.canaries]
+        starts = sorted([*(round_.started_at for round_ in beside.rounds), *canaries])
+        assert all(starts[0] < round_.started_at < starts[-1] for new in news for round_ in new.rounds)
         assert all(len(new.rounds) == 2 for new in news)
     rows = rows_with_baselines(records)
     assert [row.is_baseline for row in rows] == [True, False, False, True, False]

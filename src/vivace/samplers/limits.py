@@ -12,7 +12,10 @@ from typing import Any
 _CONSISTENCY = ("LCMScheduler", "TCDScheduler")
 _AT_LEAST_TWO_WITH_KARRAS = ("DEISMultistepScheduler", "SASolverScheduler")
 _PROBED_STEPS = 20
-_BY_INDEX = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler")
+_BY_INDEX = (
+    "DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler", "DPMSolverMultistepScheduler",
+    "DEISMultistepScheduler", "UniPCMultistepScheduler", "SASolverScheduler",
+)  # fmt: skip
 """They look noise levels up by the timestep, which must be one of the model's."""
 
 
