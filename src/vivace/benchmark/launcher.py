@@ -155,10 +155,23 @@ class Launcher:
                     reading.follow(event)
                     on_event(event)
         except BaseException:
-            # On Ctrl-C the child must not keep computing.
+            # On Ctrl-C the child must not keep computing, and the next request must not take its end for its own.
             if pid is not None:
                 _kill_group(pid)
+            self._await_end()
             raise
+
+    def _await_end(self) -> None:
+        """Read the events of a request that was given up until it has ended; stop the worker if it does not."""
+        assert self._process is not None
+        deadline = time.monotonic() + _GRACE_S
+        while (event := self._lines.next(deadline)) is not None and event.get("event") != "timeout":
+            if event.get("event") == "ended":
+                if not self.forks:
+                    self._stop()
+                return
+        _kill_group(self._process.pid)
+        self._stop()
 
     def _request_ended(self, value: dict[str, Any] | None, timed_out: bool, status: int, log: Path) -> Ending:
         if not self.forks:

@@ -83,3 +83,32 @@ def test_a_scorer_of_somebody_else_is_read_under_limits(tmp_path: Path) -> None:
             assert reading["limits"]["seconds"] > 60
             weights = folder / "model.safetensors"
             assert reading["limits"]["num_bytes"] > weights.stat().st_size
+
+
+_IN_TURN = """
+import json, subprocess, sys
+def say(**event):
+    print(json.dumps(event), flush=True)
+say(event="ready", forks=True)
+for number, _ in enumerate(sys.stdin):
+    child = subprocess.Popen(["sleep", "60" if number == 0 else "0"], start_new_session=True)
+    say(event="started", pid=child.pid)
+    say(event="phase", phase="warm-up", done=1)
+    status = child.wait()
+    if status == 0:
+        say(event="result", value=dict(number=number))
+    say(event="ended", status=0 if status == 0 else -status)
+"""
+
+
+@pytest.mark.timeout(30)
+def test_the_request_after_one_that_was_given_up_gets_its_own_answer() -> None:
+    def give_up(event: dict[str, Any]) -> None:
+        if event["event"] == "phase":
+            raise UnusableModel("the first image tells that the time does not suffice")
+
+    with Launcher([sys.executable, "-c", _IN_TURN], tries_gpu=False) as launcher:
+        with pytest.raises(UnusableModel, match="does not suffice"):
+            launcher.run(GpusRequest(), 60.0, give_up)
+        assert ask(launcher, GpusRequest(), 60.0) == {"number": 1}
+        assert ask(launcher, GpusRequest(), 60.0) == {"number": 2}
