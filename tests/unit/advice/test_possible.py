@@ -38,7 +38,7 @@ SAMPLE = (
 )
 
 
-def check(model: str, gpu: str) -> Recommendation:
+def assert_possible(model: str, gpu: str) -> Recommendation:
     """Assert that the answer for a model on a GPU is possible."""
     answer = vivace.recommend(model, gpu=gpu, store=())
     named = named_gpu(gpu)
@@ -75,19 +75,19 @@ def check(model: str, gpu: str) -> Recommendation:
 @pytest.mark.parametrize("model", MODELS)
 def test_answers_are_possible(model: str) -> None:
     for gpu in SAMPLE:
-        check(model, gpu)
+        assert_possible(model, gpu)
 
 
 def test_answers_are_possible_on_every_card() -> None:
     for gpu in CARDS:
-        check("flux-dev", gpu)
+        assert_possible("flux-dev", gpu)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("gpu", CARDS)
 def test_all_answers_are_possible(gpu: str) -> None:
     for model in MODELS:
-        check(model, gpu)
+        assert_possible(model, gpu)
 
 
 @pytest.mark.parametrize("model", MODELS)
