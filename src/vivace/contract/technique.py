@@ -192,6 +192,14 @@ class Technique(BaseModel, ABC):
         return None
 
     @property
+    def saved_share(self) -> float | None:
+        """Share of its targets' time that trained weights leave out which replace them, about; None if it brings none.
+
+        As with `trained_steps`, a search believes in the gain before it measures it.
+        """
+        return None
+
+    @property
     def num_gpus(self) -> int:
         """GPUs that each hold the denoiser, including this process's own."""
         return 1

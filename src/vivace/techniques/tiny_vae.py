@@ -26,6 +26,11 @@ class TinyVae(Technique):
     default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("tiny_vae",))
 
+    @property
+    def saved_share(self) -> float:
+        """Less than its share of the operations, 94 % at SD 1.5: small layers run at a lower rate."""
+        return 0.8
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is not None and target.model.load_tiny_vae is None:
             return "no tiny VAE is known for this model's latents"

@@ -22,6 +22,8 @@ from vivace.recipes.recipe import Recipe
 
 Array = NDArray[np.float64]
 Feature = tuple[str, ...]
+Weight = Callable[[Recipe, Technique, Sequence[str]], float]
+"""Of a recipe's technique, on some of the components that it is aimed at."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Belief:
         kind_sd: what recipes of one kind differ from it together.
         kind_of: what recipes of one kind have in common; None for a recipe that has no kind.
         shared_sd: of what all figures have in common because all are relative to the baseline: its error is theirs.
+        weight_of: a technique's effect in a recipe, in shares of its effect on the baseline; see `reweigh`.
     """
 
     effects: Mapping[str, Effect] = field(default_factory=dict)
@@ -79,16 +82,23 @@ class Belief:
     shared_sd: float = 0.0
     kind_sd: float = 0.0
     kind_of: Callable[[Recipe], Feature | None] = lambda recipe: None
+    weight_of: Weight = lambda recipe, technique, targets: 1.0
     _index: dict[Feature, int] = field(default_factory=dict)
     _means: list[float] = field(default_factory=list)
     _variances: list[float] = field(default_factory=list)
-    _rows: dict[Recipe, tuple[int, ...]] = field(default_factory=dict)
+    _rows: dict[Recipe, dict[int, float]] = field(default_factory=dict)
     _data: list[Datum] = field(default_factory=list)
     _inverse: Array | None = None
 
     def learn(self, data: Sequence[Datum]) -> None:
         """Replace what it knows by these figures."""
         self._data = list(data)
+        self._inverse = None
+
+    def reweigh(self, weight_of: Weight) -> None:
+        """Replace the weights of effects: they follow what the other techniques of a recipe leave of the time."""
+        self.weight_of = weight_of
+        self._rows.clear()
         self._inverse = None
 
     @property
@@ -174,24 +184,29 @@ class Belief:
         rows = [self._row(recipe) for recipe in recipes]
         found = np.zeros((len(rows), len(self._index)))
         for k, row in enumerate(rows):
-            found[k, list(row)] = 1.0
+            found[k, list(row)] = list(row.values())
         return found
 
-    def _row(self, recipe: Recipe) -> tuple[int, ...]:
+    def _row(self, recipe: Recipe) -> dict[int, float]:
+        """Return the weights of a recipe's features, by their numbers."""
         if recipe not in self._rows:
-            self._rows[recipe] = tuple(self._number(*one) for one in self._features(recipe))
+            self._rows[recipe] = {
+                self._number(feature, mean, sd): weight
+                for feature, mean, sd, weight in self._features(recipe)
+            }
         return self._rows[recipe]
 
-    def _features(self, recipe: Recipe) -> list[tuple[Feature, float, float]]:
-        """Return what a recipe is made of, with prior mean and standard deviation."""
-        found: list[tuple[Feature, float, float]] = []
+    def _features(self, recipe: Recipe) -> list[tuple[Feature, float, float, float]]:
+        """Return what a recipe is made of, with prior mean and standard deviation, and its weight."""
+        found: list[tuple[Feature, float, float, float]] = []
         if self.shared_sd and not recipe.is_baseline:
-            found.append((("any",), 0.0, self.shared_sd))
+            found.append((("any",), 0.0, self.shared_sd, 1.0))
         if self.kind_sd and (kind := self.kind_of(recipe)) is not None:
-            found.append((("kind", *kind), 0.0, self.kind_sd))
+            found.append((("kind", *kind), 0.0, self.kind_sd, 1.0))
         for technique in recipe:
             effect = self.effects.get(technique.text) or self.effects.get(technique.name) or self.usual
-            found.append((("option", technique.text), effect.mean, self.knob_share * effect.sd / 2))
+            weight = self.weight_of(recipe, technique, technique.targets)
+            found.append((("option", technique.text), effect.mean, self.knob_share * effect.sd / 2, weight))
             changed = [
                 (name, repr(value))
                 for name, value in technique.values.items()
@@ -200,13 +215,14 @@ class Belief:
             # What a technique does to one component says nothing of what it does to another.
             for where in technique.targets or ("",):
                 reach = self.effects.get(f"{technique.name}@{where}", effect)
-                found.append((("technique", technique.name, where), 0.0, reach.sd))
+                weight = self.weight_of(recipe, technique, (where,) if where else ())
+                found.append((("technique", technique.name, where), 0.0, reach.sd, weight))
                 for name, value in changed:
                     sd = self.knob_share * min(reach.sd, effect.sd)
-                    found.append((("knob", technique.name, where, name, value), 0.0, sd))
+                    found.append((("knob", technique.name, where, name, value), 0.0, sd, weight))
         for a, b in itertools.combinations(recipe.techniques, 2):
             if not a.targets or not b.targets or set(a.targets) & set(b.targets):
-                found.append((("pair", *sorted((a.name, b.name))), 0.0, self.pair_sd))
+                found.append((("pair", *sorted((a.name, b.name))), 0.0, self.pair_sd, 1.0))
         return found
 
     def _number(self, feature: Feature, mean: float, sd: float) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vivace.contract import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
@@ -20,6 +21,7 @@ from vivace.tuning.launches import (
     over_the_usual_baseline,
     wait_of,
 )
+from vivace.tuning.leverage import Leverage
 from vivace.tuning.paths import parts_of, path_of, tries_the_same
 from vivace.tuning.priors import SAME, Source
 from vivace.tuning.seen import Rung, Seen, latest
@@ -28,6 +30,8 @@ from vivace.tuning.worth import WORLDS, chance_of, floor_of, value_of
 
 _SLACK_OF_CHANGES = Effect(-0.04, 0.08)
 _SLACK_OF_SAME = Effect(0.0, 0.01)
+_SLACK_OF_TRAINED = Effect(-0.02, 0.05)
+"""Of weights that were trained to draw as good: what they are compared with is what they imitate."""
 _SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
 _PAIR_SD = 0.15  # of gains: a VAE's share of the time grows as the steps get shorter
@@ -76,7 +80,7 @@ class ModelSampler:
     def __post_init__(self) -> None:
         self.gain = Belief(self.effects, pair_sd=_PAIR_SD, own_sd=_OWN_SD, shared_sd=_BASELINE_SD)
         self.slack = Belief(
-            {t.text: _SLACK_OF_SAME if t.same_picture else _SLACK_OF_CHANGES for t in self.space.options},
+            {technique.text: _expected_slack(technique) for technique in self.space.options},
             # Quality adds up less well than time: two techniques may cost more, or less, than each. Guidance that ends
             # early gives back what fewer steps or cached blocks lose alone.
             pair_sd=0.1,
@@ -120,6 +124,7 @@ class ModelSampler:
             data += self._captured
         told = {datum.recipe for datum in data}
         prior = [datum for datum in self._prior_data if datum.recipe not in told]
+        self.gain.reweigh(Leverage.of(measured).of_effect)
         self.gain.learn([*data, *as_of_another_host(prior, wait)])
         judged = [one for one in measured if one.slack is not None and not one.recipe.is_baseline]
         self.slack.learn(
@@ -365,6 +370,13 @@ class ModelSampler:
             chance *= normal((math.log(limit) - self._base_memory - mean) / sd)
         found: Array = np.maximum(chance, 1e-6)
         return found
+
+
+def _expected_slack(technique: Technique) -> Effect:
+    if technique.same_picture:
+        return _SLACK_OF_SAME
+    is_trained = technique.trained_steps is not None or technique.saved_share is not None
+    return _SLACK_OF_TRAINED if is_trained else _SLACK_OF_CHANGES
 
 
 def improvement(mean: Array, sd: Array, best: float) -> Array:

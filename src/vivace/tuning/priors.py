@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
-from vivace.contract import TEXT_ENCODERS, Technique
+from vivace.contract import TEXT_ENCODERS, Technique, Trait
 from vivace.errors import RecipeError
 from vivace.hardware import architecture_of
 from vivace.models.find import SYNTHETIC
@@ -37,6 +37,11 @@ _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baselin
 _TIMES = ("latency", "mean")
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
+_REPLACED_SHARE = 0.3
+"""The same of trained weights that replace a component, whose share of the time is measured."""
+_ON_A_CPU_SD, _SAVING_ON_A_CPU_SD = 0.1, 0.2
+"""Of what keeps the picture without compiling it: a CPU does not wait for launches, so the same arithmetic takes about
+the same time. What saves memory computes in another precision, which some CPUs are fast at."""
 _TRAINED_SHARE, _LEAST_TRAINED_SD = 0.2, 0.05
 """Standard deviation of the gain of weights trained for fewer steps: in shares of the gain, and at least. Guidance may
 go, too, and calls have overheads."""
@@ -55,33 +60,40 @@ def effects(
     stages_s: Mapping[str, float] | None,
     wanted: Wanted,
     num_steps: int | None = None,
+    is_cpu: bool = False,
 ) -> dict[str, Effect]:
     """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
 
     Args:
         stages_s: the baseline's seconds by stage; None if unknown.
         num_steps: of the baseline; None if unknown.
+        is_cpu: whether the device is a CPU.
     """
     found = {}
     for technique in techniques:
         trained = _effect_of_training(technique, stages_s, wanted, num_steps)
-        found[technique.text] = trained or _effect(technique, technique.targets, stages_s, wanted)
+        found[technique.text] = trained or _effect(technique, technique.targets, stages_s, wanted, is_cpu)
         for component in technique.targetable:
             name = f"{technique.name}@{component}"
-            found[name] = trained or _effect(technique, (component,), stages_s, wanted)
+            found[name] = trained or _effect(technique, (component,), stages_s, wanted, is_cpu)
     return found
 
 
 def _effect_of_training(
     technique: Technique, stages_s: Mapping[str, float] | None, wanted: Wanted, num_steps: int | None
 ) -> Effect | None:
-    """Return the effect of weights trained for fewer steps, by the time of the steps that are left out.
+    """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they leave out.
 
     Of other techniques that leave work out the gain could be counted as well. But a search that believes it tries the
     most reckless of them first, and finds less (docs/tuning.md).
     """
-    steps = technique.trained_steps
-    if steps is None or num_steps is None or steps >= num_steps or wanted.measures_memory:
+    if wanted.measures_memory:
+        return None
+    steps, saved = technique.trained_steps, technique.saved_share
+    if saved is not None and stages_s:
+        gain = -math.log(1 - touched_share(technique.targets, stages_s) * saved)
+        return Effect(gain, _REPLACED_SHARE * gain)
+    if steps is None or num_steps is None or steps >= num_steps:
         return None
     denoising = touched_share(("denoiser",), stages_s)
     gain = -math.log(1 - denoising * (1 - steps / num_steps))
@@ -89,7 +101,11 @@ def _effect_of_training(
 
 
 def _effect(
-    technique: Technique, targets: Sequence[str], stages_s: Mapping[str, float] | None, wanted: Wanted
+    technique: Technique,
+    targets: Sequence[str],
+    stages_s: Mapping[str, float] | None,
+    wanted: Wanted,
+    is_cpu: bool,
 ) -> Effect:
     saves_memory = bool(technique.memory_advice.saving)
     if wanted.measures_memory:
@@ -100,6 +116,8 @@ def _effect(
     sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
     if not is_worth_tuning(technique):
         mean, sd = mean - 0.08, sd / 2
+    if is_cpu and technique.same_picture and Trait.COMPILED not in technique.provides:
+        sd = min(sd, (_SAVING_ON_A_CPU_SD if saves_memory else _ON_A_CPU_SD) * min(1.0, reach))
     return Effect(mean * min(1.0, reach), sd)
 
 

@@ -15,6 +15,8 @@ from vivace.tuning import tune
 from vivace.tuning.answer import Tuned
 
 MINUTES = 0.06
+LONGEST_S = 60 * MINUTES + 3.0
+"""The limit, and what stopping a worker and writing the answer may take on a busy machine."""
 
 
 def tuned_in(store: Path, final_round_s: float, **budget: Any) -> tuple[Tuned, float]:
@@ -34,7 +36,7 @@ def tuned_in(store: Path, final_round_s: float, **budget: Any) -> tuple[Tuned, f
 def test_a_final_of_one_round_proves_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A round of the final takes 0.9 s, so that one of each recipe fits and two do not."""
     found, seconds = tuned_in(tmp_path, 0.9, minutes=MINUTES, trials=4)
-    assert seconds < 1.1 * 60 * MINUTES
+    assert seconds < LONGEST_S
     said = " ".join(str(found).split())
     assert found.pick is None, "a speed-up of one round has no interval"
     assert {len(row.record.rounds) for row in found.rows} == {1}
@@ -51,7 +53,7 @@ def test_a_final_of_one_round_proves_nothing_and_the_same_command_goes_on(tmp_pa
 
 def test_where_no_round_of_the_final_fits_the_answer_says_so(tmp_path: Path) -> None:
     found, seconds = tuned_in(tmp_path, 60.0, minutes=MINUTES)
-    assert seconds < 1.1 * 60 * MINUTES
+    assert seconds < LONGEST_S
     said = " ".join(str(found).split())
     assert found.pick is None
     assert "the time ended before the final had measured" in said

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.recorded_grids import Grid, read_grid
 from benchmarks.tuner_grids import RESULTS
-from benchmarks.tuner_timed import share_of_best, timed_replay
+from benchmarks.tuner_timed import timed_replay
 from tests.make import make_record, make_round
 from vivace.report.gate import Judgement
 from vivace.report.quality import Fidelity, Kept, Worst
@@ -107,12 +107,11 @@ def test_searches_by_the_clock_hold_an_answer_from_their_first_half_on(
         assert machine.now < 1.05 * 60 * minutes
 
 
-def test_where_a_final_draws_its_first_images_only_a_search_ends_with_nothing(tiny_sd: Grid) -> None:
-    """What replays by trials left out: their verdicts are by many images, which cost no time."""
-    few, _ = timed_replay(tiny_sd, 8.0, 1, looks=1)
-    all_looks, _ = timed_replay(tiny_sd, 8.0, 1)
-    assert few.pick() is None
-    assert share_of_best(tiny_sd, all_looks) > 0.95
+def test_a_search_that_may_draw_no_more_images_proves_something_safe(tiny_sd: Grid) -> None:
+    """A final is a portfolio, so that one finalist passes by its first images alone."""
+    for seed in range(3):
+        search, _ = timed_replay(tiny_sd, 4.0, seed, looks=1)
+        assert search.pick() is not None, seed
 
 
 def test_where_nothing_can_be_screened_in_time_a_final_is_held_all_the_same(tiny_sd: Grid) -> None:

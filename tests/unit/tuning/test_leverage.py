@@ -1,0 +1,57 @@
+"""How much a technique can give beside others that change the shares of the time."""
+
+import math
+
+import pytest
+
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.record import Outcome
+from vivace.tuning.belief import Belief, Datum, Effect
+from vivace.tuning.leverage import Leverage
+from vivace.tuning.seen import Rung, Seen
+
+LONG = (("text", 0.01), ("steps", 0.94), ("vae", 0.05))
+SHORT = (("text", 0.01), ("steps", 0.14), ("vae", 0.05))
+
+
+def result(text: str, stages: tuple[tuple[str, float], ...], rung: Rung = Rung.JUDGED) -> Seen:
+    return Seen(resolve(text), Outcome.MEASURED, rung, gain=0.0, stages_s=stages)
+
+
+def weight(leverage: Leverage, text: str, name: str) -> float:
+    recipe = resolve(text)
+    technique = next(technique for technique in recipe if technique.name == name)
+    return leverage.of_effect(recipe, technique, technique.targets)
+
+
+MEASURED = Leverage.of([result("baseline", LONG), result("distilled(lcm, steps=4)", SHORT)])
+
+
+def test_a_decoder_gives_more_beside_few_steps() -> None:
+    assert weight(MEASURED, "tiny_vae", "tiny_vae") == 1.0, "nothing else is in the recipe"
+    expected = math.log(1 - 0.05 / 0.20) / math.log(1 - 0.05)
+    assert weight(MEASURED, "tiny_vae+distilled(lcm, steps=4)", "tiny_vae") == pytest.approx(expected)
+
+
+def test_a_cache_of_the_denoiser_gives_less_beside_few_steps() -> None:
+    beside = weight(MEASURED, "distilled(lcm, steps=4)+deepcache(2)", "deepcache")
+    assert beside == pytest.approx(math.log(1 - 0.7) / math.log(1 - 0.9))
+
+
+def test_the_stages_of_short_screenings_are_not_read() -> None:
+    few_steps = result("fuse_qkv", SHORT, Rung.SCREENED)
+    assert not Leverage.of([result("baseline", LONG), few_steps]).stages
+    assert weight(Leverage(), "tiny_vae+distilled(lcm, steps=4)", "tiny_vae") == 1.0, "nothing was measured"
+
+
+def test_what_a_technique_gave_alone_is_scaled_to_the_recipe() -> None:
+    tiny, both = resolve("tiny_vae"), resolve("tiny_vae+distilled(lcm, steps=4)")
+    belief = Belief({"tiny_vae": Effect(0.0, 0.2), "distilled(lcm, steps=4)": Effect(1.0, 0.01)}, pair_sd=0.0)
+    belief.learn([Datum(tiny, 0.05, 0.001)])
+    alone = float(belief.estimate([both])[0][0])
+    belief.reweigh(MEASURED.of_effect)
+    beside = float(belief.estimate([both])[0][0])
+    assert alone == pytest.approx(1.05, abs=0.01)
+    assert beside == pytest.approx(1.0 + 0.05 * math.log(0.75) / math.log(0.95), abs=0.02)
+    assert float(belief.estimate([Recipe()])[0][0]) == 0.0
