@@ -1,6 +1,6 @@
 """Write what the records under results/ say into the package, for `vivace recommend`.
 
-    python -m benchmarks.committed_tables           write src/vivace/advice/committed.json
+    python -m benchmarks.committed_tables           write src/vivace/recommendation/committed.json
     python -m benchmarks.committed_tables --check   exit 1 if it is not current
 
 Records of full-size models have random weights; those of the embedded models have images. A row that was timed over
@@ -30,10 +30,10 @@ from benchmarks.study_groups import record_file
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import key_of, read_records
 from docs.technique_lines import lines_of, sets_steps
-from vivace.advice.committed import FILE
-from vivace.advice.evidence import Judged, Seen, Spread, Table
-from vivace.advice.measured import seen_of, table_of
 from vivace.recipes.resolve import resolve
+from vivace.recommendation.committed import FILE
+from vivace.recommendation.evidence import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
+from vivace.recommendation.measured import seen_of, table_of
 from vivace.report.rows import Row, rows_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
@@ -59,7 +59,7 @@ def content() -> str:
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[EvidenceTable]:
     """Yield the table of each record and model."""
     for _, group in groupby(read_records(every_model.RECORD), key=lambda record: record.trial.model.name):
         yield _table(every_model.RECORD, rows_of(list(group)))
@@ -83,7 +83,7 @@ def tables() -> Iterator[Table]:
     yield _of_demo(json.loads(DEMO.read_text()))
 
 
-def _of_fused(path: Path) -> Table:
+def _of_fused(path: Path) -> EvidenceTable:
     """Return the rows of fused FLUX beside the model's own baseline, which another sitting has."""
     rows = rows_of(read_records(path))
     model = rows[0].record.trial.model.name
@@ -97,7 +97,7 @@ def _of_fused(path: Path) -> Table:
     )
 
 
-def apart_from(base: Row, rows: Sequence[Row]) -> list[Seen]:
+def apart_from(base: Row, rows: Sequence[Row]) -> list[EvidenceRow]:
     """Return a baseline and rows that were not timed beside it: speed-ups from the times, with what cards differ by."""
     found = [seen_of(base)]
     for row in rows:
@@ -113,7 +113,7 @@ def apart_from(base: Row, rows: Sequence[Row]) -> list[Seen]:
     return found
 
 
-def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[Table]:
+def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[EvidenceTable]:
     """Yield a table for each model, workload, baseline and GPU of a study's record, whose rows are its sittings'.
 
     Rows of several sittings stand beside the baselines of theirs; the latest libraries count.
@@ -138,7 +138,7 @@ def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[Table]:
         yield _table(path, list(rows_by_recipe.values()))
 
 
-def _of_curves(name: str, device: str, cases: Mapping[str, step_cases.Case]) -> Table:
+def _of_curves(name: str, device: str, cases: Mapping[str, step_cases.Case]) -> EvidenceTable:
     """Return the curves of an embedded model. A CPU's times depend on what else runs, so gains are counted there."""
     rows = list(step_cases.rows_with_quality(cases).values())
     table = _table(step_curves.record_file(name, device), rows)
@@ -147,7 +147,7 @@ def _of_curves(name: str, device: str, cases: Mapping[str, step_cases.Case]) -> 
     return table.model_copy(update={"rows": tuple(_counted(seen, cases) for seen in table.rows)})
 
 
-def _counted(seen: Seen, cases: Mapping[str, step_cases.Case]) -> Seen:
+def _counted(seen: EvidenceRow, cases: Mapping[str, step_cases.Case]) -> EvidenceRow:
     work = cases[seen.recipe].work
     unknown = {"latency": None, "spread": None, "verdict": None, "first_call_s": None, "note": ""}
     if seen.latency is None or seen.recipe == BASELINE:
@@ -160,10 +160,10 @@ def _counted(seen: Seen, cases: Mapping[str, step_cases.Case]) -> Seen:
     )
 
 
-def _of_demo(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _of_demo(rows: Sequence[Mapping[str, Any]]) -> EvidenceTable:
     """Return the table of the demo, whose record is the JSON of its rows."""
     workload, environment = rows[0]["workload"], rows[0]["environment"]
-    return Table(
+    return EvidenceTable(
         kind="committed",
         place=_name(DEMO),
         model=rows[0]["model"],
@@ -177,10 +177,10 @@ def _of_demo(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _row_of_demo(row: Mapping[str, Any]) -> Seen:
+def _row_of_demo(row: Mapping[str, Any]) -> EvidenceRow:
     latency, gain, quality, fidelity = row["latency"], row["speedup"], row["quality"], row["fidelity"]
     is_judged = not row["is_baseline"] and quality is not None and quality["verdict"] is not None
-    return Seen(
+    return EvidenceRow(
         recipe=row["recipe"],
         num_techniques=len(resolve(row["recipe"]).techniques),
         same_picture=row["same_picture"],
@@ -189,11 +189,11 @@ def _row_of_demo(row: Mapping[str, Any]) -> Seen:
         verdict=None if gain is None else gain["verdict"],
         peak_bytes=row["memory"]["peak_bytes"],
         first_call_s=row["first_call_s"],
-        spread=Spread(
+        spread=CallSpread(
             p50_s=latency["median_s"], min_s=latency["min_s"], max_s=latency["max_s"], num_calls=latency["n"]
         ),
         num_rounds=row["rounds"],
-        judged=Judged(
+        judged=JudgedQuality(
             gate=quality["verdict"],
             reason=quality["reason"],
             clip=_bounds(fidelity["clip_bounds"]),
@@ -215,7 +215,7 @@ def _bounds(found: Mapping[str, Any] | None) -> Interval | None:
     return _interval(found, "mean", "bounds" if found is None or "bounds" in found else "ci90")
 
 
-def _of_techniques(name: str, records: Sequence[Record]) -> Table:
+def _of_techniques(name: str, records: Sequence[Record]) -> EvidenceTable:
     """Return every technique on a model and GPU, at the model's own number of steps."""
     path = technique_cases.record_file(name)
     full = technique_cases.full_length(name)
@@ -239,7 +239,7 @@ def _of_techniques(name: str, records: Sequence[Record]) -> Table:
     return table.model_copy(update={"steps": full})
 
 
-def _of_own_steps(name: str, records: Sequence[Record]) -> Iterator[Table]:
+def _of_own_steps(name: str, records: Sequence[Record]) -> Iterator[EvidenceTable]:
     """Yield tables of recipes that set the number of steps, beside the baseline of as many as they were asked for.
 
     A share of 50 steps is another share of 30, so these rows are not scaled.
@@ -257,7 +257,7 @@ def _is_of_own_table(row: Row, full: int) -> bool:
     return key_of(row.record)[1] != full and sets_steps(row)
 
 
-def _table(path: Path, rows: Sequence[Row]) -> Table:
+def _table(path: Path, rows: Sequence[Row]) -> EvidenceTable:
     return table_of("committed", _name(path), rows)
 
 
@@ -271,7 +271,7 @@ def _each_once(rows: Iterable[Row]) -> list[Row]:
     return sorted(found.values(), key=lambda row: not row.is_baseline)
 
 
-def _once(seen: Iterable[Seen]) -> list[Seen]:
+def _once(seen: Iterable[EvidenceRow]) -> list[EvidenceRow]:
     return list({one.recipe: one for one in seen}.values())
 
 

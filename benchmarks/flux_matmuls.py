@@ -20,7 +20,7 @@ import click
 
 from benchmarks.command import run
 from vivace.errors import Unsupported
-from vivace.fused.cublas_lt import Kind, Plan
+from vivace.machinery.fused.cublas_lt import Kind, Plan
 
 SHAPES = {
     "single entry": (4608, 21504, 3072),

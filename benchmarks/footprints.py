@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from vivace.contract import DENOISERS
 from vivace.memory.estimate import largest_encoder
 from vivace.memory.footprints import FILE, Footprints, Quantised, Scheme, network, shipped
 from vivace.memory.predict import Prediction, predict
@@ -19,6 +18,7 @@ from vivace.memory.weightless import find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import BASELINE
+from vivace.technique import DENOISERS
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")
 

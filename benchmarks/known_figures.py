@@ -22,7 +22,7 @@ from benchmarks.technique_records import read_records
 from vivace.models.find import SYNTHETIC
 from vivace.spec.record import Outcome, Record
 from vivace.studies.file import published_studies
-from vivace.studies.known import COLUMNS, KNOWN
+from vivace.studies.recorded import COLUMNS, KNOWN
 from vivace.techniques.steps import Steps
 
 FUSED = [RESULTS / f"flux-fused-{name}.json" for name in ("flux-dev", "flux-schnell")]

@@ -32,7 +32,6 @@ import vivace
 from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
-from vivace.contract import attribute_of
 from vivace.errors import StoreError, VivaceError
 from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
@@ -41,6 +40,7 @@ from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
 from vivace.spec.environment import Environment
 from vivace.stats import median_interval
+from vivace.technique import attribute_of
 
 RECORD = Path(__file__).parents[1] / "results" / "lora.jsonl"
 MODELS = {"cpu": ("tiny-sd",), "cuda": ("synthetic:sdxl", "synthetic:flux-dev")}

@@ -35,8 +35,8 @@ import vivace
 from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
-from vivace.compilation.compiled_code import TRITON_VARIABLE, VARIABLE
 from vivace.errors import StoreError, UsageError, VivaceError
+from vivace.machinery.compilation.compiled_code import TRITON_VARIABLE, VARIABLE
 from vivace.measure.accelerator import synchronise
 from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device

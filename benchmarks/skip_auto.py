@@ -30,8 +30,8 @@ import click
 from benchmarks.command import run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
-from vivace.contract import component_of
 from vivace.errors import VivaceError
+from vivace.machinery.quantization.layers import layers_of, replace_layer
 from vivace.measure.environment import environment
 from vivace.measure.folders import compare
 from vivace.measure.machine import choose_device
@@ -39,11 +39,11 @@ from vivace.measure.scorer import ClipScorer
 from vivace.measure.verdict import judge_pairs
 from vivace.models.find import find_model
 from vivace.models.scorers import find_scorer
-from vivace.quantization.layers import layers_of, replace_layer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, open_session
 from vivace.spec.limits import DEFAULT_LIMITS
 from vivace.stats.paired import mean_interval
+from vivace.technique import component_of
 
 RECORD = Path(__file__).parents[1] / "results" / "skip-auto.jsonl"
 MODELS = ("tiny-flux", "tiny-sd")

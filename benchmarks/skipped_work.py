@@ -32,7 +32,6 @@ from benchmarks.technique_cases import RESULTS, baseline, full_length
 from benchmarks.technique_records import add, check_device, key_of, read_records, row_of
 from tests.targets import target_of
 from vivace.benchmark import studies
-from vivace.contract import Machine
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
@@ -40,6 +39,7 @@ from vivace.models.quiet import quiet
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import RecipeSpec, TechniqueCall
 from vivace.spec.record import Record
+from vivace.technique import Machine
 
 FAMILIES = ("flux-dev", "flux-schnell", "sdxl", "sd15")
 HITS = (0.3, 0.5, 0.65)

@@ -11,7 +11,7 @@ from benchmarks.record_files import read_list, write_list
 from vivace.errors import StoreError
 from vivace.report.rows import Row, rows_of
 from vivace.spec.base import Spec
-from vivace.spec.figures import PictureFigures, QualityPass
+from vivace.spec.figures import ImageFigures, QualityPass
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
 
@@ -25,7 +25,7 @@ class Case(Spec):
     """
 
     record: Record
-    figures: tuple[PictureFigures, ...]
+    figures: tuple[ImageFigures, ...]
     scorer: str | None
     work: float | None
 

@@ -40,7 +40,7 @@ from vivace.benchmark.comparison import default_threads
 from vivace.benchmark.figures import keys_of
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import StoreError
-from vivace.models.find import Found, find_model
+from vivace.models.find import LocatedModel, find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -221,7 +221,7 @@ def _decides_by_content(recipe: Recipe) -> bool:
     return any(hasattr(t, "threshold") and getattr(t, "hits", None) is None for t in recipe)
 
 
-def _calibrate(found: Found, wanted: Sequence[Recipe], prompts: Sequence[str]) -> None:
+def _calibrate(found: LocatedModel, wanted: Sequence[Recipe], prompts: Sequence[str]) -> None:
     from vivace.runtime.calibration import calibrate_magcache, calibrate_teacache
 
     names = {t.name for recipe in wanted if _decides_by_content(recipe) for t in recipe}
@@ -232,7 +232,7 @@ def _calibrate(found: Found, wanted: Sequence[Recipe], prompts: Sequence[str]) -
             click.echo(f"calibrated {name} over {NUM_CALIBRATION_PICTURES} images: {kept}", err=True)
 
 
-def _case(measured: Run, found: Found, operations: dict[str, int]) -> Case:
+def _case(measured: Run, found: LocatedModel, operations: dict[str, int]) -> Case:
     """Return the last record with its figures and work.
 
     Args:
@@ -253,7 +253,7 @@ def _case(measured: Run, found: Found, operations: dict[str, int]) -> Case:
     return Case(record=record, figures=figures, scorer=scorer, work=work)
 
 
-def _work(found: Found, recipe: Recipe, prompts: Sequence[str], operations: dict[str, int]) -> float:
+def _work(found: LocatedModel, recipe: Recipe, prompts: Sequence[str], operations: dict[str, int]) -> float:
     """Return the denoiser's operations over the baseline's, for images of these prompts."""
     if BASELINE not in operations:
         operations[BASELINE] = _operations(found, resolve(BASELINE), prompts[:1])
@@ -262,13 +262,13 @@ def _work(found: Found, recipe: Recipe, prompts: Sequence[str], operations: dict
     return _operations(found, recipe, prompts) / len(prompts) / operations[BASELINE]
 
 
-def _operations(found: Found, recipe: Recipe, prompts: Sequence[str]) -> int:
+def _operations(found: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -> int:
     """Count the denoiser's operations for one image per prompt."""
     import torch
 
-    from vivace.contract import component_of
     from vivace.measure.flops import count_flops
     from vivace.runtime.session import open_session
+    from vivace.technique import component_of
 
     _set_threads(found)
     session = open_session(found, recipe, "cpu", prompts=prompts)
@@ -280,7 +280,7 @@ def _operations(found: Found, recipe: Recipe, prompts: Sequence[str]) -> int:
     return count_flops(draw, of=component_of(session.pipe, "denoiser")).total
 
 
-def _set_threads(found: Found) -> None:
+def _set_threads(found: LocatedModel) -> None:
     import torch
 
     torch.set_num_threads(default_threads(found))

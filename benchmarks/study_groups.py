@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import every_model, technique_cases, technique_records
 from vivace.benchmark import Timing
 from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.study import AskedQuality
+from vivace.spec.study import QualityRequest
 from vivace.spec.trial import Trial
 from vivace.studies.estimate import estimates
 from vivace.studies.expand import ModelPart, expand
@@ -96,7 +96,7 @@ def groups_of(
     for one in expand(file, tiny=tiny, synthetic=not tiny, parts=parts, device=device):
         # Times do not depend on quality, which needs images.
         study = one.study.model_copy(
-            update={"timing": timing, "quality": AskedQuality(enabled=False), "rivals": False}
+            update={"timing": timing, "quality": QualityRequest(enabled=False), "rivals": False}
         )
         found.setdefault((one.measured_on, study.workload.digest()), []).append(replace(one, study=study))
     groups = []

@@ -35,12 +35,12 @@ from vivace.stats import Gate
 from vivace.stats.intervals import student_t
 from vivace.studies.file import published_studies, read_study
 from vivace.tuning.budget import Trials
+from vivace.tuning.objective import Objective
 from vivace.tuning.priors import effects, known_sources
+from vivace.tuning.results import Result, Rung
 from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import FixedSpace
-from vivace.tuning.wanted import Wanted
 
 SAMPLERS: tuple[Name, ...] = ("model", "tpe", "greedy", "random")
 NEAR = 0.02
@@ -59,23 +59,23 @@ class Simulated:
     rng: np.random.Generator
     new_images: bool = False
 
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         return []
 
-    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
         return self._beside(recipes, Rung.SCREENED)
 
-    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         return self._beside(recipes, Rung.JUDGED)
 
-    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
         return self._beside((self.grid.baseline.recipe, *recipes), Rung.PROVEN)
 
-    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         """A final's images are all that there are; `benchmarks.tuner_timed` adds them batch by batch."""
         return []
 
-    def _beside(self, recipes: Sequence[Recipe], rung: Rung) -> list[Seen]:
+    def _beside(self, recipes: Sequence[Recipe], rung: Rung) -> list[Result]:
         """Measure recipes in one comparison: their gains share the baseline's rounds, and with them its luck."""
         before = self._seconds(self.grid.baseline, rung)
         return [self._seen(recipe, rung, before) for recipe in recipes]
@@ -87,17 +87,17 @@ class Simulated:
         calls = [self.rng.choice(entry.rounds[k], 3) for k in chosen]
         return float(np.median(np.concatenate(calls)))
 
-    def _seen(self, recipe: Recipe, rung: Rung, before: float) -> Seen:
+    def _seen(self, recipe: Recipe, rung: Rung, before: float) -> Result:
         entry = self.grid.entries[recipe]
         if not entry.rounds:
-            return Seen(recipe, entry.outcome, rung, reason="as recorded")
+            return Result(recipe, entry.outcome, rung, reason="as recorded")
         seconds = self._seconds(entry, rung)
         gain = math.log(before / seconds)
         error = _ERRORS[rung]
         if self.grid.has_one_round:
             error = _NOISE[rung]
             gain += error * float(self.rng.standard_normal())
-        one = Seen(recipe, Outcome.MEASURED, rung, gain, error, seconds=seconds)
+        one = Result(recipe, Outcome.MEASURED, rung, gain, error, seconds=seconds)
         one = replace(one, peak_bytes=entry.peak_bytes, first_call_s=entry.first_call_s)
         if recipe.is_baseline:
             return replace(one, gain=0.0, gate=Gate.PASSED)
@@ -138,7 +138,7 @@ def replay(
         new_images: draw the verdicts of finals anew.
         without: sources of prior knowledge to leave out, because the grid holds the same records.
     """
-    wanted = Wanted(same_picture_only=not grid.judged)
+    wanted = Objective(same_picture_only=not grid.judged)
     space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], wanted)
     simulated = Simulated(grid, np.random.default_rng(1000 + seed), new_images)
     chosen = sampler_of(

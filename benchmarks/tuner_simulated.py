@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks.command import run
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
-from vivace.contract import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.errors import VivaceError
 from vivace.memory.predict import predict_trial
 from vivace.models.find import find_model
@@ -37,19 +36,20 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
-from vivace.studies.known import known
-from vivace.tuning.asked import Asked
-from vivace.tuning.belief import Belief, merged
+from vivace.studies.recorded import recorded_figures
+from vivace.technique import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.tuning.budget import Minutes
+from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.launches import captures
+from vivace.tuning.objective import Objective, parse_bytes
 from vivace.tuning.pace import WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks, recorded
 from vivace.tuning.priors import effects, known_sources, reported
+from vivace.tuning.regression import Regression, merged
+from vivace.tuning.results import Result, Rung
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import Space, fitted
-from vivace.tuning.wanted import Wanted, parse_bytes
 
 _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
 _STARTING_S, _LOADING_S = 45.0, 2.5
@@ -73,7 +73,7 @@ class Simulated:
     """A `Measurer` and a clock: what is measured takes as long as it would."""
 
     model: str
-    wanted: Wanted
+    wanted: Objective
     rng: np.random.Generator
     now: float = _STARTING_S
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=True))
@@ -88,7 +88,7 @@ class Simulated:
         self.name = self.model.removeprefix("synthetic:")
         self.pace.reported_s = reported_compiling(self.name)
         self.size, self.steps = _SIZES[self.name]
-        found = known(self.name, "baseline", self.size, self.size, self.steps)
+        found = recorded_figures(self.name, "baseline", self.size, self.size, self.steps)
         assert found is not None
         self.rest_s, self.step_s = found.rest_s / self.busy, found.step_s / self.busy
         self.machine = H200("cuda", "NVIDIA H200", (9, 0), "c++", num_gpus=1)
@@ -97,9 +97,9 @@ class Simulated:
             Placement(self.machine), pipe, facts, Request(prompts=("a red circle",), batch=1)
         )
         self.found = find_model(self.model)
-        self.workload = workload_of(self.found, Asked().of(PROMPT_SETS[self.found.prompt_set][:1]), 1)
+        self.workload = workload_of(self.found, ImageRequest().of(PROMPT_SETS[self.found.prompt_set][:1]), 1)
         sources = known_sources(self.model, "NVIDIA H200", self.wanted)
-        self.world = Belief(effects(Space.of(self.wanted).options, self.stages, self.wanted))
+        self.world = Regression(effects(Space.of(self.wanted).options, self.stages, self.wanted))
         self.world.learn(merged([datum for source in sources for datum in source.data]))
         self.offsets: dict[Recipe, float] = {}
         self.compiled: set[object] = set()
@@ -121,19 +121,19 @@ class Simulated:
     def few_s(self) -> float:
         return self.rest_s + max(4, self.steps // 4) * self.step_s
 
-    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_final(self, finalists: Sequence[Result]) -> float:
         return self.pace.of_final(finalists, self.rounds, 0)
 
-    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
         return self.seconds_of_final(finalists)
 
-    def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_images(self, finalists: Sequence[Result]) -> float:
         raise AssertionError("random weights are not judged")
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
         return sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
 
-    def start(self) -> Seen:
+    def start(self) -> Result:
         self.pace.base_s, self.pace.few_s = self.full_s, self.few_s
         self._round(Recipe(), self.few_s, 3)
         return dataclasses.replace(self._seen(Recipe(), Rung.SCREENED, self.few_s), gain=0.0)
@@ -153,44 +153,44 @@ class Simulated:
             self.reasons[recipe] = why_refused(recipe, self.target, build)
         return self.reasons[recipe]
 
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
-        found: list[Seen] = []
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
+        found: list[Result] = []
         peaks = dict(zip(recipes, self.peaks.least(recipes), strict=True)) if self.limits_memory else {}
         for recipe in recipes:
             refused = self._refused(recipe)
             limit = self.wanted.max_memory_bytes
             if refused is not None:
-                found.append(Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=refused.reason))
+                found.append(Result(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=refused.reason))
             elif limit is not None and (peak := peaks[recipe]) is not None and peak > limit:
                 found.append(
-                    Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=f"{peak / 1e9:.1f} GB")
+                    Result(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=f"{peak / 1e9:.1f} GB")
                 )
             self._say(
                 f"refused {recipe.text}: {found[-1].reason}" if found and found[-1].recipe is recipe else None
             )
         return found
 
-    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
         self._round(Recipe(), self.few_s, 3)
         found = []
         for recipe in recipes:
             if recipe in self.useless:
                 self.now += 2 * _LOADING_S
                 self._say(f"no effect, or does not work: {recipe.text}")
-                found.append(Seen(recipe, Outcome.NO_EFFECT, Rung.SCREENED, reason="no effect"))
+                found.append(Result(recipe, Outcome.NO_EFFECT, Rung.SCREENED, reason="no effect"))
                 continue
             first_s = self._round(recipe, self.few_s / math.exp(self.gain(recipe)), 3)
             found.append(self._seen(recipe, Rung.SCREENED, first_s))
         self.pace.learn(found)
         return found
 
-    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         raise AssertionError("random weights are not judged")
 
-    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         raise AssertionError("random weights are not judged")
 
-    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
         firsts = {}
         for _ in range(self.rounds):
             for recipe in (Recipe(), *recipes):
@@ -237,11 +237,11 @@ class Simulated:
         self._say(f"{repeats} x {call_s:5.2f} s, first call {call_s + compiling_s:5.1f} s  {recipe.text}")
         return call_s + compiling_s
 
-    def _seen(self, recipe: Recipe, rung: Rung, first_s: float) -> Seen:
+    def _seen(self, recipe: Recipe, rung: Rung, first_s: float) -> Result:
         gain = self.gain(recipe)
         seconds = self.full_s / math.exp(gain)
         peak = self._peak(recipe)
-        one = Seen(recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds)
+        one = Result(recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds)
         busy = self._busy_s(recipe) * math.exp(gain)
         stages = tuple(self.stages.items()) if recipe.is_baseline else ()
         return dataclasses.replace(
@@ -256,7 +256,7 @@ class Simulated:
         """Return what would be measured: a record's, the prediction, or the least that is known, and a tenth."""
         if not self.limits_memory:
             return 1.0
-        recorded = known(self.name, recipe.text, self.size, self.size, self.steps)
+        recorded = recorded_figures(self.name, recipe.text, self.size, self.size, self.steps)
         if recorded is not None:
             return float(recorded.peak_bytes)
         (least,) = self.peaks.least([recipe])
@@ -289,7 +289,7 @@ class Simulated:
 @click.option("--seed", type=int, default=0, show_default=True)
 def simulated(model: str, minutes: float, max_memory: str | None, busy: float, seed: int) -> int:
     """Run a search of random weights on a simulated H200, and print what it does when."""
-    wanted = Wanted(
+    wanted = Objective(
         max_memory_bytes=None if max_memory is None else parse_bytes(max_memory), same_picture_only=True
     )
     gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed), busy=busy)

@@ -29,20 +29,20 @@ from vivace.benchmark.deadline import Deadline
 from vivace.recipes.recipe import Recipe
 from vivace.report.quality import SURE_FAIL
 from vivace.spec.record import Outcome
-from vivace.spec.study import AskedWorkload
+from vivace.spec.study import WorkloadRequest
 from vivace.stats import Gate, Interval
 from vivace.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
 from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.budget import Minutes
 from vivace.tuning.images import ImagePlan
+from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace
 from vivace.tuning.priors import effects, known_sources
+from vivace.tuning.results import Result, Rung, expected_low
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.seen import Rung, Seen, expected_low
 from vivace.tuning.space import FixedSpace
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
-from vivace.tuning.wanted import Wanted
 
 _SIZES, _PROMPTS = (13, 26, 39, 78), (13, 26, 39, 39)
 _STARTING_S, _LOADING_S, _READING_S, _SCORING_S = 15.0, 1.5, 3.0, 0.05
@@ -70,34 +70,34 @@ class TimedMachine:
     now: float = 0.0
     means: dict[Recipe, list[float]] = field(default_factory=dict)
     logs: dict[Recipe, list[float]] = field(default_factory=dict)
-    gains: dict[Recipe, Seen] = field(default_factory=dict)
+    gains: dict[Recipe, Result] = field(default_factory=dict)
     finals_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.plan = ImagePlan((AskedWorkload(),) * self.looks, _SIZES[: self.looks], _PROMPTS[: self.looks])
+        self.plan = ImagePlan((WorkloadRequest(),) * self.looks, _SIZES[: self.looks], _PROMPTS[: self.looks])
         self.time = Timetable(
             Pace(on_gpu=not self.grid.is_cpu), self.plan, judges=True, clock=lambda: self.now
         )
         self.speeds: dict[int, float] = {}
         self.now = self.slow * _STARTING_S
 
-    def start(self) -> Seen:
+    def start(self) -> Result:
         """Measure the baseline alone."""
         seconds = self._round(self.grid.baseline, SCREENING)
         self.time.pace.base_s = seconds
         self.time.spend(self.minutes, 0.0)
         return replace(self._seen(Recipe(), Rung.SCREENED, seconds, seconds), gain=0.0)
 
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         return []
 
-    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
         return self._beside(recipes, Rung.SCREENED, SCREENING, 0)
 
-    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         return self._beside(recipes, Rung.JUDGED, _JUDGED_CALLS, _JUDGED)
 
-    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
         deadline = self.time.deadline(recipes, Rung.PROVEN)
         assert deadline is not None
         self.finals_s.append(self.now)
@@ -131,7 +131,7 @@ class TimedMachine:
         self.time.note(found)
         return found
 
-    def _proven(self, recipe: Recipe, baseline: dict[int, float], seconds: dict[int, float]) -> Seen:
+    def _proven(self, recipe: Recipe, baseline: dict[int, float], seconds: dict[int, float]) -> Result:
         """Return the result of all finals of a recipe."""
         logs = self.logs.setdefault(recipe, [])
         logs += [math.log(baseline[k] / seconds[k]) for k in sorted(set(seconds) & set(baseline))]
@@ -148,7 +148,7 @@ class TimedMachine:
         self.gains[recipe] = one
         return one
 
-    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         looks = {recipe: self.time.looks.get(recipe, 1) for recipe in recipes}
         look = min(looks.values())
         if look >= len(self.plan.sizes):
@@ -183,7 +183,7 @@ class TimedMachine:
     def _end_s(self) -> float:
         return 1.05 * 60 * self.minutes
 
-    def _beside(self, recipes: Sequence[Recipe], rung: Rung, calls: int, images: int) -> list[Seen]:
+    def _beside(self, recipes: Sequence[Recipe], rung: Rung, calls: int, images: int) -> list[Result]:
         deadline = self.time.deadline(recipes, rung)
         before = self._timed(deadline, 0, self.grid.baseline, calls, images, range(1 + len(recipes)))
         found = []
@@ -242,14 +242,14 @@ class TimedMachine:
         self.now += self.slow * (_READING_S + _SCORING_S * recipes * images)
         self.time.pace.note_quality(recipes * images, 0, self.now - began)
 
-    def _seen(self, recipe: Recipe, rung: Rung, before: float, seconds: float) -> Seen:
+    def _seen(self, recipe: Recipe, rung: Rung, before: float, seconds: float) -> Result:
         entry = self.grid.entries[recipe]
         if not entry.rounds:
-            return Seen(recipe, entry.outcome, rung, reason="as recorded")
-        one = Seen(recipe, Outcome.MEASURED, rung, math.log(before / seconds), 0.06, seconds=seconds)
+            return Result(recipe, entry.outcome, rung, reason="as recorded")
+        one = Result(recipe, Outcome.MEASURED, rung, math.log(before / seconds), 0.06, seconds=seconds)
         return replace(one, peak_bytes=entry.peak_bytes or 1e9, first_call_s=seconds)
 
-    def _judged(self, one: Seen) -> Seen:
+    def _judged(self, one: Result) -> Result:
         """Judge a recipe by few images, which are not those of its final."""
         entry = self.grid.entries[one.recipe]
         if one.recipe.is_baseline or not one.is_measured or entry.slack is None:
@@ -272,7 +272,7 @@ class TimedMachine:
         truth = (entry.slack or 0.0) + entry.width
         return truth + _sd_of(entry) / math.sqrt(prompts) * float(self.rng.standard_normal())
 
-    def _looked_at(self, one: Seen) -> Seen:
+    def _looked_at(self, one: Result) -> Result:
         entry = self.grid.entries[one.recipe]
         if entry.slack is None:
             return replace(one, gate=entry.gate)
@@ -281,8 +281,8 @@ class TimedMachine:
         return self._of_images(one, self.means[one.recipe], counts, self.plan.sure, is_final=True)
 
     def _of_images(
-        self, one: Seen, means: Sequence[float], counts: Any, sure: float, *, is_final: bool
-    ) -> Seen:
+        self, one: Result, means: Sequence[float], counts: Any, sure: float, *, is_final: bool
+    ) -> Result:
         entry = self.grid.entries[one.recipe]
         prompts = float(np.sum(counts))
         mean = float(np.average(means, weights=counts))
@@ -319,7 +319,7 @@ def timed_replay(
     without: Sequence[str] = (),
 ) -> tuple[Search, TimedMachine]:
     """Run one search by the clock and return it with its machine."""
-    wanted = Wanted()
+    wanted = Objective()
     space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], wanted)
     machine = TimedMachine(grid, minutes, np.random.default_rng(2000 + seed), slow, looks)
     base = machine.start()

@@ -135,7 +135,7 @@ def _norms() -> Iterator[dict[str, Any]]:
     import torch
     import triton
 
-    from vivace.kernels.group_norm import group_norm
+    from vivace.machinery.kernels.group_norm import group_norm
 
     for pixels, widths in NORMS.items():
         for channels in widths:
@@ -153,10 +153,10 @@ def _norms() -> Iterator[dict[str, Any]]:
 def _tokens() -> Iterator[dict[str, Any]]:
     import torch
 
-    from vivace.kernels.geglu import geglu
-    from vivace.kernels.norm_modulate import residual_norm
-    from vivace.kernels.quantize import quantize_rows
-    from vivace.kernels.reference import Branch, Modulation, Tokens
+    from vivace.machinery.kernels.geglu import geglu
+    from vivace.machinery.kernels.norm_modulate import residual_norm
+    from vivace.machinery.kernels.quantize import quantize_rows
+    from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout
 
     for precision, shapes in TOKENS.items():
         is_fp8 = precision == "fp8"
@@ -171,7 +171,7 @@ def _tokens() -> Iterator[dict[str, Any]]:
             )
             shift, scale, gate = (Modulation(at * channels, at * channels) for at in (0, 1, 6))
             branch = Branch(x.clone(), gate, bias, scales)
-            given = (Tokens(2, 0, rows // 2), out, vectors[0, :1] if is_fp8 else None)
+            given = (TokenLayout(2, 0, rows // 2), out, vectors[0, :1] if is_fp8 else None)
             work = {
                 "residual_norm": partial(
                     residual_norm, x, branch, vectors.expand(2, -1), (shift, scale), *given
@@ -188,8 +188,8 @@ def _tokens() -> Iterator[dict[str, Any]]:
 def _convolutions() -> Iterator[dict[str, Any]]:
     import torch
 
-    from vivace.kernels import reference
-    from vivace.kernels.group_norm import group_norm
+    from vivace.machinery.kernels import reference
+    from vivace.machinery.kernels.group_norm import group_norm
 
     for batch, shapes in ((2, CONVOLUTIONS), (1, VAE_CONVOLUTIONS)):
         for height, inputs, outputs in ((side, *pair) for side, pairs in shapes.items() for pair in pairs):
@@ -219,8 +219,8 @@ def _convolutions() -> Iterator[dict[str, Any]]:
 
 def _enlarging() -> Iterator[dict[str, Any]]:
     """Convolutions of images that are enlarged twofold."""
-    from vivace.fused.image_operations import pixels
-    from vivace.kernels import reference
+    from vivace.machinery.fused.image_operations import pixels
+    from vivace.machinery.kernels import reference
 
     for batch, height, channels in ENLARGED:
         image, weight, bias = (
@@ -242,8 +242,8 @@ def _attention() -> Iterator[dict[str, Any]]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from vivace.attention_backends.cudnn_fp8 import attend
-    from vivace.kernels.cross_attention import cross_attention
+    from vivace.machinery.attention_backends.cudnn_fp8 import attend
+    from vivace.machinery.kernels.cross_attention import cross_attention
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     for queries, keys, heads, channels in ATTENTION:
@@ -276,8 +276,8 @@ def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tenso
     """Time a convolution by each division of it; return the chosen and the fastest, and what each takes."""
     import torch
 
-    from vivace.kernels.convolution import candidates, choose, convolve
-    from vivace.kernels.reference import side_and_scale
+    from vivace.machinery.kernels.convolution import candidates, choose, convolve
+    from vivace.machinery.kernels.reference import side_and_scale
 
     outputs = weight.shape[1]
     scales = torch.ones(outputs, device="cuda")
@@ -318,7 +318,7 @@ def _enlarge(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
 
 
 def _onto(residual: torch.Tensor, convolve: Callable[[], torch.Tensor], bias: torch.Tensor) -> torch.Tensor:
-    from vivace.fused.image_operations import add_biased
+    from vivace.machinery.fused.image_operations import add_biased
 
     return add_biased(residual, convolve(), bias)
 

@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 import vivace
-from vivace.advice.answer import Figures
+from vivace.recommendation.answer import RecipeFigures
 from vivace.report.latency import Latency
-from vivace.report.profile import Change
+from vivace.report.profile import ProfileChange
 from vivace.report.rows import Row
 from vivace.spec.profiling import OperatorTime, Profile
-from vivace.spec.study import AskedQuality, AskedWorkload
+from vivace.spec.study import QualityRequest, WorkloadRequest
 from vivace.stats.sequential import Decision
 
 _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
@@ -24,8 +24,8 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
             (f"vivace.{name}", getattr(vivace, name))
             for name in ("bench", "Run", "Study", "Timing", "compare", "Paired")
         ),
-        ("vivace.spec.study.AskedWorkload", AskedWorkload),
-        ("vivace.spec.study.AskedQuality", AskedQuality),
+        ("vivace.spec.study.WorkloadRequest", WorkloadRequest),
+        ("vivace.spec.study.QualityRequest", QualityRequest),
         ("vivace.report.rows.Row", Row),
         ("vivace.report.latency.Latency", Latency),
         ("vivace.stats.sequential.Decision", Decision),
@@ -38,11 +38,11 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         ("vivace.Profiled", vivace.Profiled),
         ("vivace.spec.profiling.Profile", Profile),
         ("vivace.spec.profiling.OperatorTime", OperatorTime),
-        ("vivace.report.profile.Change", Change),
+        ("vivace.report.profile.ProfileChange", ProfileChange),
     ),
     "Choose a recipe": (
         *((f"vivace.{name}", getattr(vivace, name)) for name in ("recommend", "Recommendation")),
-        ("vivace.advice.answer.Figures", Figures),
+        ("vivace.recommendation.answer.RecipeFigures", RecipeFigures),
     ),
     "Recipes, records and errors": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")

@@ -65,7 +65,7 @@ def _searches() -> list[Path]:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "src/vivace/advice/committed.json": committed_tables.content,
+    "src/vivace/recommendation/committed.json": committed_tables.content,
     "src/vivace/studies/published/known.csv": known_figures.content,
     "README.md": _readme,
     "docs/api.md": partial(api.page, NOTE),

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 
-from vivace.contract import Arithmetic, Machine
 from vivace.hardware import CHIPS, Chip
 from vivace.recipes.describe import states
+from vivace.technique import Arithmetic, Machine
 from vivace.techniques import TECHNIQUES
 
 _GPUS = (

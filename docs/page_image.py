@@ -23,7 +23,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report import rows_of
 from vivace.report.page import Section, render_page
 from vivace.spec.environment import Environment
-from vivace.spec.figures import PictureFigures, QualityPass
+from vivace.spec.figures import ImageFigures, QualityPass
 from vivace.spec.model import Model
 from vivace.spec.record import Outcome, Record, Round, Sample
 from vivace.spec.trial import Trial
@@ -44,7 +44,7 @@ def page() -> str:
         AssertionError: the rows computed from it are not the record's.
     """
     stored = json.loads(RECORD.read_text())
-    figures = [PictureFigures.model_validate(f) for row in stored for f in row["figures"]]
+    figures = [ImageFigures.model_validate(f) for row in stored for f in row["figures"]]
     scorer = next((f.scorer for f in figures), None)
     rows = rows_of([_record(row) for row in stored], QualityPass({f.key: f for f in figures}, scorer))
     for row, known in zip(rows, stored, strict=True):

@@ -121,7 +121,7 @@ def _revisions(records: Iterable[Record]) -> list[str]:
     shared = [record for record in records if "parallel" in record.trial.recipe.text]
     found = dict.fromkeys(record.environment.source_revision for record in shared)
     told = [
-        f"`git log {one.partition('+')[0]}.. -- src/vivace/techniques src/vivace/multi_gpu`"
+        f"`git log {one.partition('+')[0]}.. -- src/vivace/techniques src/vivace/machinery/multi_gpu`"
         for one in found
         if one is not None
     ]

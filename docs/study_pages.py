@@ -12,21 +12,20 @@ from benchmarks import study_profiles
 from benchmarks.study_groups import RESULTS, all_sittings, record_file
 from docs.models_measured import told_of
 from docs.study_profiles import lines as profiles_of
-from vivace.foreign.text import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
 from vivace.report.summary import ratio, seconds, size
 from vivace.spec.record import Outcome
 from vivace.studies.claims import tally
+from vivace.studies.columns import FIGURES
 from vivace.studies.expand import expand
-from vivace.studies.figures import FIGURES
 from vivace.studies.gains import SpeedUp
 from vivace.studies.published import Published
 from vivace.studies.runs import StudyRun
 from vivace.studies.sittings import Sitting, by_device, rounds_of, run_of
-from vivace.studies.taken import taken
+from vivace.studies.usage import usage_table
 from vivace.studies.view import (
+    ComparedCell,
     PartView,
-    Shown,
     notes,
     outcome_text,
     quotient,
@@ -35,6 +34,7 @@ from vivace.studies.view import (
     value_text,
     views,
 )
+from vivace.untrusted.text import markdown_cell, markdown_code_cell
 
 _MEMORY = ("model_memory", "peak_memory")
 _SHORT = {"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100"}
@@ -249,7 +249,7 @@ def _shortened(who: str) -> str:
     return who
 
 
-def _text(figure: str, shown: Shown) -> str:
+def _text(figure: str, shown: ComparedCell) -> str:
     """Return e.g. "6.93 s, 1.49×"."""
     if shown.cell.value is None:
         return outcome_text(shown.cell)
@@ -286,7 +286,7 @@ def _remarks(view: PartView) -> Iterator[str]:
 
 def _card(view: PartView) -> Iterator[str]:
     """Yield the table of what the rows took of the GPU: distance from its limit, energy, clocks, hours of it."""
-    found = taken(view)
+    found = usage_table(view)
     if not found.rows:
         return
     yield "<details><summary>Distance from the limit, energy, clocks, GPU hours</summary>\n"

@@ -10,7 +10,7 @@ from typing import Any
 from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import clock, seconds, size
-from vivace.studies.known import Known, all_known
+from vivace.studies.recorded import RecordedFigures, all_recorded
 
 START, END = "<!-- tuned -->", "<!-- end of tuned -->"
 _NONE_YET = "No search is recorded yet."
@@ -95,7 +95,7 @@ def _best_before(found: dict[str, Any]) -> tuple[str, float] | None:
     model = found["model"].removeprefix("synthetic:")
     limit = found["limits"]["max_memory_bytes"]
 
-    def is_allowed(text: str, one: Known) -> bool:
+    def is_allowed(text: str, one: RecordedFigures) -> bool:
         try:
             same = resolve(text).same_picture
         except RecipeError:  # of an older vivace
@@ -104,7 +104,7 @@ def _best_before(found: dict[str, Any]) -> tuple[str, float] | None:
 
     times = [
         (one.seconds(workload["num_inference_steps"]), text)
-        for (name, text, height, width), known in all_known().items()
+        for (name, text, height, width), known in all_recorded().items()
         if (name, height, width) == (model, workload["height"], workload["width"])
         for one in known
         if is_allowed(text, one)

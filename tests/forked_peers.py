@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from vivace.multi_gpu.processes import Peers
+from vivace.machinery.multi_gpu.processes import Peers
 
 _IMPORTED = [
     "tests.forked_peers",
@@ -23,7 +23,7 @@ _IMPORTED = [
     "functorch.compile",
     "torch._functorch.aot_autograd",
     "torchao.quantization",
-    "vivace.multi_gpu.flux_tokens",
+    "vivace.machinery.multi_gpu.flux_tokens",
     "vivace.runtime.peer",
     "vivace.runtime.session",
 ]

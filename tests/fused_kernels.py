@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from vivace.kernels import reference as ref
-from vivace.kernels.reference import Branch, Modulation, PaddedImages, Tokens
+from vivace.machinery.kernels import reference as ref
+from vivace.machinery.kernels.reference import Branch, Modulation, PaddedImages, TokenLayout
 
 EIGHT_BITS = 0.04
 """Relative error of rounding to e4m3: at most 1/16 an element, about 0.026 of a whole."""
@@ -50,13 +50,13 @@ def allowed(quantize: bool, device: str) -> float:
     return EIGHT_BITS if quantize and device == "cuda" else SIXTEEN_BITS
 
 
-LAYOUTS = (Tokens(1, 4, 12), Tokens(2, 7, 9), Tokens(2, 0, 6))
+LAYOUTS = (TokenLayout(1, 4, 12), TokenLayout(2, 7, 9), TokenLayout(2, 0, 6))
 
 
 def check_residual_norm(
-    kind: str, tokens: Tokens, channels: int, adds: bool, quantize: bool, device: str
+    kind: str, tokens: TokenLayout, channels: int, adds: bool, quantize: bool, device: str
 ) -> None:
-    from vivace.kernels.norm_modulate import residual_norm
+    from vivace.machinery.kernels.norm_modulate import residual_norm
 
     rows = tokens.num_rows
     x = random(kind, rows, channels, device=device)
@@ -83,9 +83,9 @@ def check_residual_norm(
 
 
 def check_qk_norm_rope(
-    kind: str, tokens: Tokens, heads: int, channels: int, quantize: bool, device: str
+    kind: str, tokens: TokenLayout, heads: int, channels: int, quantize: bool, device: str
 ) -> None:
-    from vivace.kernels.qk_norm_rope import qk_norm_rope
+    from vivace.machinery.kernels.qk_norm_rope import qk_norm_rope
 
     inner = heads * channels
     qkv = random(kind, tokens.num_rows, 3 * inner + 16, device=device)
@@ -120,7 +120,7 @@ def check_qk_norm_rope(
 
 def check_peer_barrier(device: str) -> None:
     """Three GPUs' memory on one device: the second GPU waits for what the first and third have written."""
-    from vivace.kernels.peer_barrier import peer_barrier
+    from vivace.machinery.kernels.peer_barrier import peer_barrier
 
     def counts(*values: int) -> torch.Tensor:
         return torch.tensor(values, device=device)
@@ -136,9 +136,9 @@ def check_peer_barrier(device: str) -> None:
 
 def check_scaled_branch(device: str) -> None:
     """A branch whose rows have scales, and a norm of another eps."""
-    from vivace.kernels.norm_modulate import residual_norm
+    from vivace.machinery.kernels.norm_modulate import residual_norm
 
-    tokens, channels = Tokens(2, 0, 6), 48
+    tokens, channels = TokenLayout(2, 0, 6), 48
     x = random("normal", tokens.num_rows, channels, device=device)
     y = random("normal", tokens.num_rows, channels, device=device, seed=1)
     bias = random("normal", 1, channels, device=device, seed=2)
@@ -157,7 +157,7 @@ def check_scaled_branch(device: str) -> None:
 def check_group_norm(
     kind: str, batch: int, pixels: int, channels: int, groups: int, adds: bool, silu: bool, device: str
 ) -> None:
-    from vivace.kernels.group_norm import group_norm
+    from vivace.machinery.kernels.group_norm import group_norm
 
     x = random(kind, batch, pixels, channels, device=device)
     if kind == "normal":
@@ -189,8 +189,8 @@ def check_group_norm(
 
 
 def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: bool, device: str) -> None:
-    from vivace.kernels.geglu import geglu
-    from vivace.kernels.quantize import quantize_rows
+    from vivace.machinery.kernels.geglu import geglu
+    from vivace.machinery.kernels.quantize import quantize_rows
 
     up = random(kind, rows, 2 * channels, device=device)
     bias = random("normal", 2 * channels, device=device, seed=1) if biased else None
@@ -211,7 +211,7 @@ def check_cross_attention(
     kind: str, sizes: tuple[int, int, int], heads: int, channels: int, quantize: bool, device: str
 ) -> None:
     """Attention of (batch, tokens, words); "sharp": with logits of hundreds."""
-    from vivace.kernels.cross_attention import cross_attention
+    from vivace.machinery.kernels.cross_attention import cross_attention
 
     batch, tokens, words = sizes
     of_values = "normal" if kind == "sharp" else kind
@@ -233,7 +233,7 @@ def check_cross_attention(
 
 
 def check_add_biased(rows: int, channels: int, device: str) -> None:
-    from vivace.kernels.residual import add_biased
+    from vivace.machinery.kernels.residual import add_biased
 
     x = random("normal", rows, channels, device=device)
     y = random("outliers", rows, channels, device=device, seed=1)
@@ -253,7 +253,7 @@ def check_convolve(
     every_division: bool = False,
 ) -> None:
     """A convolution of (batch, height, width) in several divisions, on a GPU in e4m3, and in bf16 where it enlarges."""
-    from vivace.kernels.convolution import Tiles, candidates, convolve
+    from vivace.machinery.kernels.convolution import Tiles, candidates, convolve
 
     dtype = eight_bits(device) if device == "cpu" or not enlarges else torch.bfloat16
     batch, height, width = images
@@ -305,7 +305,7 @@ def check_of_unets(device: str) -> None:
 
 
 def check_quantize(kind: str, rows: int, channels: int, device: str) -> None:
-    from vivace.kernels.quantize import quantize
+    from vivace.machinery.kernels.quantize import quantize
 
     x = random(kind, rows, channels, device=device)
     scale = ref.quantize_whole(x)[1] * 2
@@ -316,7 +316,7 @@ def check_quantize(kind: str, rows: int, channels: int, device: str) -> None:
 
 
 def check_skinny_product(rows: int, outputs: int, channels: int, quantize: bool, device: str) -> None:
-    from vivace.kernels.skinny_product import skinny_product
+    from vivace.machinery.kernels.skinny_product import skinny_product
 
     x = random("normal", rows, channels, device=device)
     x = x if device == "cuda" else x.float()
@@ -340,7 +340,7 @@ def check_skinny_product(rows: int, outputs: int, channels: int, quantize: bool,
     assert error(out, wanted) < SIXTEEN_BITS
 
 
-def cases() -> Iterator[tuple[str, Tokens]]:
+def cases() -> Iterator[tuple[str, TokenLayout]]:
     for kind in KINDS:
         for tokens in LAYOUTS:
             yield kind, tokens

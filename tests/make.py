@@ -3,7 +3,7 @@
 from vivace.recipes.resolve import resolve
 from vivace.spec.environment import Environment
 from vivace.spec.model import Model
-from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
+from vivace.spec.record import ImageRecord, Memory, Outcome, Record, Round, Sample
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
 
@@ -75,7 +75,9 @@ def make_round(
             peak_bytes=450_000_000,
             weights_bytes=27_000_000,
         ),
-        pictures=tuple(Picture(index=i, prompt=p, seed=0, sha256=f"{i:064x}") for i, p in enumerate(prompts)),
+        pictures=tuple(
+            ImageRecord(index=i, prompt=p, seed=0, sha256=f"{i:064x}") for i, p in enumerate(prompts)
+        ),
     )
 
 

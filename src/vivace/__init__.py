@@ -18,10 +18,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vivace.advice import Recommendation, recommend
     from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile
     from vivace.errors import VivaceError
     from vivace.recipes import Recipe
+    from vivace.recommendation import Recommendation, recommend
     from vivace.runtime import Session, apply, load
     from vivace.spec import Record
     from vivace.studies import StudyFile, StudyRun, study
@@ -55,7 +55,7 @@ __all__ = [
 
 
 _PLACES = {
-    "advice": ("Recommendation", "recommend"),
+    "recommendation": ("Recommendation", "recommend"),
     "benchmark": ("Paired", "Profiled", "Run", "Study", "Timing", "bench", "compare", "profile"),
     "errors": ("VivaceError",),
     "recipes": ("Recipe",),

@@ -6,11 +6,11 @@ from benchmarks import committed_tables
 from benchmarks.study_groups import own, record_file
 from docs.technique_lines import lines_of
 from tests.make import make_environment, make_record, make_round
-from vivace.advice import Wanted
-from vivace.advice.advise import recommend_from
 from vivace.benchmark.comparison import workload_of
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
+from vivace.recommendation import Criteria
+from vivace.recommendation.advise import recommend_from
 from vivace.studies.expand import expand
 from vivace.studies.file import read_study
 from vivace.studies.sittings import Sitting, SittingRow, write_sittings
@@ -49,14 +49,14 @@ def test_recommend_reads_studies(tmp_path: Path) -> None:
     assert table.baseline == recipes["Baseline"]
     gains = {row.recipe: row.gain and round(row.gain.point, 2) for row in table.rows}
     assert gains == {recipes["Baseline"]: None, recipes["Compiled"]: 3.0, recipes["Final"]: 5.0}
-    answer = recommend_from(Wanted(model="sd15", gpu="H200"), [table])
+    answer = recommend_from(Criteria(model="sd15", gpu="H200"), [table])
     assert answer.recipe == recipes["Compiled"]
     (final,) = answer.left_out
     assert final.recipe == recipes["Final"]
     assert "compared with 30 steps of the model" in final.why, "the model's own are 50, and this one takes 20"
     assert answer.basis is not None
     assert answer.basis.place == "results/study-001.json"
-    kept = recommend_from(Wanted(model="sd15", gpu="H200", same_picture=True), [table])
+    kept = recommend_from(Criteria(model="sd15", gpu="H200", same_picture=True), [table])
     assert kept.recipe == recipes["Compiled"]
     assert [out.recipe for out in kept.left_out] == [recipes["Final"]]
 

@@ -1,7 +1,7 @@
 """The figures that `vivace study --dry-run` takes from committed records."""
 
 from benchmarks.known_figures import TARGET, content
-from vivace.studies.known import known
+from vivace.studies.recorded import recorded_figures
 
 
 def test_the_packaged_file_is_current() -> None:
@@ -9,7 +9,7 @@ def test_the_packaged_file_is_current() -> None:
 
 
 def test_another_number_of_steps_is_estimated_from_the_nearest() -> None:
-    found = known("flux-dev", "baseline", 1024, 1024, 28)
+    found = recorded_figures("flux-dev", "baseline", 1024, 1024, 28)
     assert found is not None
     assert found.device == "NVIDIA H200"
     assert 4 < found.seconds(28) < 6
@@ -17,11 +17,11 @@ def test_another_number_of_steps_is_estimated_from_the_nearest() -> None:
 
 
 def test_a_recipe_that_sets_the_number_of_steps_takes_as_long_at_any_other() -> None:
-    found = known("sd15", "steps(15)", 512, 512, 30)
+    found = recorded_figures("sd15", "steps(15)", 512, 512, 30)
     assert found is not None
     assert found.seconds(50) == found.seconds(30)
 
 
 def test_what_no_record_has_is_unknown() -> None:
-    assert known("flux-dev", "baseline", 512, 512, 28) is None
-    assert known("flux-dev", "steps(9)", 1024, 1024, 28) is None
+    assert recorded_figures("flux-dev", "baseline", 512, 512, 28) is None
+    assert recorded_figures("flux-dev", "steps(9)", 1024, 1024, 28) is None

@@ -111,7 +111,7 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
         "- sdxl on 2: `parallel(cfg)` 2.00 s ±0.0 %, 1.50x [1.50, 1.50] the speed of one GPU.",
     ]
     said = pages.page(NOTE, path)
-    assert "`git log 0123abc.. -- src/vivace/techniques src/vivace/multi_gpu`" in said
+    assert "`git log 0123abc.. -- src/vivace/techniques src/vivace/machinery/multi_gpu`" in said
     rows = [line for line in said.splitlines() if line.startswith(("| flux-dev", "| sdxl"))]
     assert len(rows) == 5, "each row once"
     assert "| 1 |" in rows[0]

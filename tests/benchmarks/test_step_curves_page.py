@@ -13,8 +13,8 @@ from docs.generate import NOTE
 from docs.step_curves import Against, families, ssim_of_steps
 from tests.make import make_record, make_round
 from vivace.recipes.resolve import resolve
-from vivace.spec.figures import PictureFigures
-from vivace.spec.record import Outcome, Picture
+from vivace.spec.figures import ImageFigures
+from vivace.spec.record import ImageRecord, Outcome
 
 PROMPTS = tuple(f"picture {k}" for k in range(8))
 SCATTER = (-0.02, -0.01, -0.01, 0.0, 0.0, 0.01, 0.01, 0.02)
@@ -27,13 +27,15 @@ def _sha(recipe: str, index: int) -> str:
 def case(recipe: str, work: float, ssim: float, seconds: float = 1.0) -> Case:
     """Pictures whose SSIMs scatter around `ssim`."""
     text = resolve(recipe).text
-    pictures = tuple(Picture(index=k, prompt=p, seed=0, sha256=_sha(text, k)) for k, p in enumerate(PROMPTS))
+    pictures = tuple(
+        ImageRecord(index=k, prompt=p, seed=0, sha256=_sha(text, k)) for k, p in enumerate(PROMPTS)
+    )
     round_ = make_round(0, (seconds,) * 4, prompts=PROMPTS).model_copy(update={"pictures": pictures})
     record = make_record(text, round_)
     workload = record.trial.workload.model_copy(update={"prompts": PROMPTS})
     record = record.model_copy(update={"trial": record.trial.model_copy(update={"workload": workload})})
     figures = tuple(
-        PictureFigures(
+        ImageFigures(
             sha256=picture.sha256,
             reference=_sha("baseline", picture.index),
             prompt=picture.prompt,

@@ -22,16 +22,16 @@ from tests.make import make_record, make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from vivace.benchmark import Timing
 from vivace.benchmark.launcher import Launcher
-from vivace.foreign.text import markdown_cell
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.spec.ceilings import Work, identity_of
 from vivace.spec.record import Outcome, Record, Round
 from vivace.stats import Interval
-from vivace.studies.figures import FIGURES
+from vivace.studies.columns import FIGURES
 from vivace.studies.file import published_studies, read_study
 from vivace.studies.sittings import Sitting, SittingRow, write_sittings
 from vivace.studies.view import value_text
+from vivace.untrusted.text import markdown_cell
 
 Call = Callable[..., int]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.targets import target_of
-from vivace.contract import Component, Machine, Target
 from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
+from vivace.technique import Component, Machine, Target
 from vivace.techniques import TECHNIQUES
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # enough for an image
@@ -218,7 +218,7 @@ def works_alone(recipe: str, model: str) -> bool:
 
 @functools.cache
 def _target(model: str) -> Target:
-    from vivace.lora.distillations import distillations
+    from vivace.machinery.lora.distillations import distillations
     from vivace.models import find_model, load_pipeline
 
     found = find_model(model)

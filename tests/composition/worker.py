@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from vivace.benchmark.requests import Request
+from vivace.benchmark.requests import WorkerRequest
 
 COMMAND = (sys.executable, __file__)
 
@@ -18,7 +18,7 @@ EQUAL_DB = 200.0
 """Stands for equal images, whose PSNR is infinite."""
 
 
-class DrawRequest(Request):
+class DrawRequest(WorkerRequest):
     """Generate with a recipe.
 
     Attributes:
@@ -47,8 +47,8 @@ def draw(request: DrawRequest) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from vivace.compilation.compiled_code import VARIABLE
     from vivace.errors import NoEffect, Unsupported
+    from vivace.machinery.compilation.compiled_code import VARIABLE
     from vivace.measure.quality import faults, pixels
     from vivace.models import find_model, load_pipeline
     from vivace.recipes.resolve import resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vivace.fused.cublas_lt import Epilogue, Kind, Plan, multiply
+from vivace.machinery.fused.cublas_lt import Epilogue, Kind, Plan, multiply
 
 pytestmark = pytest.mark.gpu
 

@@ -13,13 +13,13 @@ from tests import fused_unets
 from tests.families import STEPS, draw, psnr
 from tests.fused_kernels import error
 from tests.targets import target_of
-from vivace.contract import Target
 from vivace.errors import Unsupported
-from vivace.fused.modulations import CAPACITY
-from vivace.kernels.reference import Tokens
+from vivace.machinery.fused.modulations import CAPACITY
+from vivace.machinery.kernels.reference import TokenLayout
+from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.measure.machine import this_machine
 from vivace.models.random_weights import fill
-from vivace.offloading.components import ComponentOffloader
+from vivace.technique import Target
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ SHAPES = [(1, 512, 32, 32), (1, 128, 32, 32), (2, 128, 16, 24), (2, 512, 33, 47)
 
 
 @pytest.mark.parametrize(("kind", "tokens"), CASES, ids=[f"{kind}-{t.batch}-{t.text}" for kind, t in CASES])
-def test_each_kernel_against_float64(kind: str, tokens: Tokens) -> None:
+def test_each_kernel_against_float64(kind: str, tokens: TokenLayout) -> None:
     for quantize in (False, True):
         for channels in (96, 3072):
             for adds in (False, True):

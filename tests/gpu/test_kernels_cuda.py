@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 import vivace
 from tests.families import build, draw, psnr
-from vivace.attention_backends.calls import RedirectedAttention
-from vivace.attention_backends.kernels import unsupported_on
-from vivace.contract import component_of
 from vivace.errors import NoEffect, Unsupported
+from vivace.machinery.attention_backends.calls import RedirectedAttention
+from vivace.machinery.attention_backends.kernels import unsupported_on
 from vivace.measure.kernels import attention_kernels
 from vivace.measure.machine import this_machine
+from vivace.technique import component_of
 
 pytestmark = pytest.mark.gpu
 PACKAGES = ("flash3", "flash4", "sage", "xformers")

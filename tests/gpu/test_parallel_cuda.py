@@ -16,7 +16,7 @@ import vivace
 from tests.families import psnr, random_flux
 from vivace.benchmark import Timing
 from vivace.errors import Unsupported, WorkerError
-from vivace.multi_gpu.peer_memory import SWITCH
+from vivace.machinery.multi_gpu.peer_memory import SWITCH
 from vivace.spec.record import Outcome
 
 pytestmark = [

@@ -14,14 +14,14 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize
 
 import vivace
 from tests.families import build, draw, psnr
-from vivace.contract import Machine
 from vivace.errors import Unsupported
+from vivace.machinery.quantization.packed_int4 import dequantize, pack
+from vivace.machinery.quantization.scheme import SchemeSettings
+from vivace.machinery.quantization.torchao_schemes import TORCHAO
 from vivace.models import find_model, load_pipeline
-from vivace.quantization.packed_int4 import dequantize, pack
-from vivace.quantization.scheme import Settings
-from vivace.quantization.torchao_schemes import TORCHAO
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import session_of
+from vivace.technique import Machine
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -182,7 +182,7 @@ def test_fp8_with_a_scale_per_row_takes_few_rows(num_rows: int) -> None:
     layer = torch.nn.Linear(12288, 3072, device=DEVICE, dtype=torch.bfloat16).requires_grad_(False)
     inputs = torch.randn(1, num_rows, 12288, device=DEVICE, dtype=torch.bfloat16)
     exact = layer(inputs)
-    TORCHAO["fp8"].convert(layer, Settings(Machine("cuda", "a GPU", (9, 0), None)))
+    TORCHAO["fp8"].convert(layer, SchemeSettings(Machine("cuda", "a GPU", (9, 0), None)))
     for call in (layer, torch.compile(layer)):
         assert (call(inputs) - exact).norm() < 0.06 * exact.norm()
 
@@ -220,7 +220,7 @@ def test_they_compose(recipe: str) -> None:
 def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows: int) -> None:
     layer = torch.nn.Linear(3072, 640, device=DEVICE, dtype=dtype).requires_grad_(False)
     ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
-    settings = Settings(Machine("cuda", "a GPU", (9, 0), None))
+    settings = SchemeSettings(Machine("cuda", "a GPU", (9, 0), None))
     TORCHAO["int8_dynamic"].convert(ours, settings)
     quantize_(theirs, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
     inputs = torch.randn(2, num_rows, 3072, device=DEVICE, dtype=dtype)
@@ -240,7 +240,7 @@ def test_compiled_int8_is_as_fast_as_dequantising(dtype: torch.dtype) -> None:
     """In bf16, inductor would compute the matmul of an image's thousands of rows with a kernel for a few."""
     layer = torch.nn.Linear(3072, 12288, device=DEVICE, dtype=dtype).requires_grad_(False)
     plain = copy.deepcopy(layer)
-    TORCHAO["int8"].convert(layer, Settings(Machine("cuda", "a GPU", (9, 0), None)))
+    TORCHAO["int8"].convert(layer, SchemeSettings(Machine("cuda", "a GPU", (9, 0), None)))
     inputs = torch.randn(4096, 3072, device=DEVICE, dtype=dtype)
     expected = layer(inputs)
     compiled = torch.compile(layer)

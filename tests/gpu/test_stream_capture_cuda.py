@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from vivace.compilation.stream_capture import MemsetsBeside, awaited_by, capture_of
+from vivace.machinery.compilation.stream_capture import MemsetsBeside, awaited_by, capture_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -11,9 +11,9 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, RecipeError, Unsupported
-from vivace.offloading import pinned_memory, prefetch
+from vivace.machinery.offloading import pinned_memory, prefetch
+from vivace.machinery.step_caching.teacache_fit import Fit, keep
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.step_caching.teacache_fit import Fit, keep
 
 pytestmark = pytest.mark.gpu
 

@@ -3,16 +3,17 @@
 import ast
 import functools
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "vivace"
 LAYERS = {
     "errors": 0,
-    "foreign": 0,
+    "untrusted": 0,
     "hardware": 0,
     "spec": 0,
     "stats": 0,
-    "contract": 1,
+    "technique": 1,
     "families": 1,
     "lint": 1,
     "report": 1,
@@ -38,7 +39,7 @@ LAYERS = {
     "export": 7,
     "benchmark": 8,
     "studies": 9,
-    "advice": 10,
+    "recommendation": 10,
     "tuning": 10,
     "cli": 11,
     "__main__": 12,
@@ -46,39 +47,39 @@ LAYERS = {
 SIDEWAYS = {
     ("spec", "errors"),
     ("stats", "errors"),
-    ("foreign", "errors"),
+    ("untrusted", "errors"),
     ("hardware", "errors"),
     ("multi_gpu", "fused"),
 }
 # Libraries that import torch; `report` and `spec` must not import them.
 IMPORTED_LATE = {
-    "vivace.fused.convolutions",
-    "vivace.fused.first_norm",
-    "vivace.fused.flux_forward",
-    "vivace.fused.flux_weights",
-    "vivace.fused.image_operations",
-    "vivace.fused.modulations",
-    "vivace.fused.products",
-    "vivace.fused.scales",
-    "vivace.fused.text_projections",
-    "vivace.fused.unet_blocks",
-    "vivace.fused.vae_blocks",
-    "vivace.kernels.convolution",
-    "vivace.kernels.cross_attention",
-    "vivace.kernels.dequantize_int4",
-    "vivace.kernels.geglu",
-    "vivace.kernels.group_norm",
-    "vivace.kernels.norm_modulate",
-    "vivace.kernels.peer_barrier",
-    "vivace.kernels.qk_norm_rope",
-    "vivace.kernels.quantize",
-    "vivace.kernels.reference",
-    "vivace.kernels.residual",
-    "vivace.kernels.skinny_product",
-    "vivace.multi_gpu.flux_tokens",
-    "vivace.multi_gpu.collectives",
-    "vivace.multi_gpu.fused_exchange",
-    "vivace.multi_gpu.peer_memory",
+    "vivace.machinery.fused.convolutions",
+    "vivace.machinery.fused.first_norm",
+    "vivace.machinery.fused.flux_forward",
+    "vivace.machinery.fused.flux_weights",
+    "vivace.machinery.fused.image_operations",
+    "vivace.machinery.fused.modulations",
+    "vivace.machinery.fused.products",
+    "vivace.machinery.fused.scales",
+    "vivace.machinery.fused.text_projections",
+    "vivace.machinery.fused.unet_blocks",
+    "vivace.machinery.fused.vae_blocks",
+    "vivace.machinery.kernels.convolution",
+    "vivace.machinery.kernels.cross_attention",
+    "vivace.machinery.kernels.dequantize_int4",
+    "vivace.machinery.kernels.geglu",
+    "vivace.machinery.kernels.group_norm",
+    "vivace.machinery.kernels.norm_modulate",
+    "vivace.machinery.kernels.peer_barrier",
+    "vivace.machinery.kernels.qk_norm_rope",
+    "vivace.machinery.kernels.quantize",
+    "vivace.machinery.kernels.reference",
+    "vivace.machinery.kernels.residual",
+    "vivace.machinery.kernels.skinny_product",
+    "vivace.machinery.multi_gpu.flux_tokens",
+    "vivace.machinery.multi_gpu.collectives",
+    "vivace.machinery.multi_gpu.fused_exchange",
+    "vivace.machinery.multi_gpu.peer_memory",
 }
 """Triton's kernels are compiled from a module's own names, and torch's operators and modules and diffusers' blocks are
 made where a module is read; these are imported where they are used."""
@@ -111,9 +112,13 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+def room(*parts: str) -> str:
+    """Return the package that has a layer: the first below vivace, and each room of machinery."""
+    return parts[1] if parts[0] == "machinery" and len(parts) > 1 else parts[0]
+
+
 def package(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+    return room(*path.relative_to(SOURCE).with_suffix("").parts)
 
 
 def _name(path: Path) -> str:
@@ -128,11 +133,30 @@ def test_imports_go_down_only() -> None:
             parts = module.split(".")
             if parts[0] == "tinyworld":
                 wrong.append(f"{_name(path)} imports tinyworld, which is not in the wheel")
-            if parts[0] != "vivace" or len(parts) < 2 or parts[1] == here:
+            if parts[0] != "vivace" or len(parts) < 2 or (there := room(*parts[1:])) == here:
                 continue
-            if LAYERS[parts[1]] >= LAYERS[here] and (here, parts[1]) not in SIDEWAYS:
+            if LAYERS[there] >= LAYERS[here] and (here, there) not in SIDEWAYS:
                 wrong.append(f"{_name(path)} imports {module}")
     assert not wrong
+
+
+def test_no_files_import_each_other() -> None:
+    """A circle inside a package hides which of its files can be read without the others."""
+    modules = {_name(path).removesuffix(".__init__"): path for path in FILES}
+    imported = {
+        name: {module for module, _ in imports(path)} & set(modules) for name, path in modules.items()
+    }
+    for name, path in modules.items():
+        froms = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        names = {alias.name for node in froms for alias in node.names}
+        packages = {module for module in imported[name] if modules[module].name == "__init__.py"}
+        imported[name] |= {f"{package}.{each}" for package in packages for each in names} & set(modules)
+        imported[name] -= {name, *packages}
+    sorter = TopologicalSorter(imported)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise AssertionError(" imports ".join(reversed(error.args[1]))) from None
 
 
 def test_heavy_libraries_are_imported_lazily() -> None:

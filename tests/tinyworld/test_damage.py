@@ -17,7 +17,7 @@ from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import find_scorer
 from vivace.report.gate import judge_figures
 from vivace.report.quality import Fidelity, PairedFigures, fidelity
-from vivace.spec.figures import PictureFigures
+from vivace.spec.figures import ImageFigures
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
 
@@ -59,14 +59,12 @@ class Judge:
         vectors = self.clip.embed_pictures([Image.fromarray(np.ascontiguousarray(p)) for p in pictures])
         return list(zip(pictures, vectors, strict=True))
 
-    def figures(
-        self, k: int, picture: Pictures, seen: np.ndarray, against: dict[str, float]
-    ) -> PictureFigures:
+    def figures(self, k: int, picture: Pictures, seen: np.ndarray, against: dict[str, float]) -> ImageFigures:
         scores = 100 * self.read @ seen
         others = [float(score) for score, p in zip(scores, self.prompts, strict=True) if p != self.prompts[k]]
         alone = {"clip_score": float(scores[k]), "clip_score_of_others": float(np.mean(others))}
         sha = f"{'b' if against else 'a'}/{k}"
-        return PictureFigures(
+        return ImageFigures(
             sha256=sha, reference=f"a/{k}", prompt=self.prompts[k], alone=alone, against=against
         )
 

@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from vivace.benchmark.run import Compared, Run
     from vivace.benchmark.store import DEFAULT_STORE, Store
     from vivace.benchmark.studies import bench, run_study, start_launcher
-    from vivace.spec.study import AskedQuality, AskedWorkload, Study
+    from vivace.spec.study import QualityRequest, Study, WorkloadRequest
     from vivace.spec.timing import Timing
 
 __all__ = [
     "DEFAULT_STORE",
-    "AskedQuality",
-    "AskedWorkload",
     "Compared",
     "Comparison",
     "Paired",
     "Profiled",
+    "QualityRequest",
     "Run",
     "Store",
     "Study",
     "Timing",
+    "WorkloadRequest",
     "bench",
     "compare",
     "comparisons",
@@ -41,7 +41,7 @@ _PLACES = {
     "benchmark.run": ("Compared", "Run"),
     "benchmark.store": ("DEFAULT_STORE", "Store"),
     "benchmark.studies": ("bench", "run_study", "start_launcher"),
-    "spec.study": ("AskedQuality", "AskedWorkload", "Study"),
+    "spec.study": ("QualityRequest", "WorkloadRequest", "Study"),
     "spec.timing": ("Timing",),
 }
 

@@ -17,7 +17,6 @@ from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import bench, start_launcher
-from vivace.contract import Stage, Technique
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.models.find import find_model
 from vivace.report.rows import Row
@@ -26,6 +25,7 @@ from vivace.spec.record import Outcome
 from vivace.spec.study import Study
 from vivace.spec.timing import Timing
 from vivace.stats.gate import Gate
+from vivace.technique import Stage, Technique
 from vivace.techniques import TECHNIQUES
 
 CACHES: dict[str, type[Technique]] = {
@@ -37,7 +37,7 @@ _THRESHOLD_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
-class Tried:
+class SettingTrial:
     """The result of one setting.
 
     Attributes:
@@ -66,8 +66,8 @@ class Calibrated:
     """
 
     cache: str
-    best: Tried | None
-    tried: tuple[Tried, ...] = field(default=())
+    best: SettingTrial | None
+    tried: tuple[SettingTrial, ...] = field(default=())
     reason: str | None = None
 
 
@@ -82,7 +82,7 @@ def calibrate_caches(
     device: str = "auto",
     threads: int | None = None,
     store: str | Path = DEFAULT_STORE,
-    on_tried: Callable[[Tried], None] = lambda tried: None,
+    on_tried: Callable[[SettingTrial], None] = lambda tried: None,
     progress: Progress | None = None,
 ) -> list[Calibrated]:
     """Return the best setting of each cache. Settings that the store already holds are not measured again.
@@ -103,12 +103,12 @@ def calibrate_caches(
     for name in caches:
         if name not in CACHES:
             raise UsageError(f"no step cache '{name}'{nearest(name, CACHES)} (there are {', '.join(CACHES)})")
-    found = find_model(model)
-    if found.model.is_synthetic:
+    located = find_model(model)
+    if located.model.is_synthetic:
         raise Unsupported(
-            f"{found.model.name} has random weights, so its images have no quality to keep; give a trained model"
+            f"{located.model.name} has random weights, so its images have no quality to keep; give a trained model"
         )
-    chosen = prompt_set or found.prompt_set
+    chosen = prompt_set or located.prompt_set
     fields: dict[str, Any] = {
         "prompt_set": chosen,
         "num_seeds": num_seeds,
@@ -119,7 +119,7 @@ def calibrate_caches(
     comparisons(Study.of(model, ["baseline"], **fields))  # report invalid input before anything starts
     with start_launcher(device) as launcher:
 
-        def measure(recipe: str, setting: float) -> Tried:
+        def measure(recipe: str, setting: float) -> SettingTrial:
             run = bench(
                 model, ["baseline", recipe], store=store, launcher=launcher, progress=progress, **fields
             )
@@ -157,38 +157,38 @@ def bisected(low: float, high: float, runs: int, is_ratio: bool) -> Iterator[flo
             high = middle
 
 
-def _calibrate(name: str, runs: int, measure: Callable[[str, float], Tried]) -> Calibrated:
+def _calibrate(name: str, runs: int, measure: Callable[[str, float], SettingTrial]) -> Calibrated:
     knob, low, high = settings(name)
     search: Any = bisected(low, high, runs, is_ratio=knob == "threshold")
-    tried: dict[float, Tried] = {}
+    tried: dict[float, SettingTrial] = {}
     setting = next(search)
     while True:
         if setting not in tried:
             written = f"{setting:g}" if knob == "threshold" else f"hits={setting:g}"
             tried[setting] = measure(f"{name}({written})", setting)
-        seen = tried[setting]
-        if seen.outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY):
-            return Calibrated(name, None, tuple(tried.values()), seen.reason)
+        trial = tried[setting]
+        if trial.outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY):
+            return Calibrated(name, None, tuple(tried.values()), trial.reason)
         try:
             # A setting without cache hits changes no image, so a more aggressive one may pass too.
-            setting = search.send(seen.keeps or seen.outcome == Outcome.NO_EFFECT)
+            setting = search.send(trial.keeps or trial.outcome == Outcome.NO_EFFECT)
         except StopIteration:
             break
-    kept = [one for one in tried.values() if one.keeps]
+    kept = [trial for trial in tried.values() if trial.keeps]
     if not kept:
         return Calibrated(
             name, None, tuple(tried.values()), f"no setting from {min(tried):g} up passes the gate"
         )
-    return Calibrated(name, max(kept, key=lambda one: one.setting), tuple(tried.values()))
+    return Calibrated(name, max(kept, key=lambda trial: trial.setting), tuple(tried.values()))
 
 
-def _tried_from_row(row: Row, setting: float) -> Tried:
+def _tried_from_row(row: Row, setting: float) -> SettingTrial:
     record, judgement = row.record, row.judgement
     if record.outcome is not Outcome.MEASURED:
-        return Tried(row.recipe, setting, False, record.outcome, record.reason)
+        return SettingTrial(row.recipe, setting, False, record.outcome, record.reason)
     gate = Gate.UNCLEAR if judgement is None else judgement.gate
     rate = record.rounds[0].evidence.get("cache_hit_rate")
-    return Tried(
+    return SettingTrial(
         recipe=row.recipe,
         setting=setting,
         keeps=gate is Gate.PASSED,

@@ -50,13 +50,13 @@ class Arguments:
                 return as_prompts(call) | self._pictures_of(call)
 
             return prompts
-        known: dict[tuple[int, ...], dict[str, Any]] = {}
+        by_key: dict[tuple[int, ...], dict[str, Any]] = {}
 
         def encoded(call: Call) -> dict[str, Any]:
             key = tuple(index for index, _, _ in call)
-            if key not in known:
-                known[key] = encode(session, [prompt for _, prompt, _ in call])
-            return known[key] | self._pictures_of(call)
+            if key not in by_key:
+                by_key[key] = encode(session, [prompt for _, prompt, _ in call])
+            return by_key[key] | self._pictures_of(call)
 
         return encoded
 

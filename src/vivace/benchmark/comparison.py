@@ -11,16 +11,16 @@ from vivace.benchmark.rivals import owners, with_rivals
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.measure.lpips import check as check_lpips
 from vivace.models.controlnet import RANDOM, find_controlnet
-from vivace.models.find import Found, find_model, obtain
+from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
-from vivace.models.sources import Files, Pictures, check_files, pictures_of
-from vivace.models.sources import Limits as SizeLimits
+from vivace.models.sources import Files, SourceImages, check_files, pictures_of
+from vivace.models.sources import PixelLimits as SizeLimits
 from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.spec.input_errors import InputErrors
 from vivace.spec.keywords import CallKeywords
-from vivace.spec.study import AskedWorkload, Batch, Study
-from vivace.spec.words import Checked
+from vivace.spec.study import Batch, Study, WorkloadRequest
 from vivace.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
 
 
@@ -37,12 +37,12 @@ class Comparison:
         rival_of: by the index of a recipe that was added as a rival, those of the step caches' recipes.
     """
 
-    found: Found
+    located: LocatedModel
     recipes: tuple[Recipe, ...]
     workload: Workload
     largest_batch: bool = False
     judged: bool = True
-    pictures: Pictures | None = None
+    pictures: SourceImages | None = None
     rival_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -59,30 +59,32 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     recipes = [resolve(text).pinned() for text in study.recipes]
     checked = []
     for name in dict.fromkeys(study.models):
-        found = find_model(name)
+        located = find_model(name)
         for batch in study.workload.batches:
-            workload, pictures = _workload_and_pictures(found, study.workload, batch)
+            workload, pictures = _workload_and_pictures(located, study.workload, batch)
             steps = workload.num_inference_steps
-            wanted = with_rivals(recipes, steps) if study.rivals else recipes
+            compared_recipes = with_rivals(recipes, steps) if study.rivals else recipes
             checked.append(
                 Comparison(
-                    found,
-                    tuple(wanted),
+                    located,
+                    tuple(compared_recipes),
                     workload,
                     largest_batch=batch == "max",
                     judged=study.quality.enabled
-                    and not found.model.is_synthetic
+                    and not located.model.is_synthetic
                     and workload.controlnet != RANDOM,
                     pictures=pictures,
-                    rival_of=owners(recipes, wanted, steps) if study.rivals else {},
+                    rival_of=owners(recipes, compared_recipes, steps) if study.rivals else {},
                 )
             )
         if study.quality.enabled:
-            check_judged(found, *quality_flags(study))
+            check_judged(located, *quality_flags(study))
     if study.quality.enabled and study.quality.lpips:
         check_lpips()
-    obtained = {one.found.model.name: obtain(one.found) for one in checked}
-    return tuple(replace(one, found=obtained[one.found.model.name]) for one in checked)
+    obtained = {comparison.located.model.name: obtain(comparison.located) for comparison in checked}
+    return tuple(
+        replace(comparison, located=obtained[comparison.located.model.name]) for comparison in checked
+    )
 
 
 def comparison_of(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> Comparison:
@@ -94,98 +96,98 @@ def comparison_of(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> Co
     Raises:
         UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
     """
-    (found,) = comparisons(Study.of(model, [recipe], quality=False, rivals=False, **fields))
-    return found
+    (comparison,) = comparisons(Study.of(model, [recipe], quality=False, rivals=False, **fields))
+    return comparison
 
 
 def quality_flags(study: Study) -> list[str]:
     """Return the command-line options of a study that explicitly request quality metrics."""
     quality = study.quality
-    asked = {
+    flags = {
         "--scorer": quality.scorer not in (None, "auto"),
         "--witness": quality.witness is not None,
         "--lpips": quality.lpips,
     }
-    return [flag for flag, is_asked in asked.items() if is_asked]
+    return [flag for flag, is_asked in flags.items() if is_asked]
 
 
-def workload_of(found: Found, asked: AskedWorkload, batch: Batch = 1) -> Workload:
+def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 1) -> Workload:
     """Return the workload for one model; fields that are not given take the model's own values.
 
     Raises:
         UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
         Unsupported: the model has no pipeline for the task.
     """
-    return _workload_and_pictures(found, asked, batch)[0]
+    return _workload_and_pictures(located, request, batch)[0]
 
 
 def _workload_and_pictures(
-    found: Found, asked: AskedWorkload, batch: Batch
-) -> tuple[Workload, Pictures | None]:
+    located: LocatedModel, request: WorkloadRequest, batch: Batch
+) -> tuple[Workload, SourceImages | None]:
     """Return the workload for one model, and the pictures that it starts from."""
-    prompts: Sequence[str] | None = asked.prompts
-    if asked.prompt_set is not None:
-        prompts = _prompts_from_set(asked.prompt_set, prompts)
+    prompts: Sequence[str] | None = request.prompts
+    if request.prompt_set is not None:
+        prompts = _prompts_from_set(request.prompt_set, prompts)
     if prompts is None:
-        prompts = found.entry.prompts if found.entry else PROMPT_SETS[found.prompt_set][:NUM_DEFAULT]
+        prompts = located.entry.prompts if located.entry else PROMPT_SETS[located.prompt_set][:NUM_DEFAULT]
     if not prompts:
         raise WorkloadError("the list of prompts is empty; give at least one prompt")
-    num_seeds = asked.num_seeds
+    num_seeds = request.num_seeds
     if num_seeds is None:
-        num_seeds = 1 if asked.prompt_set is None else NUM_SEEDS
+        num_seeds = 1 if request.prompt_set is None else NUM_SEEDS
     if num_seeds < 1:
         raise WorkloadError(f"--seeds {num_seeds}: give at least one seed per prompt")
-    given = asked.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
-    if found.entry is not None and found.entry.ignores_guidance and asked.guidance_scale is not None:
-        raise WorkloadError(_why_ignored(found))
-    numbers = found.defaults | {name: value for name, value in given.items() if value is not None}
-    files = Files(asked.images, asked.masks, asked.controls)
-    task = _task_of(found, asked.task, files, asked.strength)
-    pipeline_of(found.pipeline, task, found.model.name)
-    check_batch(found.pipeline, batch, found.model.name)
-    if not found.model.is_synthetic:
-        check_installed(found.pipeline, found.model.name)
-    if asked.controlnet is not None and task != "control":
+    settings = request.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
+    if located.entry is not None and located.entry.ignores_guidance and request.guidance_scale is not None:
+        raise WorkloadError(_why_ignored(located))
+    numbers = located.defaults | {name: value for name, value in settings.items() if value is not None}
+    files = Files(request.images, request.masks, request.controls)
+    task = _task_of(located, request.task, files, request.strength)
+    pipeline_of(located.pipeline, task, located.model.name)
+    check_batch(located.pipeline, batch, located.model.name)
+    if not located.model.is_synthetic:
+        check_installed(located.pipeline, located.model.name)
+    if request.controlnet is not None and task != "control":
         raise WorkloadError(
             f"--controlnet: the task '{task}' takes none; give --control FILE, or leave it out"
         )
     pictures = None
     if task != "text":
-        pictures = pictures_of(task, files, len(prompts), (asked.height, asked.width), _limits(found))
+        pictures = pictures_of(task, files, len(prompts), (request.height, request.width), _limits(located))
         numbers |= {"height": pictures.height, "width": pictures.width}
-    with Checked(WorkloadError):
+    with InputErrors(WorkloadError):
         workload = Workload.model_validate(
             {
                 "prompts": prompts,
-                "seeds": tuple(range(asked.seed, asked.seed + num_seeds)),
+                "seeds": tuple(range(request.seed, request.seed + num_seeds)),
                 "batch": 1 if batch == "max" else batch,
-                "text": asked.text,
+                "text": request.text,
                 "task": task,
-                "controlnet": find_controlnet(asked.controlnet) if task == "control" else None,
-                "strength": asked.strength or STRENGTHS.get(task),
+                "controlnet": find_controlnet(request.controlnet) if task == "control" else None,
+                "strength": request.strength or STRENGTHS.get(task),
                 "sources": () if pictures is None else pictures.sources,
                 **numbers,
             }
         )
-    check_size(found, workload)
-    check_strength(found, workload)
+    check_size(located, workload)
+    check_strength(located, workload)
     return workload, pictures
 
 
-def _task_of(found: Found, asked: Task | None, files: Files, strength: float | None) -> Task:
+def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
     """Return the task that was asked for, that the files mean, or that the model is published for."""
-    own = own_task(found.pipeline)
-    return check_files(asked or (own if own != "text" else None), files, strength)
+    own = own_task(located.pipeline)
+    return check_files(task or (own if own != "text" else None), files, strength)
 
 
-def check_strength(found: Found, workload: Workload) -> None:
+def check_strength(located: LocatedModel, workload: Workload) -> None:
     """Refuse a strength at which no step is run.
 
     Raises:
         WorkloadError: names the numbers that would run one.
     """
     strength, steps = workload.strength, workload.num_inference_steps
-    if strength is None or steps_run(steps, strength, rounds_up=rounds_up(found.pipeline)) > 0:
+    if strength is None or steps_run(steps, strength, rounds_up=rounds_up(located.pipeline)) > 0:
         return
     raise WorkloadError(
         f"--strength {strength:g} of {steps} steps runs none of them, so the picture would not change; give at least "
@@ -193,14 +195,14 @@ def check_strength(found: Found, workload: Workload) -> None:
     )
 
 
-def _why_ignored(found: Found) -> str:
-    true_cfg = "true_cfg_scale" in found.call
+def _why_ignored(located: LocatedModel) -> str:
+    true_cfg = "true_cfg_scale" in located.call
     instead = (
         "its guidance is a second call, set by a recipe: guidance(1, true_cfg=4)"
         if true_cfg
         else "leave it out"
     )
-    return f"--guidance-scale: {found.model.name} ignores it; {instead}"
+    return f"--guidance-scale: {located.model.name} ignores it; {instead}"
 
 
 def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
@@ -213,7 +215,7 @@ def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ..
     return PROMPT_SETS[name]
 
 
-def check_judged(found: Found, *flags: str) -> None:
+def check_judged(located: LocatedModel, *flags: str) -> None:
     """Refuse options about image quality for a model with random weights.
 
     Args:
@@ -222,16 +224,16 @@ def check_judged(found: Found, *flags: str) -> None:
     Raises:
         UsageError: naming the first option.
     """
-    if flags and found.model.is_synthetic and found.entry is not None:
+    if flags and located.model.is_synthetic and located.entry is not None:
         raise UsageError(
-            f"{flags[0]}: {found.model.name} has random weights, so its images have no quality to measure; "
-            f"leave out {flags[0]}, or measure {found.entry.name}"
+            f"{flags[0]}: {located.model.name} has random weights, so its images have no quality to measure; "
+            f"leave out {flags[0]}, or measure {located.entry.name}"
         )
 
 
-def _limits(found: Found) -> SizeLimits:
+def _limits(located: LocatedModel) -> SizeLimits:
     """Return the sizes that pictures are fitted to; those of an unknown model are multiples that any takes."""
-    entry, own = found.entry, found.defaults
+    entry, own = located.entry, located.defaults
     return SizeLimits(
         multiple=entry.size_multiple if entry else 32,
         largest=entry.max_size if entry else 8192,
@@ -240,19 +242,19 @@ def _limits(found: Found) -> SizeLimits:
     )
 
 
-def check_size(found: Found, workload: Workload) -> None:
+def check_size(located: LocatedModel, workload: Workload) -> None:
     """Refuse sizes that the model cannot generate.
 
     Raises:
         WorkloadError: names the nearest size that it can generate.
     """
-    multiple = found.entry.size_multiple if found.entry else 8
-    largest = found.entry.max_size if found.entry else 8192
+    multiple = located.entry.size_multiple if located.entry else 8
+    largest = located.entry.max_size if located.entry else 8192
     for flag, size in (("--height", workload.height), ("--width", workload.width)):
         nearest_size = min(max(round(size / multiple) * multiple, multiple), largest)
         if size != nearest_size:
             raise WorkloadError(
-                f"{flag} {size}: {found.model.name} takes multiples of {multiple} up to {largest} pixels; "
+                f"{flag} {size}: {located.model.name} takes multiples of {multiple} up to {largest} pixels; "
                 f"the nearest is {nearest_size}"
             )
     if workload.pixel_steps > MAX_PIXEL_STEPS:
@@ -263,15 +265,15 @@ def check_size(found: Found, workload: Workload) -> None:
         )
 
 
-def default_threads(found: Found) -> int:
+def default_threads(located: LocatedModel) -> int:
     """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores.
 
     It is fixed because the last bits of an image depend on it, so it is not found by timing. Small models are as fast
     on one thread, and many times as fast where other programs are busy.
     """
-    if found.entry is not None and found.entry.threads is not None:
-        return found.entry.threads
-    if found.is_small:
+    if located.entry is not None and located.entry.threads is not None:
+        return located.entry.threads
+    if located.is_small:
         return 1
     import psutil
 

@@ -19,8 +19,8 @@ def without_cuda_init() -> Iterator[None]:
     import torch
     import torch.utils._triton as triton
 
-    found = nvml_capability()
-    if found is None:
+    measured = nvml_capability()
+    if measured is None:
         yield
         return
     capability, has_triton = torch.cuda.get_device_capability, triton.has_triton
@@ -28,10 +28,10 @@ def without_cuda_init() -> Iterator[None]:
 
     # A library may keep a reference to these functions; outside the context they call PyTorch's own.
     def nvml_device_capability(device: Any = None) -> tuple[int, int]:
-        return found if is_active else capability(device)
+        return measured if is_active else capability(device)
 
     def nvml_has_triton() -> bool:
-        return triton.has_triton_package() and found >= (7, 0) if is_active else bool(has_triton())
+        return triton.has_triton_package() and measured >= (7, 0) if is_active else bool(has_triton())
 
     torch.cuda.get_device_capability, triton.has_triton = nvml_device_capability, nvml_has_triton
     try:
@@ -57,10 +57,10 @@ def nvml_capability() -> tuple[int, int] | None:
     try:
         if nvml.nvmlInit_v2() != 0:
             return None
-        found = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) == 0 and (
+        succeeded = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) == 0 and (
             nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
         )
         nvml.nvmlShutdown()
     except AttributeError:  # a library of that name without these functions
         return None
-    return (major.value, minor.value) if found else None
+    return (major.value, minor.value) if succeeded else None

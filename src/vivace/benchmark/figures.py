@@ -8,14 +8,14 @@ from typing import Any
 
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
 from vivace.benchmark.launcher import Launcher, ask, last_line
-from vivace.benchmark.requests import FiguresRequest, PicturesRequest, Scorer
+from vivace.benchmark.requests import FiguresRequest, ImagesRequest, Scorer
 from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError, WorkerError
-from vivace.models.scorers import FoundScorer
+from vivace.models.scorers import LocatedScorer
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, key_of
+from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of
 from vivace.spec.record import Record
 from vivace.spec.trial import Trial
 
@@ -42,19 +42,19 @@ def keys_of(records: Sequence[Record], floor: NoiseFloor | None, scorer: str | N
     drawn = [p for record in records for p in record.rounds[0].pictures]
     drawn += floor.pictures if floor is not None else ()
     workload = records[0].trial.workload
-    found = {
+    keys = {
         key_of(p, references[p.prompt, p.seed], workload, scorer): None
         for p in drawn
         if (p.prompt, p.seed) in references
     }
-    return list(found)
+    return list(keys)
 
 
 def add_figures(
     records: Sequence[Record],
     store: Store,
     launcher: Launcher,
-    scorer: FoundScorer | None,
+    scorer: LocatedScorer | None,
     device: str,
     threads: int | None,
     lpips: bool = False,
@@ -69,10 +69,10 @@ def add_figures(
         on_progress: called with what is done, the number of images that are done, and their number.
         deadline: by which it ends, with the images that were compared until then.
     """
-    known = store.figures()
+    stored = store.figures()
     floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
-    wanted = keys_of(records, floor, scorer.id if scorer else None)
-    todo = [key for key in wanted if key not in known or _lacks(known[key], "lpips" if lpips else "match")]
+    keys = keys_of(records, floor, scorer.id if scorer else None)
+    todo = [key for key in keys if key not in stored or _lacks(stored[key], "lpips" if lpips else "match")]
     chunk = _CHUNK if deadline is None else _CHUNK_IN_A_HURRY
     for start in range(0, len(todo), chunk):
         request = FiguresRequest(
@@ -92,21 +92,21 @@ def add_figures(
         on_progress("comparing images", start, len(todo))
         what = None if scorer is None else f"the scorer {scorer.name}"
         try:
-            found = ask(launcher, request, limit_s(_TIMEOUT_S, deadline), on_event, reads=what)
+            answer = ask(launcher, request, limit_s(_TIMEOUT_S, deadline), on_event, reads=what)
         except WorkerError:
             if is_over(deadline):
                 return start
             raise
-        store.add_figures([PictureFigures.model_validate(row) for row in found["figures"]])
+        store.add_figures([ImageFigures.model_validate(row) for row in answer["figures"]])
     return len(todo)
 
 
-def _asked(scorer: FoundScorer) -> Scorer:
+def _asked(scorer: LocatedScorer) -> Scorer:
     witness = None if scorer.witness is None else str(scorer.witness.folder)
     return Scorer(folder=str(scorer.folder), others=scorer.prompt_set, witness=witness)
 
 
-def _lacks(row: PictureFigures, figure: str) -> bool:
+def _lacks(row: ImageFigures, figure: str) -> bool:
     """Whether an image was compared without this figure; stores of older versions lack "match" and thumbnails."""
     if row.thumbnail is None or (row.scorer is not None and row.embedding is None):
         return True
@@ -140,7 +140,7 @@ def draw_noise_floor(
             recipe = Recipe.from_spec(baseline.trial.recipe).with_(*resolve(change))
         except RecipeError:
             continue  # the baseline sets this already
-        request = PicturesRequest(
+        request = ImagesRequest(
             trial=baseline.trial.model_copy(update={"recipe": recipe.spec}),
             pictures=_pictures_folder(store),
             number=_MAX_FLOOR_PICTURES,
@@ -159,8 +159,8 @@ def draw_noise_floor(
         if ending.timed_out and is_over(deadline):
             return 0
         # A failure here, such as out of memory, must not discard the recipes' rows.
-        found = ending.value or {"reason": f"generating it failed: {last_line(ending.log) or ending}"}
-        floor = NoiseFloor(recipe=recipe.text, **found)
+        drawn = ending.value or {"reason": f"generating it failed: {last_line(ending.log) or ending}"}
+        floor = NoiseFloor(recipe=recipe.text, **drawn)
         if floor.reason is None:
             break
     store.set_noise_floor(key, floor)

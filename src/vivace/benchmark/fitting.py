@@ -48,9 +48,9 @@ def largest(fits: Callable[[int], bool], guess: Callable[[], int] | None = None,
     if guess is not None:
         near = min(max(guess(), good + 1), limit)
         step = max(1, near // 16)
-        found = try_batch(near)
-        while not found and is_open():
-            found = try_batch(max(bad - step, good + 1))
+        is_held = try_batch(near)
+        while not is_held and is_open():
+            is_held = try_batch(max(bad - step, good + 1))
             step *= 2
     while bad > limit and is_open():
         try_batch(min(good + step, limit))

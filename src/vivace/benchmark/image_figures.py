@@ -11,8 +11,8 @@ from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.requests import Scorer
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
-from vivace.models.reading import Limits
-from vivace.spec.figures import SAME_PIXELS, FiguresKey, PictureFigures
+from vivace.models.reading import ReadingLimits
+from vivace.spec.figures import SAME_PIXELS, FiguresKey, ImageFigures
 from vivace.spec.vectors import packed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def compute_figures(
     lpips: bool = False,
     report: Callable[[dict[str, Any]], None] = lambda event: None,
     sources: Path | None = None,
-) -> list[PictureFigures]:
+) -> list[ImageFigures]:
     """Return the metrics of stored images; missing images are left out. Runs in the worker.
 
     Args:
@@ -49,7 +49,7 @@ def compute_figures(
 
     from vivace.measure.quality import pixels
 
-    found: list[PictureFigures] = []
+    figures: list[ImageFigures] = []
     for done, key in enumerate(keys):
         report({"event": "phase", "phase": "comparing images", "done": done})
         paths = [picture_path(pictures, sha) for sha in (key.sha256, key.reference)]
@@ -57,34 +57,34 @@ def compute_figures(
             picture, original = (pixels(Image.open(path)) for path in paths)
             row = _pixel_figures(key, picture, original)
             row.alone.update(_against_source(key, picture, sources))
-            found.append(row)
+            figures.append(row)
     if scorer is not None:
         from vivace.measure.scorer import ClipScorer
 
         clip = _read_under_limits(ClipScorer, Path(scorer.folder), device, report)
         report({"event": "phase", "phase": "scoring images", "done": 0})
-        _add_scores(found, pictures, clip, PROMPT_SETS[scorer.others], sources)
+        _add_scores(figures, pictures, clip, PROMPT_SETS[scorer.others], sources)
         if scorer.witness is not None:
             from vivace.measure.witness import Witness
 
             witness = _read_under_limits(Witness, Path(scorer.witness), device, report)
             report({"event": "phase", "phase": "asking the second witness", "done": 0})
-            _add_witness(found, pictures, witness, PROMPT_SETS[scorer.others])
+            _add_witness(figures, pictures, witness, PROMPT_SETS[scorer.others])
     if lpips:
-        _add_lpips(found, pictures, device)
-    return found
+        _add_lpips(figures, pictures, device)
+    return figures
 
 
 def _read_under_limits(
     kind: Callable[[Path, str], Model], folder: Path, device: str, report: Callable[[dict[str, Any]], None]
 ) -> Model:
     """Read a model that scores images. The launcher holds this process to limits if the model is somebody else's."""
-    limits = None if folder.parent == WEIGHTS else asdict(Limits.of_weights_in(folder))
+    limits = None if folder.parent == WEIGHTS else asdict(ReadingLimits.of_weights_in(folder))
     report({"event": "phase", "phase": "reading the scorer", "done": 0, "limits": limits})
     return kind(folder, device)
 
 
-def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -> PictureFigures:
+def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -> ImageFigures:
     from vivace.measure.quality import paired_metrics, picture_metrics, thumbnail
 
     against: dict[str, float] = {}
@@ -97,7 +97,7 @@ def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -
         if against.get("psnr_db") == float("inf"):
             # The same pixels in another PNG file; the store hashes files, not pixels.
             against, reason = {}, SAME_PIXELS
-    return PictureFigures(
+    return ImageFigures(
         **key.model_dump(),
         alone=picture_metrics(picture),
         against=against,
@@ -121,7 +121,7 @@ def _against_source(key: FiguresKey, picture: np.ndarray, sources: Path | None) 
 
 
 def _add_scores(
-    rows: list[PictureFigures],
+    rows: list[ImageFigures],
     pictures: Path,
     clip: ClipScorer,
     others: Sequence[str],
@@ -141,13 +141,13 @@ def _add_scores(
     images = [*(picture_path(pictures, sha) for sha in shas), *moved.values()]
     image_embeddings = dict(zip([*shas, *moved], _embedded(clip, images), strict=True))
     for row in rows:
-        seen = image_embeddings[row.key if row.key in moved else row.sha256]
-        row.alone["clip_score"] = 100 * float(seen @ prompt_embeddings[row.prompt])
+        embedding = image_embeddings[row.key if row.key in moved else row.sha256]
+        row.alone["clip_score"] = 100 * float(embedding @ prompt_embeddings[row.prompt])
         if row.is_reference:
-            other_scores = [float(seen @ prompt_embeddings[p]) for p in others if p != row.prompt]
+            other_scores = [float(embedding @ prompt_embeddings[p]) for p in others if p != row.prompt]
             row.alone["clip_score_of_others"] = 100 * float(np.mean(other_scores))
         elif not row.is_identical:
-            row.against["clip_similarity"] = 100 * float(seen @ image_embeddings[row.reference])
+            row.against["clip_similarity"] = 100 * float(embedding @ image_embeddings[row.reference])
     for k, row in enumerate(rows):
         rows[k] = row.model_copy(update={"embedding": packed(image_embeddings[row.sha256])})
     _add_similarities(
@@ -156,24 +156,24 @@ def _add_scores(
 
 
 def _add_similarities(
-    rows: list[PictureFigures], clip: ClipScorer, seen: Callable[[PictureFigures], Any], sources: Path | None
+    rows: list[ImageFigures], clip: ClipScorer, embed: Callable[[ImageFigures], Any], sources: Path | None
 ) -> None:
     """Add the similarity of images to the pictures that they were made from, in place.
 
     Args:
-        seen: the embedding of a row's image.
+        embed: the embedding of a row's image.
     """
     import numpy as np
 
     shas = list(dict.fromkeys(row.source for row in rows if row.source is not None))
     if sources is None or not shas:
         return
-    known = dict(zip(shas, _embedded(clip, [picture_path(sources, sha) for sha in shas]), strict=True))
+    embeddings = dict(zip(shas, _embedded(clip, [picture_path(sources, sha) for sha in shas]), strict=True))
     for row in rows:
         if row.source is None:
             continue
-        row.alone["source_similarity"] = 100 * float(seen(row) @ known[row.source])
-        strangers = [float(seen(row) @ known[sha]) for sha in shas if sha != row.source]
+        row.alone["source_similarity"] = 100 * float(embed(row) @ embeddings[row.source])
+        strangers = [float(embed(row) @ embeddings[sha]) for sha in shas if sha != row.source]
         if row.is_reference and strangers:
             row.alone["source_similarity_of_others"] = 100 * float(np.mean(strangers))
 
@@ -187,7 +187,7 @@ def _embedded(clip: ClipScorer, images: Sequence[Any]) -> Iterator[Any]:
         yield from clip.embed_pictures([Image.open(i) if isinstance(i, Path) else i for i in batch])
 
 
-def _moved_back(row: PictureFigures, pictures: Path) -> Any:
+def _moved_back(row: ImageFigures, pictures: Path) -> Any:
     """Return the image without a shift by a pixel or two against its reference; None if there is none."""
     from PIL import Image
 
@@ -200,7 +200,7 @@ def _moved_back(row: PictureFigures, pictures: Path) -> Any:
     return None if near is picture else Image.fromarray(near.astype("uint8"))
 
 
-def _add_witness(rows: list[PictureFigures], pictures: Path, witness: Witness, others: Sequence[str]) -> None:
+def _add_witness(rows: list[ImageFigures], pictures: Path, witness: Witness, others: Sequence[str]) -> None:
     """Add the second witness's scores to the rows, in place."""
     import numpy as np
     from PIL import Image
@@ -213,7 +213,7 @@ def _add_witness(rows: list[PictureFigures], pictures: Path, witness: Witness, o
             row.alone["witness_score_of_others"] = float(np.mean(rest))
 
 
-def _add_lpips(rows: list[PictureFigures], pictures: Path, device: str) -> None:
+def _add_lpips(rows: list[ImageFigures], pictures: Path, device: str) -> None:
     """Add LPIPS to the rows, in place, for images that differ from a reference of the same size."""
     from PIL import Image
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.requests import AnyRequest, Request
+from vivace.benchmark.requests import AnyRequest, WorkerRequest
 from vivace.errors import Unsupported, UnusableModel, WorkerError
-from vivace.models.reading import LOOK_EVERY_S, Limits, complaint
+from vivace.models.reading import LOOK_EVERY_S, ReadingLimits, complaint
 
 OnEvent = Callable[[dict[str, Any]], None]
 WORKER = (sys.executable, "-m", "vivace.benchmark.worker")
@@ -33,7 +33,7 @@ class Ending:
     Attributes:
         value: the answer; None if the process died or was killed.
         timed_out: the process was killed because the time limit passed.
-        excess: what the process used too much of while it read a model, for which it was killed; see `Limits`.
+        excess: what the process used too much of while it read a model, for which it was killed; see `ReadingLimits`.
         signal: the signal that ended the process, if one did.
         status: the exit status, if the process exited.
         log: the end of its standard output and error.
@@ -100,7 +100,7 @@ class Launcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, request: Request, timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
+    def run(self, request: WorkerRequest, timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
         """Send a request, wait until it ends, and return how it ended. Kills it after `timeout_s` seconds.
 
         While the process reads a model with limits (an event of phase "load" that has "limits"), it is held to them.
@@ -234,11 +234,11 @@ class _Reading:
     def __init__(self) -> None:
         self.pid = -1
         self.excess: str | None = None
-        self._limits: Limits | None = None
+        self._limits: ReadingLimits | None = None
         self._since = 0.0
 
     def follow(self, event: dict[str, Any]) -> None:
-        self._limits = Limits(**event["limits"]) if event.get("limits") is not None else None
+        self._limits = ReadingLimits(**event["limits"]) if event.get("limits") is not None else None
         self._since = time.monotonic()
 
     def next_look(self, deadline: float) -> float:

@@ -55,9 +55,13 @@ def pair_seconds(rounds: Sequence[Sequence[Round]]) -> float | None:
     It is what the rounds' own calls took, and loading: starting a process comes on top.
     """
     each = [
-        statistics.median(found)
-        for one in rounds
-        if (found := [_seconds(round_) for round_ in one if round_.outcome is Outcome.MEASURED])
+        statistics.median(measured)
+        for rounds_of_recipe in rounds
+        if (
+            measured := [
+                _seconds(round_) for round_ in rounds_of_recipe if round_.outcome is Outcome.MEASURED
+            ]
+        )
     ]
     return _RECIPES * statistics.mean(each) if each else None
 

@@ -59,7 +59,7 @@ class Paired:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data: what `vivace compare --format json` prints."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "recipes": [record.trial.title for record in self.records],
             "model": self.records[0].trial.model.name,
             "outcomes": [record.outcome.value for record in self.records],
@@ -69,15 +69,15 @@ class Paired:
             "stopped_by": self.stopped_by,
         }
         if self.decision is None:
-            return found
-        one = self.decision
-        return found | {
-            "verdict": one.verdict.value,
-            "regressed": one.regressed,
-            "fail_if": one.fail_if,
-            "time_ratio": one.shown.point,
-            "interval": None if one.shown.low is None else [one.shown.low, one.shown.high],
-            "pairs": one.num_pairs,
+            return fields
+        decision = self.decision
+        return fields | {
+            "verdict": decision.verdict.value,
+            "regressed": decision.regressed,
+            "fail_if": decision.fail_if,
+            "time_ratio": decision.shown.point,
+            "interval": None if decision.shown.low is None else [decision.shown.low, decision.shown.high],
+            "pairs": decision.num_pairs,
         }
 
 
@@ -113,7 +113,8 @@ def compare(
         on_pair, progress: receive what was measured.
         on_note: is told if no verdict can come within `max_minutes`, before that time is spent.
         launcher: a running launcher; None to start one.
-        fields: the fields of `AskedWorkload`, `timing` (its `rounds` are ignored) and `device`, as for `vivace.bench`.
+        fields: the fields of `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`, as for
+            `vivace.bench`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
@@ -124,7 +125,7 @@ def compare(
         raise UsageError("compare takes one model and one batch size, a number")
     timing = study.timing
     if timing.threads is None:
-        timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
+        timing = timing.model_copy(update={"threads": default_threads(comparison.located)})
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
         if comparison.pictures is not None:
@@ -134,7 +135,7 @@ def compare(
         environment = ask_environment(launcher, study.device, timing.threads)
         trials = [
             Trial(
-                model=comparison.found.model,
+                model=comparison.located.model,
                 recipe=recipe.spec,
                 workload=comparison.workload,
                 device=environment.device,
@@ -150,8 +151,8 @@ def compare(
         opened.start_run(shown, trials, environment, rounds=max_pairs)
 
         def measure(number: int) -> list[Record]:
-            wanted = timing.model_copy(update={"rounds": number})
-            return run_trials(trials, environment, wanted, opened, launcher, progress=progress or Silent())
+            timing_ = timing.model_copy(update={"rounds": number})
+            return run_trials(trials, environment, timing_, opened, launcher, progress=progress or Silent())
 
         number, max_s = _num_pairs(trials, environment, timing, opened), max_minutes * 60
         stored = [list(opened.rounds(trial.key(environment)).values()) for trial in trials]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
-from vivace.foreign.pictures import open_picture
 from vivace.models.sources import sha_of
 from vivace.spec.workload import Workload
+from vivace.untrusted.pictures import open_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,7 +50,7 @@ def read_sources(folder: Path, workload: Workload) -> dict[str, Any]:
     Raises:
         VivaceError: one is missing, or was changed.
     """
-    found: dict[str, Any] = {}
+    pictures: dict[str, Any] = {}
     for source in workload.sources:
         for sha256 in source.pictures:
             path = picture_path(folder, sha256)
@@ -59,8 +59,8 @@ def read_sources(folder: Path, workload: Workload) -> dict[str, Any]:
                 picture = picture.convert("L")
             if sha_of(picture) != sha256:
                 raise VivaceError(f"{path} was changed; give the files again, which writes it anew")
-            found[sha256] = picture
-    return found
+            pictures[sha256] = picture
+    return pictures
 
 
 def _write(path: Path, png: bytes) -> None:

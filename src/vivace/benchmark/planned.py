@@ -8,12 +8,12 @@ from typing import Any
 
 from vivace.benchmark.launcher import Launcher, last_line
 from vivace.benchmark.requests import PredictionsRequest
-from vivace.contract import Machine
 from vivace.errors import VivaceError, WorkerError
 from vivace.report.summary import size
 from vivace.spec.environment import Environment
 from vivace.spec.record import Memory, Outcome, Record
 from vivace.spec.trial import Trial
+from vivace.technique import Machine
 
 _TIMEOUT_S = 120.0  # per trial; most take two or three seconds
 
@@ -51,27 +51,27 @@ def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
     Call it after all timing: it takes seconds, but no GPU. Records of a CPU are left out, since `vivace plan` does not
     predict a CPU's resident set.
     """
-    found = [(record, memory) for record in records if (memory := _measured_memory(record)) is not None]
-    if not found:
+    measured = [(record, memory) for record in records if (memory := _measured_memory(record)) is not None]
+    if not measured:
         return []
     request = PredictionsRequest(
-        trials=tuple(record.trial for record, _ in found), environment=found[0][0].environment
+        trials=tuple(record.trial for record, _ in measured), environment=measured[0][0].environment
     )
-    timeout_s = _TIMEOUT_S * len(found)
+    timeout_s = _TIMEOUT_S * len(measured)
     try:
         ending = launcher.run(request, timeout_s)
     except WorkerError as error:  # the measurements are shown without predictions
-        return [Planned(record, memory, reason=str(error)) for record, memory in found]
+        return [Planned(record, memory, reason=str(error)) for record, memory in measured]
     if ending.value is None:
         why = (
             f"it took longer than {timeout_s:g} s"
             if ending.timed_out
             else last_line(ending.log) or str(ending)
         )
-        return [Planned(record, memory, reason=why) for record, memory in found]
+        return [Planned(record, memory, reason=why) for record, memory in measured]
     answers = ending.value["predictions"]
     return [
-        Planned(record, memory, **fields) for (record, memory), fields in zip(found, answers, strict=True)
+        Planned(record, memory, **fields) for (record, memory), fields in zip(measured, answers, strict=True)
     ]
 
 
@@ -91,15 +91,15 @@ def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[
     from vivace.memory.predict import predict_trial
 
     machine = machine_of(environment)
-    found: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
     for trial in trials:
         try:
             predicted = predict_trial(trial, machine)
         except VivaceError as error:
-            found.append({"reason": str(error)})
+            predictions.append({"reason": str(error)})
         else:
-            found.append(predicted.model_dump(include={"model_bytes", "peak_bytes", "peak_stage"}))
-    return found
+            predictions.append(predicted.model_dump(include={"model_bytes", "peak_bytes", "peak_stage"}))
+    return predictions
 
 
 def machine_of(environment: Environment) -> Machine:

@@ -125,7 +125,9 @@ def _profiled(
                 num_calls=num_calls,
                 num_discarded=num_discarded,
                 num_denoiser_calls=plain.num_denoiser_calls,
-                operators=tuple(breakdown.operators(trace, [one for one in traces if one is not trace])),
+                operators=tuple(
+                    breakdown.operators(trace, [other for other in traces if other is not trace])
+                ),
                 kernels=tuple(breakdown.kernels(trace)),
                 families=tuple(breakdown.families(trace)),
                 components=tuple(breakdown.components(trace)),
@@ -164,21 +166,21 @@ def _steady_trace(trace_call: Callable[[], Trace]) -> tuple[Trace, int]:
         trace = trace_call()
         if num_graphs() == before and not trace.compiling:
             return trace, num_discarded
-    seen = f" ({', '.join(trace.compiling[:3])})" if trace.compiling else ""
+    names = f" ({', '.join(trace.compiling[:3])})" if trace.compiling else ""
     raise Unsupported(
-        f"something was compiled or tuned in each of {_MAX_ATTEMPTS} calls{seen}, so that a profile would show "
+        f"something was compiled or tuned in each of {_MAX_ATTEMPTS} calls{names}, so that a profile would show "
         "compiling; give more --warmup, or a recipe that does not compile again"
     )
 
 
 def _warnings(measurement: Measurement, trace: Trace, trial: Trial, wait_steps: int | None) -> list[str]:
-    found = []
+    warnings = []
     if not measurement.results["steady"]:
-        found.append("the warm-up ended before the times were steady; give more --warmup")
+        warnings.append("the warm-up ended before the times were steady; give more --warmup")
     if trial.device == "cuda" and not trace.device:
-        found.append("the trace has no kernels: the driver does not let this process trace the GPU")
+        warnings.append("the trace has no kernels: the driver does not let this process trace the GPU")
     if wait_steps is not None:
-        found.append(
+        warnings.append(
             f"synchronisations were looked for in a call of {wait_steps} steps, to keep the trace small"
         )
-    return found
+    return warnings

@@ -14,14 +14,14 @@ from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.requests import ProfileRequest
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
-from vivace.foreign.destinations import replace_from
 from vivace.report.dataframe import dataframe
-from vivace.report.profile import Change, changes, profile_text, table_rows
+from vivace.report.profile import ProfileChange, changes, profile_text, table_rows
 from vivace.spec.keywords import CallKeywords
 from vivace.spec.profiling import Profile
 from vivace.spec.recipe import BASELINE
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
+from vivace.untrusted.destinations import replace_from
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Profiled:
         """
         return dataframe(self.to_dicts())
 
-    def against(self, before: Profiled) -> list[Change]:
+    def against(self, before: Profiled) -> list[ProfileChange]:
         """Return how each operator's time differs from that in another profile, the largest change first."""
         return changes(before.profile, self.profile)
 
@@ -79,7 +79,7 @@ def profile(
         trace: file for the Chrome trace, which Perfetto opens too; compressed if its name ends in .gz.
         launcher: a running launcher; None to start one.
         on_event: called with each event of the worker, such as {"event": "phase", "phase": "warm-up", "done": 2}.
-        fields: the fields of `AskedWorkload`, `timing` and `device`, as for `vivace.bench`.
+        fields: the fields of `WorkloadRequest`, `timing` and `device`, as for `vivace.bench`.
 
     Raises:
         UsageError, UnknownModel, Unsupported, WorkerError, OutputError: see `vivace.errors`.
@@ -87,14 +87,14 @@ def profile(
     timing, device = fields.get("timing", Timing()), fields.get("device", "auto")
     comparison = comparison_of(model, recipe, **fields)
     if timing.threads is None:
-        timing = timing.model_copy(update={"threads": default_threads(comparison.found)})
+        timing = timing.model_copy(update={"threads": default_threads(comparison.located)})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vivace-")))
         if launcher is None:
             launcher = stack.enter_context(start_launcher(device))
         environment = ask_environment(launcher, device, timing.threads)
         trial = Trial(
-            model=comparison.found.model,
+            model=comparison.located.model,
             recipe=comparison.recipes[0].spec,
             workload=comparison.workload,
             device=environment.device,
@@ -112,7 +112,9 @@ def profile(
             threads=timing.threads,
             sources=sources,
         )
-        found = Profile.model_validate(ask(launcher, request, timing.timeout_s, on_event or (lambda _: None)))
+        measured = Profile.model_validate(
+            ask(launcher, request, timing.timeout_s, on_event or (lambda _: None))
+        )
         if trace is not None:
             replace_from(Path(trace), file)
-    return Profiled(found)
+    return Profiled(measured)

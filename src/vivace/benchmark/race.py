@@ -22,11 +22,11 @@ def race(model: str, recipes: Sequence[str], device: str) -> dict[str, float]:
     Recipes that are unsupported here, change nothing, or are far slower than the fastest (fp16 on a CPU that emulates
     it) are left out.
     """
-    found = find_model(model)
+    located = find_model(model)
     sessions: dict[str, Session] = {}
     for recipe in recipes:
         try:
-            sessions[recipe] = open_session(found, resolve(recipe), device, {"num_inference_steps": _STEPS})
+            sessions[recipe] = open_session(located, resolve(recipe), device, {"num_inference_steps": _STEPS})
         except (Unsupported, NoEffect):
             continue
     # Two steps without decoding find the recipes that are too slow. Twice, since the

@@ -14,7 +14,7 @@ from vivace.spec.trial import Trial
 from vivace.spec.workload import Task
 
 
-class Request(Spec):
+class WorkerRequest(Spec):
     """Base of all requests.
 
     Attributes:
@@ -28,20 +28,20 @@ class Request(Spec):
     log: str | None = None
 
 
-class EnvironmentRequest(Request):
+class EnvironmentRequest(WorkerRequest):
     """Return the `Environment` of a device: "auto", "cpu" or "cuda"."""
 
     kind: Literal["environment"] = "environment"
     device: str
 
 
-class GpusRequest(Request):
+class GpusRequest(WorkerRequest):
     """Return the GPUs that this process may use, as `Place`s."""
 
     kind: Literal["gpus"] = "gpus"
 
 
-class RaceRequest(Request):
+class RaceRequest(WorkerRequest):
     """Return the seconds of a short call of each recipe that works here (see `benchmark.race`)."""
 
     kind: Literal["race"] = "race"
@@ -50,7 +50,7 @@ class RaceRequest(Request):
     recipes: tuple[str, ...]
 
 
-class SupportRequest(Request):
+class SupportRequest(WorkerRequest):
     """Return why recipes cannot work on a device and a model, and the model's components (`benchmark.support`)."""
 
     kind: Literal["support"] = "support"
@@ -61,7 +61,7 @@ class SupportRequest(Request):
     batch: int | None = None
 
 
-class RoundRequest(Request):
+class RoundRequest(WorkerRequest):
     """Measure one `Round` of a trial. `pictures` is the folder to save its images below; None to save none."""
 
     kind: Literal["round"] = "round"
@@ -71,14 +71,14 @@ class RoundRequest(Request):
     pictures: str | None
 
 
-class LargestBatchRequest(Request):
+class LargestBatchRequest(WorkerRequest):
     """Return the largest batch of the trial that fits in the GPU's memory."""
 
     kind: Literal["largest_batch"] = "largest_batch"
     trial: Trial
 
 
-class RehearsalRequest(Request):
+class RehearsalRequest(WorkerRequest):
     """Return None if a round of the trial fits in the GPU's memory, else the reason."""
 
     kind: Literal["rehearsal"] = "rehearsal"
@@ -86,7 +86,7 @@ class RehearsalRequest(Request):
     timing: Timing
 
 
-class PicturesRequest(Request):
+class ImagesRequest(WorkerRequest):
     """Generate the first `number` images of a trial, untimed. `pictures` is the store's folder of images."""
 
     kind: Literal["pictures"] = "pictures"
@@ -103,8 +103,8 @@ class Scorer(Spec):
     witness: str | None = None
 
 
-class FiguresRequest(Request):
-    """Return the `PictureFigures` of images. `device` is where the scorer runs."""
+class FiguresRequest(WorkerRequest):
+    """Return the `ImageFigures` of images. `device` is where the scorer runs."""
 
     kind: Literal["figures"] = "figures"
     pictures: str
@@ -114,7 +114,7 @@ class FiguresRequest(Request):
     lpips: bool
 
 
-class PredictionsRequest(Request):
+class PredictionsRequest(WorkerRequest):
     """Return what `vivace plan` predicts for trials on the GPU of an environment."""
 
     kind: Literal["predictions"] = "predictions"
@@ -122,7 +122,7 @@ class PredictionsRequest(Request):
     environment: Environment
 
 
-class WorkRequest(Request):
+class WorkRequest(WorkerRequest):
     """Return the `Work` of a trial (see `benchmark.work.count_work`)."""
 
     kind: Literal["work"] = "work"
@@ -132,7 +132,7 @@ class WorkRequest(Request):
     denoiser_calls: int
 
 
-class ProfileRequest(Request):
+class ProfileRequest(WorkerRequest):
     """Return the `Profile` of a trial, of the median of `calls` calls.
 
     Attributes:
@@ -155,7 +155,7 @@ AnyRequest = (
     | RoundRequest
     | LargestBatchRequest
     | RehearsalRequest
-    | PicturesRequest
+    | ImagesRequest
     | FiguresRequest
     | PredictionsRequest
     | WorkRequest

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vivace.contract import Stage
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
+from vivace.technique import Stage
 from vivace.techniques.steps import Steps
 
 # Shares of the steps that the cache's recipe takes. A cache that saves less than a quarter of the work is hardly worth
@@ -19,32 +19,32 @@ def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]
         num_inference_steps: the workload's number of steps, for recipes that do not set it.
     """
     there = {recipe.text for recipe in recipes}
-    found = []
+    recipes_with_rivals = []
     for recipe in recipes:
         rivals = [rival for rival in _rivals(recipe, num_inference_steps) if rival.text not in there]
-        found += [recipe, *rivals]
+        recipes_with_rivals += [recipe, *rivals]
         there |= {rival.text for rival in rivals}
-    return found
+    return recipes_with_rivals
 
 
 def owners(
-    recipes: list[Recipe], wanted: list[Recipe], num_inference_steps: int
+    recipes: list[Recipe], all_recipes: list[Recipe], num_inference_steps: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return, by the index of each rival in `wanted`, the indices of the recipes whose rival it is.
+    """Return, by the index of each rival in `all_recipes`, the indices of the recipes whose rival it is.
 
     Args:
         recipes: those that were asked for; they are nobody's rivals.
-        wanted: what `with_rivals` made of them.
+        all_recipes: what `with_rivals` made of them.
     """
-    asked = {recipe.text for recipe in recipes}
-    places = {recipe.text: index for index, recipe in enumerate(wanted)}
-    found: dict[int, tuple[int, ...]] = {}
-    for index, recipe in enumerate(wanted):
+    texts = {recipe.text for recipe in recipes}
+    places = {recipe.text: index for index, recipe in enumerate(all_recipes)}
+    owners_of: dict[int, tuple[int, ...]] = {}
+    for index, recipe in enumerate(all_recipes):
         for rival in _rivals(recipe, num_inference_steps):
-            if rival.text not in asked:
+            if rival.text not in texts:
                 place = places[rival.text]
-                found[place] = (*found.get(place, ()), index)
-    return found
+                owners_of[place] = (*owners_of.get(place, ()), index)
+    return owners_of
 
 
 def _rivals(recipe: Recipe, num_inference_steps: int) -> list[Recipe]:

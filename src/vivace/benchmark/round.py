@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.benchmark.pictures import save_picture
-from vivace.contract import Component, component_of, working_part
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
-from vivace.lora.merge import merge
+from vivace.machinery.lora.merge import merge
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
 from vivace.measure.kernels import attention_kernels
@@ -26,15 +25,16 @@ from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
-from vivace.models.reading import Limits, is_trusted
+from vivace.models.reading import ReadingLimits, is_trusted
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.safety import hidden_images
 from vivace.runtime.session import Session, session_of
-from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Outcome, Picture, Round, Sample
+from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.stopping import enough_samples, is_steady
+from vivace.technique import Component, component_of, working_part
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def draw_untimed(
     pictures: Path,
     report: Report = lambda event: None,
     sources: Path | None = None,
-) -> tuple[Picture, ...]:
+) -> tuple[ImageRecord, ...]:
     """Generate the first images of a trial, untimed, and save them below the folder `pictures`.
 
     Args:
@@ -98,7 +98,7 @@ def draw_untimed(
     session = measurement.load_and_apply(MemoryMeter(trial.device))
     calls = trial.workload.calls()
     measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)
-    drawn: tuple[Picture, ...] = measurement.results["pictures"]
+    drawn: tuple[ImageRecord, ...] = measurement.results["pictures"]
     return drawn
 
 
@@ -128,8 +128,8 @@ class OpenTrial:
 
     def try_call(self, call: Call) -> None:
         """Run one step and the decoding."""
-        given = self._measurement.prompt_arguments(self.session)(call)
-        draw(self.session, call, given, num_inference_steps=self._steps)
+        arguments = self._measurement.prompt_arguments(self.session)(call)
+        draw(self.session, call, arguments, num_inference_steps=self._steps)
 
 
 def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str | None:
@@ -236,8 +236,8 @@ class Measurement:
         """Run a shortened round (see the function `rehearse`)."""
         session = self.load_and_apply(MemoryMeter(self._trial.device))
         prompt_arguments = self.prompt_arguments(session)
-        wanted = self._trial.workload.asked_steps(REHEARSED_STEPS)
-        steps = min(int(session.defaults["num_inference_steps"]), wanted)
+        steps_asked = self._trial.workload.asked_steps(REHEARSED_STEPS)
+        steps = min(int(session.defaults["num_inference_steps"]), steps_asked)
         timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
         for k in range(min(num_calls, REHEARSED_CALLS)):
@@ -257,8 +257,8 @@ class Measurement:
 
         def timed(k: int) -> Sample:
             call = calls[k % len(calls) if self._trial.workload.text != "repeated" else 0]
-            given = prompt_arguments(call)  # embeddings are made before the timing starts
-            output, sample = timer.time_call(lambda: draw(session, call, given, **overrides), call[0][0])
+            arguments = prompt_arguments(call)  # embeddings are made before the timing starts
+            output, sample = timer.time_call(lambda: draw(session, call, arguments, **overrides), call[0][0])
             self._keep(call, output)
             return sample
 
@@ -282,23 +282,23 @@ class Measurement:
         """
         trial = self._trial
         start = time.perf_counter()
-        found = find_model(trial.model.name)
-        limits = None if is_trusted(found) else asdict(Limits.of(found))
+        located = find_model(trial.model.name)
+        limits = None if is_trusted(located) else asdict(ReadingLimits.of(located))
         self._report({"event": "phase", "phase": "load", "limits": limits})
-        if found.model.revision != trial.model.revision:
+        if located.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
-        self._given = Arguments(trial.workload, found.pipeline, self._sources)
+        self._given = Arguments(trial.workload, located.pipeline, self._sources)
         recipe = Recipe.from_spec(trial.recipe)
         check_works(trial.device)
         workload, on_host = trial.workload, recipe.loads_from_host
         task, controlnet = workload.task, workload.controlnet
         pipe = load_pipeline(
-            found, trial.device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge
+            located, trial.device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge
         )
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()
-        session = session_of(pipe, found, recipe, trial.device, workload.call, workload.prompts)
+        session = session_of(pipe, located, recipe, trial.device, workload.call, workload.prompts)
         self.results["apply_s"] = time.perf_counter() - start
         self.results["effects"] = session.effects
         self.results["warnings"] = tuple(session.warnings)
@@ -361,7 +361,7 @@ class Measurement:
 
     def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
         """Save the images of the timed calls; generate the missing ones now, untimed."""
-        kept: dict[int, Picture] = {}
+        kept: dict[int, ImageRecord] = {}
         prompt_arguments = self.prompt_arguments(session)
         num_pictures = len({index for call in calls for index, _, _ in call})
         for call in calls:
@@ -372,8 +372,8 @@ class Measurement:
                 png = io.BytesIO()
                 self._images[index].save(png, format="PNG")
                 sha256 = save_picture(folder, png.getvalue())
-                found = (*faults(pixels(self._images[index])), *((HIDDEN,) if index in self._hidden else ()))
-                kept[index] = Picture(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=found)
+                faulty = (*faults(pixels(self._images[index])), *((HIDDEN,) if index in self._hidden else ()))
+                kept[index] = ImageRecord(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=faulty)
         self.results["pictures"] = tuple(kept[index] for index in sorted(kept))
 
     def _keep(self, call: Call, output: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.page import page_of
+from vivace.benchmark.run_page import page_of
 from vivace.report.charts import charts
 from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row, rows_of

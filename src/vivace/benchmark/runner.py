@@ -89,7 +89,7 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources:
             "--batch max needs a GPU: a CPU's memory has no hard limit, and batches do not make it faster; give numbers"
         )
     request = LargestBatchRequest(trial=trial, threads=timing.threads, sources=sources)
-    found = int(ask(launcher, request, _ASK_TIMEOUT_S)["batch"])
+    largest = int(ask(launcher, request, _ASK_TIMEOUT_S)["batch"])
 
     def holds(batch: int) -> bool:
         rehearsal = RehearsalRequest(
@@ -97,10 +97,10 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources:
         )
         return ask(launcher, rehearsal, timing.timeout_s)["why_not"] is None
 
-    found = reduce_until(found, holds)
-    if found == 0:
+    largest = reduce_until(largest, holds)
+    if largest == 0:
         raise Unsupported(f"not even one image of {trial.model.name} fits this GPU with {trial.recipe.text}")
-    return found
+    return largest
 
 
 def with_batch(trial: Trial, batch: int) -> Trial:

@@ -61,7 +61,7 @@ def missing_rounds(
                 if is_wanted and not _is_measured(stored[trial].get(index), timing):
                     todo.append((trial, index))
                     needed[trial] = max(0, needed[trial] - 1)
-        todo.sort(key=lambda one: one[1])
+        todo.sort(key=lambda place: place[1])
     if not _has_failed(baseline) or rerun:
         needed[0] = max(needed)
     first = max(least_index, 1 + max((index for of in stored for index in of), default=-1))
@@ -94,8 +94,8 @@ def comparable(records: Sequence[Record | None], rounds: int | None = None) -> l
         chosen[0] = [
             r for r in baseline.values() if r.index in shared or (r == _latest(baseline) and _failed(r))
         ]
-    found = zip(records, chosen, strict=True)
-    return [_with(record, rounds_) for record, rounds_ in found if record is not None and rounds_]
+    pairs = zip(records, chosen, strict=True)
+    return [_with(record, rounds_) for record, rounds_ in pairs if record is not None and rounds_]
 
 
 def _chosen(of: Stored, partners: set[int], rounds: int | None) -> list[Round]:
@@ -121,11 +121,11 @@ def _paired(of: Stored, partners: set[int], timing: Timing | None = None) -> lis
     return [index for index in measured if index in partners] if partners else measured
 
 
-def _alone(of: Stored, partners: set[int], begun: set[int], wanted: int, timing: Timing) -> list[int]:
+def _alone(of: Stored, partners: set[int], begun: set[int], num_rounds: int, timing: Timing) -> list[int]:
     """Return the latest rounds of a trial that only lack the baseline's, as many as it lacks pairs."""
     pairs = len([index for index in _paired(of, partners, timing) if index in partners])
     lonely = [index for index in sorted(of) if index in begun - partners and _is_measured(of[index], timing)]
-    return lonely[max(0, len(lonely) - max(0, wanted - pairs)) :]
+    return lonely[max(0, len(lonely) - max(0, num_rounds - pairs)) :]
 
 
 def _begun(stored: Sequence[Stored]) -> set[int]:
@@ -159,8 +159,8 @@ def _is_recent(round_: Round) -> bool:
 
 
 def _time(round_: Round) -> datetime:
-    found = datetime.fromisoformat(round_.started_at)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    started = datetime.fromisoformat(round_.started_at)
+    return started if started.tzinfo else started.replace(tzinfo=UTC)
 
 
 def order_within(num_trials: int, index: int, seed: str | None) -> list[int]:

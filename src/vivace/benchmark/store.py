@@ -20,7 +20,7 @@ from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.store_errors import store_errors
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
-from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
 from vivace.spec.record import Record, Round
 from vivace.spec.trial import Trial
 
@@ -104,8 +104,8 @@ class Store:
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"the store {folder} is a file; give --store a folder")
         # List the folder only once: another process may be creating the store.
-        found = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-        if found and not any(name.startswith(path.name) for name in found):
+        entries = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+        if entries and not any(name.startswith(path.name) for name in entries):
             raise StoreError(
                 f"{folder} is not empty and not a vivace store (no records.sqlite); give --store another folder"
             )
@@ -246,7 +246,7 @@ class Store:
                 rounds=tuple(rounds.values()),
             )
 
-    def add_figures(self, rows: Sequence[PictureFigures]) -> None:
+    def add_figures(self, rows: Sequence[ImageFigures]) -> None:
         """Store metrics of images; those with the same key are replaced."""
         with self._transaction():
             for row in rows:
@@ -254,14 +254,14 @@ class Store:
                     "INSERT OR REPLACE INTO figures VALUES (?, ?)", (row.key.digest(), row.model_dump_json())
                 )
 
-    def figures(self) -> dict[FiguresKey, PictureFigures]:
+    def figures(self) -> dict[FiguresKey, ImageFigures]:
         """Return all metrics; none from a store of an earlier format that is open for reading."""
         if self._version() < 3:
             return {}
         with store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM figures")
-            found = [PictureFigures.model_validate_json(text) for (text,) in rows]
-            return {row.key: row for row in found}
+            figures = [ImageFigures.model_validate_json(text) for (text,) in rows]
+            return {row.key: row for row in figures}
 
     def set_noise_floor(self, key: str, floor: NoiseFloor) -> None:
         """Store the noise floor of the baseline trial with that key; an earlier one is replaced."""

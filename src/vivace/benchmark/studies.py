@@ -16,7 +16,7 @@ from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
-from vivace.benchmark.places.spread import Pool, Spread
+from vivace.benchmark.places.spread import Pool, SpreadTrials
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
     Progress,
@@ -30,11 +30,11 @@ from vivace.benchmark.runner import (
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
 from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
-from vivace.models.find import Found
-from vivace.models.scorers import FoundScorer, find_scorer, find_witness
+from vivace.models.find import LocatedModel
+from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
 from vivace.spec.keywords import StudyKeywords
 from vivace.spec.record import Record
-from vivace.spec.study import AskedQuality, Study
+from vivace.spec.study import QualityRequest, Study
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
@@ -70,7 +70,7 @@ def bench(
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
             what the machine did meanwhile is taken off, or widens the interval. In one place only.
-        fields: the fields of `Study`, `AskedWorkload` and `AskedQuality` (vivace.spec.study), e.g. `prompts=[...]`,
+        fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.spec.study), e.g. `prompts=[...]`,
             `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
     Raises:
@@ -115,7 +115,9 @@ def run_study(
     """
     check_spread(study, gpus, ray)
     checked = comparisons(study)
-    scorers = [find_judges(one.found, study.quality, judged=one.judged) for one in checked]
+    scorers = [
+        find_judges(comparison.located, study.quality, judged=comparison.judged) for comparison in checked
+    ]
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
         if launcher is None:
@@ -128,14 +130,14 @@ def run_study(
         for comparison, scorer in zip(checked, scorers, strict=True):
             if comparison.pictures is not None:
                 save_sources(opened.folder / "sources", comparison.pictures.by_sha)
-            one = _Comparing(
+            comparing = _Comparing(
                 study, comparison, scorer, opened, launcher, progress or Silent(), deadline, canaries
             )
             named = command or _bench_command(comparison)
             if pool is None:
-                compared.append(one.here(named, rerun))
+                compared.append(comparing.here(named, rerun))
             else:
-                compared += one.spread(pool, named, rerun)
+                compared += comparing.spread(pool, named, rerun)
     return Run(study, Path(store), tuple(compared))
 
 
@@ -145,7 +147,7 @@ class _Comparing:
 
     study: Study
     comparison: Comparison
-    scorer: FoundScorer | None
+    scorer: LocatedScorer | None
     store: Store
     launcher: Launcher
     progress: Progress
@@ -184,7 +186,7 @@ class _Comparing:
         """
         timing = self._timing()
         live = pool.environments(timing.threads)
-        spread = Spread(
+        spread = SpreadTrials(
             self._trials(live[0].device),
             timing,
             self.store,
@@ -246,13 +248,13 @@ class _Comparing:
         timing = self.study.timing
         if timing.threads is not None:
             return timing
-        return timing.model_copy(update={"threads": default_threads(self.comparison.found)})
+        return timing.model_copy(update={"threads": default_threads(self.comparison.located)})
 
     def _trials(self, device: str) -> list[Trial]:
         texts = [recipe.text for recipe in self.comparison.recipes]
         return [
             Trial(
-                model=self.comparison.found.model,
+                model=self.comparison.located.model,
                 recipe=recipe.spec,
                 workload=self.comparison.workload,
                 device=device,
@@ -322,7 +324,9 @@ def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
     return Launcher(worker, tries_gpu=device != "cpu")
 
 
-def find_judges(found: Found, quality: AskedQuality, *, judged: bool = True) -> FoundScorer | None:
+def find_judges(
+    located: LocatedModel, quality: QualityRequest, *, judged: bool = True
+) -> LocatedScorer | None:
     """Return the CLIP model that scores a model's images, with the second witness if one is asked; None for no scores.
 
     With "auto", a scorer other than the model's own is used only if it is on this machine: it is never downloaded.
@@ -336,7 +340,7 @@ def find_judges(found: Found, quality: AskedQuality, *, judged: bool = True) -> 
     """
     if not judged:
         return None
-    scorer, witness = _find_scorer(found, quality.scorer), quality.witness
+    scorer, witness = _find_scorer(located, quality.scorer), quality.witness
     if witness is None:
         return scorer
     if scorer is None:
@@ -344,15 +348,15 @@ def find_judges(found: Found, quality: AskedQuality, *, judged: bool = True) -> 
     return replace(scorer, witness=find_witness(witness))
 
 
-def _find_scorer(found: Found, name: str | None) -> FoundScorer | None:
+def _find_scorer(located: LocatedModel, name: str | None) -> LocatedScorer | None:
     if name is None:
         return None
     if name != "auto":
         return find_scorer(name)
-    entry = found.entry
+    entry = located.entry
     if entry is not None and entry.scorer is not None:
         return find_scorer(entry.scorer)
-    if entry is not None and found.model.source == "embedded":
+    if entry is not None and located.model.source == "embedded":
         return None
     try:
         return find_scorer(USUAL_SCORER, download=False)
@@ -362,7 +366,7 @@ def _find_scorer(found: Found, name: str | None) -> FoundScorer | None:
 
 def _bench_command(comparison: Comparison) -> str:
     """Return the `vivace bench` command line of a comparison's model, task and recipes."""
-    parts = ["vivace", "bench", "--model", comparison.found.model.name]
+    parts = ["vivace", "bench", "--model", comparison.located.model.name]
     if comparison.workload.task != "text":
         parts += ["--task", comparison.workload.task]
     for recipe in comparison.recipes:

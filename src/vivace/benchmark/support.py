@@ -8,9 +8,8 @@ from typing import Any
 
 from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.requests import SupportRequest
-from vivace.contract import COMPONENTS, Component, Effect, ModelFacts, Placement, Request, Target, Technique
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
-from vivace.lora.distillations import distillations
+from vivace.machinery.lora.distillations import distillations
 from vivace.memory.predict import built_for
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.models.catalogue import CATALOGUE
@@ -19,6 +18,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import OnTechnique, Session
 from vivace.spec.workload import Task
+from vivace.technique import COMPONENTS, Component, Effect, ModelFacts, Placement, Request, Target, Technique
 
 _TIMEOUT_S = 600.0
 
@@ -47,13 +47,15 @@ class Support:
         Args:
             keeps: whether a technique was asked for, and may change nothing.
         """
-        found = dict(self.reasons)
+        reasons = dict(self.reasons)
         for recipe in recipes:
-            told = self.idle.get(recipe.text, {})
+            reasons_of = self.idle.get(recipe.text, {})
             for technique in recipe:
-                if technique.text in told and not keeps(technique):
-                    found[recipe.text] = f"{technique.text} changes nothing there: {told[technique.text]}"
-        return found
+                if technique.text in reasons_of and not keeps(technique):
+                    reasons[recipe.text] = (
+                        f"{technique.text} changes nothing there: {reasons_of[technique.text]}"
+                    )
+        return reasons
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,10 +81,10 @@ def ask_support(
         batch: images per call; None if unknown.
     """
     request = SupportRequest(model=model, recipes=tuple(recipes), device=device, task=task, batch=batch)
-    found = ask(launcher, request, _TIMEOUT_S)
-    components = found["components"]
-    known = None if components is None else frozenset(components)
-    return Support(found["reasons"], known, frozenset(found["by_model"]), found["idle"])
+    answer = ask(launcher, request, _TIMEOUT_S)
+    components = answer["components"]
+    components_ = None if components is None else frozenset(components)
+    return Support(answer["reasons"], components_, frozenset(answer["by_model"]), answer["idle"])
 
 
 def support_of(
@@ -97,8 +99,8 @@ def support_of(
 
     placement = Placement(this_machine(choose_device(device)))
     pipe, facts = pipeline_without_weights(model, task)
-    asked = Request(prompts=("a red circle",), batch=batch)
-    target = Target(placement, pipe, facts, asked)
+    request = Request(prompts=("a red circle",), batch=batch)
+    target = Target(placement, pipe, facts, request)
     reasons: dict[str, str] = {}
     by_model: set[str] = set()
     idle: dict[str, dict[str, str]] = {}
@@ -174,26 +176,26 @@ class _Rehearsal(Session):
         self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
     ) -> Effect | None:
         try:
-            found = super()._apply_technique(technique, target, on_technique, alone=alone)
+            effect = super()._apply_technique(technique, target, on_technique, alone=alone)
         except Unpredictable:  # it has judged the pipeline before
             return Effect()
-        if found is None:
+        if effect is None:
             self.idle[technique.text] = self.warnings[-1].removeprefix(f"{technique.name}: ")
-        return found
+        return effect
 
 
 def pipeline_without_weights(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:
     """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built."""
     is_synthetic = model.startswith(SYNTHETIC)
     try:
-        found: Weightless = find_weightless(model)
-        pipe = built_for(found, task)
+        weightless: Weightless = find_weightless(model)
+        pipe = built_for(weightless, task)
     except VivaceError:
         return None, ModelFacts(has_random_weights=is_synthetic)
     return pipe, ModelFacts(
         name=model,
-        defaults=found.defaults,
-        load_tiny_vae=found.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(found.name.removeprefix(SYNTHETIC))),
+        defaults=weightless.defaults,
+        load_tiny_vae=weightless.build_tiny_vae,
+        distillations=distillations(CATALOGUE.get(weightless.name.removeprefix(SYNTHETIC))),
         has_random_weights=is_synthetic,
     )

@@ -16,18 +16,8 @@ from vivace.benchmark.launcher import Launcher, last_line
 from vivace.benchmark.planned import machine_of
 from vivace.benchmark.requests import WorkRequest
 from vivace.benchmark.store import Store
-from vivace.contract import (
-    COMPONENTS,
-    ModelFacts,
-    Placement,
-    Stage,
-    Target,
-    component_of,
-    working_part,
-)
-from vivace.contract.anatomy import DENOISERS
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
-from vivace.lora.distillations import distillations
+from vivace.machinery.lora.distillations import distillations
 from vivace.measure.ceilings import known_ceilings
 from vivace.measure.flops import Calls, count_calls
 from vivace.memory.predict import built_for, pictures_for, predict_trial
@@ -45,6 +35,16 @@ from vivace.spec.ceilings import ComponentWork, Work
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
+from vivace.technique import (
+    COMPONENTS,
+    ModelFacts,
+    Placement,
+    Stage,
+    Target,
+    component_of,
+    working_part,
+)
+from vivace.technique.anatomy import DENOISERS
 
 _TIMEOUT_S = 300.0
 _CHANGES_WORK = {
@@ -78,7 +78,7 @@ def add_work(
     ceilings = known_ceilings(records[0].environment) if records else None
     if ceilings is None:
         return list(records)
-    found = []
+    counted = []
     for record in records:
         measured = [r for r in record.rounds if r.outcome is Outcome.MEASURED]
         lacks = record.outcome is Outcome.MEASURED and not any(r.ceilings == ceilings for r in measured)
@@ -87,15 +87,15 @@ def add_work(
             work = next((r.work for r in measured if r.work is not None and r.work.components), None)
             work = work or work_of(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
             if not work.components and is_over(deadline):
-                found.append(record)
+                counted.append(record)
                 continue
             stored = store.rounds(record.trial.key(record.environment))[latest.index]
             added = {"work": work, "ceilings": ceilings}
             store.append(record.trial.key(record.environment), stored.model_copy(update=added))
             rounds = [r.model_copy(update=added) if r is latest else r for r in record.rounds]
             record = record.model_copy(update={"rounds": tuple(rounds)})
-        found.append(record)
-    return found
+        counted.append(record)
+    return counted
 
 
 def work_of(record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S) -> Work:
@@ -174,9 +174,9 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
     weights = _stored_bytes(trial, recipe, environment)
     return Work(
         components=tuple(
-            _component(name, found, recipe, environment, weights, skipped if name == "denoiser" else 0)
-            for name, found in counted.items()
-            if found.number
+            _component(name, calls, recipe, environment, weights, skipped if name == "denoiser" else 0)
+            for name, calls in counted.items()
+            if calls.number
         )
     )
 
@@ -226,28 +226,28 @@ def _hits(session: Session) -> int:
 
 def _component(
     name: str,
-    found: Calls,
+    calls: Calls,
     recipe: Recipe,
     environment: Environment,
     weights: dict[str, int],
     skipped: int,
 ) -> ComponentWork:
     """Return a component's work, with the precision that the recipe's techniques give its operations."""
-    dtype = _NAMES.get(found.dtype, found.dtype)
+    dtype = _NAMES.get(calls.dtype, calls.dtype)
     # PyTorch's default on a GPU is TF32 for convolutions, not for matmuls.
     conv = "tf32" if dtype == "fp32" and environment.device == "cuda" else dtype
     gemm, conv, attention = precisions(name, dtype, conv, recipe.techniques)
     return ComponentWork(
         component=name,
-        calls=found.number,
-        computed=found.number - skipped,
-        gemm_flop=found.flops.gemm,
-        conv_flop=found.flops.conv,
-        attention_flop=found.flops.attention,
+        calls=calls.number,
+        computed=calls.number - skipped,
+        gemm_flop=calls.flops.gemm,
+        conv_flop=calls.flops.conv,
+        attention_flop=calls.flops.attention,
         gemm=gemm,
         conv=conv,
         attention=attention,
-        weights_bytes=min(found.weights_bytes, weights.get(name, found.weights_bytes)),
+        weights_bytes=min(calls.weights_bytes, weights.get(name, calls.weights_bytes)),
     )
 
 
@@ -257,5 +257,5 @@ def _stored_bytes(trial: Trial, recipe: Recipe, environment: Environment) -> dic
         return {}
     storing = recipe.without(*[t.name for t in recipe if t.stage > max(_CHANGES_WEIGHTS)])
     stored = trial.model_copy(update={"recipe": storing.spec})
-    found = predict_trial(stored, machine_of(environment)).components
-    return {"denoiser" if each.name in DENOISERS else each.name: each.num_bytes for each in found}
+    components = predict_trial(stored, machine_of(environment)).components
+    return {"denoiser" if each.name in DENOISERS else each.name: each.num_bytes for each in components}

@@ -32,22 +32,22 @@ from vivace.benchmark.requests import (
     EnvironmentRequest,
     FiguresRequest,
     GpusRequest,
+    ImagesRequest,
     LargestBatchRequest,
-    PicturesRequest,
     PredictionsRequest,
     ProfileRequest,
     RaceRequest,
     RehearsalRequest,
-    Request,
     RoundRequest,
     SupportRequest,
+    WorkerRequest,
     WorkRequest,
     parse_request,
 )
 from vivace.errors import VivaceError
 
 _PR_SET_PDEATHSIG = 1
-AnyOf = TypeVar("AnyOf", bound=Request)
+AnyOf = TypeVar("AnyOf", bound=WorkerRequest)
 
 
 def main() -> None:
@@ -188,7 +188,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             rows = compute_figures(Path(pictures), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
-        case PicturesRequest(trial=trial, number=number, pictures=pictures):
+        case ImagesRequest(trial=trial, number=number, pictures=pictures):
             from vivace.benchmark.figures import draw_pictures
 
             return draw_pictures(trial, number, Path(pictures), report, sources)
@@ -212,8 +212,8 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.benchmark.profiled import profiled
 
             file = None if trace is None else Path(trace)
-            found = profiled(trial, timing, calls, measured_on, file, report, sources)
-            return found.model_dump(mode="json")
+            profile = profiled(trial, timing, calls, measured_on, file, report, sources)
+            return profile.model_dump(mode="json")
         case EnvironmentRequest(device=device):
             from vivace.measure.environment import environment
             from vivace.measure.machine import choose_device

@@ -28,7 +28,7 @@ from vivace.cli.study import study
 from vivace.cli.techniques import techniques
 from vivace.cli.tune import tune
 from vivace.cli.warm import warm
-from vivace.foreign.streams import plain_output
+from vivace.untrusted.streams import plain_output
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -65,20 +65,20 @@ for command in (
     demo,
 ):
     app.add_command(command)
-    for one in command.commands.values() if isinstance(command, click.Group) else (command,):
-        options.debug(one)
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else (command,):
+        options.debug(subcommand)
 
 
 def main() -> None:
     """Run the `vivace` command. Errors that a user can cause print one message; --debug adds the traceback."""
     # Set before any import of transformers: its advice is not part of vivace's output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    asked = {"debug": False}
+    settings = {"debug": False}
 
     def command() -> object:
         check_arguments(sys.argv[1:])
-        return app.main(prog_name="vivace", standalone_mode=False, obj=asked)
+        return app.main(prog_name="vivace", standalone_mode=False, obj=settings)
 
     with plain_output():
-        status = status_of(command, debug=lambda: asked["debug"])
+        status = status_of(command, debug=lambda: settings["debug"])
     sys.exit(status)

@@ -43,7 +43,7 @@ class Attempts:
         self._line.stop()
 
     def predicting(self, recipe: str) -> None:
-        """Tell the recipe whose memory is predicted next."""
+        """Report the recipe whose memory is predicted next."""
         self._number += 1
         if self._task is None:
             click.echo(f"predicting {recipe}", err=True)
@@ -51,13 +51,13 @@ class Attempts:
             self._line.update(self._task, description=f"prediction {self._number}: {recipe}", refresh=True)
 
     def trying(self, recipe: str) -> None:
-        """Tell a recipe that may fit, before its memory is predicted."""
+        """Report a recipe that may fit, before its memory is predicted."""
         self._number += 1
         if self._task is None:
             click.echo(f"trying {recipe}", err=True)
         else:
-            said = f"prediction {self._number}: does {recipe} fit?"
-            self._line.update(self._task, description=said, refresh=True)
+            description = f"prediction {self._number}: does {recipe} fit?"
+            self._line.update(self._task, description=description, refresh=True)
 
     def say(self, text: str) -> None:
         """Print a line beside the live one."""

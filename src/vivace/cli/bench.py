@@ -43,17 +43,17 @@ Batch = int | Literal["max"]
 
 def parse_batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[Batch, ...]:
     """Return the batch sizes of a list such as `1,2,max`, without duplicates."""
-    found: dict[Batch, None] = {}
+    batches: dict[Batch, None] = {}
     for part in (text.strip() for text in value.split(",")):
         if part == "max":
-            found["max"] = None
+            batches["max"] = None
         elif part.isascii() and part.isdigit() and 1 <= int(part) <= 4096:
-            found[int(part)] = None
+            batches[int(part)] = None
         else:
             raise click.BadParameter(
                 f"{value!r} is not a list of whole numbers from 1 to 4096, or max, separated by commas."
             )
-    return tuple(found)
+    return tuple(batches)
 
 
 @click.command()
@@ -248,7 +248,7 @@ def bench(
         vivace bench --task inpaint --recipe baseline --recipe tiny_vae
         vivace bench --model synthetic:flux-dev --recipe baseline --recipe compile --text embeddings
     """
-    from vivace.benchmark import AskedQuality, AskedWorkload, Study, Timing, run_study
+    from vivace.benchmark import QualityRequest, Study, Timing, WorkloadRequest, run_study
     from vivace.benchmark.comparison import check_judged
     from vivace.benchmark.planned import plan_again
     from vivace.benchmark.studies import start_launcher
@@ -256,17 +256,17 @@ def bench(
     from vivace.cli.until import able_to_tell, go_on
     from vivace.errors import UsageError
     from vivace.models.find import find_model
-    from vivace.spec.words import Checked
+    from vivace.spec.input_errors import InputErrors
 
     if until is not None and (gpus is not None or ray is not None or rerun):
         flag = "--gpus" if gpus is not None else "--ray" if ray is not None else "--rerun"
         raise UsageError(f"--until goes on with what is stored, in one place; leave out {flag}")
 
-    with Checked():
+    with InputErrors():
         study = Study(
             models=models,
             recipes=recipes,
-            workload=AskedWorkload(
+            workload=WorkloadRequest(
                 prompts=None if prompts is None else tuple(prompts),
                 prompt_set=prompt_set,
                 seed=seed,
@@ -282,7 +282,7 @@ def bench(
             timing=Timing(
                 rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads
             ),
-            quality=AskedQuality(
+            quality=QualityRequest(
                 enabled=quality, scorer=None if scorer == "none" else scorer, witness=witness, lpips=lpips
             ),
             device=device,

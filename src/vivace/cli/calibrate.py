@@ -14,7 +14,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.benchmark.cache_calibration import Tried
+    from vivace.benchmark.cache_calibration import SettingTrial
     from vivace.benchmark.comparison import Comparison
     from vivace.spec.limits import Limits
 
@@ -67,7 +67,7 @@ def teacache(
 
     def fit_it(is_read: Callable[[], None]) -> int:
         fit, file = calibrate_teacache(
-            prepared.found, degree=degree, on_image=_progress(pictures, is_read), **arguments
+            prepared.located, degree=degree, on_image=_progress(pictures, is_read), **arguments
         )
         if as_json:
             click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
@@ -86,7 +86,7 @@ def teacache(
         click.echo(f"saved to       {file}")
         return 0
 
-    return guarded(prepared.found, fit_it)
+    return guarded(prepared.located, fit_it)
 
 
 @calibrate.command()
@@ -107,7 +107,9 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
     from vivace.runtime.calibration import calibrate_magcache
 
     def measure(is_read: Callable[[], None]) -> int:
-        ratios, file = calibrate_magcache(prepared.found, on_image=_progress(pictures, is_read), **arguments)
+        ratios, file = calibrate_magcache(
+            prepared.located, on_image=_progress(pictures, is_read), **arguments
+        )
         if as_json:
             click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
             return 0
@@ -119,7 +121,7 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
         click.echo(f"saved to     {file}")
         return 0
 
-    return guarded(prepared.found, measure)
+    return guarded(prepared.located, measure)
 
 
 def _progress(pictures: int, is_read: Callable[[], None]) -> Callable[[int], None]:
@@ -144,7 +146,7 @@ def _prepare(
 
     from vivace.measure.machine import choose_device
 
-    torch.set_num_threads(threads if threads is not None else default_threads(prepared.found))
+    torch.set_num_threads(threads if threads is not None else default_threads(prepared.located))
     workload = prepared.workload
     return prepared, {
         "device": choose_device(device),
@@ -199,20 +201,21 @@ def cache(
 
     most = runs * len(caches or CACHES)
     click.echo(f"at most {most} settings, each measured beside the baseline", err=True)
-    tried: list[Tried] = []
+    tried: list[SettingTrial] = []
     started = time.monotonic()
 
-    def say(one: Tried) -> None:
-        tried.append(one)
+    def say(trial: SettingTrial) -> None:
+        tried.append(trial)
         done = len(tried)
         left = (time.monotonic() - started) / done * (most - done)
         after = f"  (at most about {clock(left)} left)" if done < most else ""
         click.echo(
-            f"setting {done} of at most {most}, {one.recipe}: {one.reason or one.outcome}{after}", err=True
+            f"setting {done} of at most {most}, {trial.recipe}: {trial.reason or trial.outcome}{after}",
+            err=True,
         )
 
     try:
-        found = calibrate_caches(
+        calibrated = calibrate_caches(
             model,
             caches,
             limits=limits,
@@ -234,14 +237,15 @@ def cache(
         click.echo(f"  {options.command_line()}", err=True)
         return 130
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in found], indent=2))
+        click.echo(json.dumps([asdict(calibrated) for calibrated in calibrated], indent=2))
         return 0
-    for one in found:
-        if one.best is None:
-            click.echo(f"{one.cache}: none: {one.reason}")
+    for cached in calibrated:
+        if cached.best is None:
+            click.echo(f"{cached.cache}: none: {cached.reason}")
             continue
         click.echo(
-            f"{one.best.recipe}: {_format(one.best.speedup, 'x')}, {_format(one.best.hit_rate)} of the steps reused"
+            f"{cached.best.recipe}: {_format(cached.best.speedup, 'x')}, "
+            f"{_format(cached.best.hit_rate)} of the steps reused"
         )
     return 0
 

@@ -165,7 +165,7 @@ def compare(
     } | sources
     try:
         with start_launcher(device) as launcher:
-            found = run_compare(
+            paired = run_compare(
                 model,
                 recipe_a,
                 recipe_b,
@@ -183,51 +183,51 @@ def compare(
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    return show(found, format_)
+    return show(paired, format_)
 
 
-def show(found: Paired, format_: str) -> int:
+def show(paired: Paired, format_: str) -> int:
     """Print the result and return the exit code."""
-    status, sentence = judge(found)
+    status, sentence = judge(paired)
     if format_ == "json":
-        click.echo(json.dumps(found.to_dict() | {"exit_code": status}, indent=2))
+        click.echo(json.dumps(paired.to_dict() | {"exit_code": status}, indent=2))
     else:
         click.echo(sentence)
-        for warning in found.to_dict()["warnings"]:
+        for warning in paired.to_dict()["warnings"]:
             click.echo(f"note: {warning}", err=True)
     return status
 
 
-def judge(found: Paired) -> tuple[int, str]:
+def judge(paired: Paired) -> tuple[int, str]:
     """Return the exit code of a comparison, and the verdict in a sentence."""
     from vivace.report.text import count
     from vivace.spec.record import Outcome
     from vivace.stats import Verdict
 
-    one = found.decision
-    if one is None:
-        failed = next(record for record in found.records if record.outcome is not Outcome.MEASURED)
+    decision = paired.decision
+    if decision is None:
+        failed = next(record for record in paired.records if record.outcome is not Outcome.MEASURED)
         return NOT_MEASURED, f"{failed.trial.title}: {failed.outcome.value}: {failed.reason}"
-    a, b = (record.trial.title for record in found.records)
-    told = f"{b} against {a}: {difference(one)}, {count(one.num_pairs, 'pair')}"
-    if one.fail_if is not None:
-        allowed = f"{100 * one.fail_if:g} %"
-        if one.regressed is None:
+    a, b = (record.trial.title for record in paired.records)
+    result = f"{b} against {a}: {difference(decision)}, {count(decision.num_pairs, 'pair')}"
+    if decision.fail_if is not None:
+        allowed = f"{100 * decision.fail_if:g} %"
+        if decision.regressed is None:
             return (
                 UNCLEAR,
-                f"unclear: {told}; whether it is slower by more than {allowed} is not sure{_limit(found)}",
+                f"unclear: {result}; whether it is slower by more than {allowed} is not sure{_limit(paired)}",
             )
-        if one.regressed:
-            return REGRESSED, f"slower than allowed: {told}; {allowed} is allowed"
-        return 0, f"not slower by more than {allowed}: {told}"
-    if one.verdict is Verdict.UNCLEAR:
-        return UNCLEAR, f"unclear: {told}{_limit(found)}"
-    return (REGRESSED if one.verdict is Verdict.SLOWER else 0), f"{one.verdict.value}: {told}"
+        if decision.regressed:
+            return REGRESSED, f"slower than allowed: {result}; {allowed} is allowed"
+        return 0, f"not slower by more than {allowed}: {result}"
+    if decision.verdict is Verdict.UNCLEAR:
+        return UNCLEAR, f"unclear: {result}{_limit(paired)}"
+    return (REGRESSED if decision.verdict is Verdict.SLOWER else 0), f"{decision.verdict.value}: {result}"
 
 
-def difference(one: Decision) -> str:
+def difference(decision: Decision) -> str:
     """Return e.g. "3.1 % more time [+1.2, +5.0]"."""
-    ratio = one.shown
+    ratio = decision.shown
     percent = 100 * (ratio.point - 1)
     text = f"{abs(percent):.1f} % {'more' if percent >= 0 else 'less'} time"
     if ratio.low is None or ratio.high is None:
@@ -235,8 +235,8 @@ def difference(one: Decision) -> str:
     return f"{text} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"
 
 
-def _limit(found: Paired) -> str:
-    option = "--max-minutes" if found.stopped_by == "minutes" else "--max-pairs"
+def _limit(paired: Paired) -> str:
+    option = "--max-minutes" if paired.stopped_by == "minutes" else "--max-pairs"
     return f"; give a larger {option} to the same command, or a quieter machine"
 
 

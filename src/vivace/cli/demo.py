@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vivace.cli import options
-from vivace.foreign.destinations import check_folder, check_writable, is_standard_output, replace
+from vivace.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
 
 
 @click.command()
@@ -22,7 +22,7 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     Prints the table and writes a page with charts and images.
     """
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
-    from vivace.benchmark.page import page_of
+    from vivace.benchmark.run_page import page_of
     from vivace.cli.bench import show
     from vivace.cli.progress import for_this_terminal
 

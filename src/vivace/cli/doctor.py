@@ -44,7 +44,7 @@ def doctor(
     """
     import torch
 
-    from vivace.compilation.compiled_code import code_folder
+    from vivace.machinery.compilation.compiled_code import code_folder
     from vivace.measure.ceilings import MEASURED
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.environment import conditions, environment
@@ -91,7 +91,7 @@ def doctor(
             f"how far a recipe is from the limits of this {_kind(facts)} is not known; {_how(facts)}"
         )
     if as_json:
-        found = {
+        report = {
             "environment": facts.model_dump(mode="json"),
             "conditions": now,
             "compiler": machine.compiler,
@@ -101,7 +101,7 @@ def doctor(
             "techniques": here,
             "advice": advice,
         }
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(report, indent=2))
         return 0
     click.echo(f"device       {facts.device}: {facts.device_name}")
     if facts.driver:
@@ -141,9 +141,9 @@ def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float)
             f"--measure: vivace does not measure the highest rates of {facts.device_name}, only those of CPUs "
             "and of NVIDIA's and AMD's GPUs; leave it out"
         )
-    known = known_ceilings(facts)
-    if not measure or (known is not None and not rerun):
-        return known
+    ceilings = known_ceilings(facts)
+    if not measure or (ceilings is not None and not rerun):
+        return ceilings
     click.echo(f"measuring the limits of {facts.device_name}; this takes up to {time_limit_s:g} s", err=True)
     measured = measure_ceilings(facts, time_limit_s)
     click.echo(f"kept in {keep(measured)}", err=True)
@@ -159,8 +159,8 @@ def _limits_in_words(limits: Ceilings) -> list[str]:
     lines = []
     for operation, rates in best.items():
         unit = "TB/s" if operation in ("copy", "host_to_device") else "TFLOP/s"
-        said = ", ".join(f"{precision} {rate / 1e12:.3g}".strip() for precision, rate in rates.items())
-        lines.append(f"{operation.replace('_', ' ')} {said} {unit}")
+        text = ", ".join(f"{precision} {rate / 1e12:.3g}".strip() for precision, rate in rates.items())
+        lines.append(f"{operation.replace('_', ' ')} {text} {unit}")
     lines += [f"{name} was not measured: {why}" for name, why in limits.missing.items()]
     threads = "" if limits.threads is None else f", {limits.threads} threads"
     return [*lines, f"measured {limits.measured_at} in {limits.seconds:g} s{threads}"]

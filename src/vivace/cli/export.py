@@ -12,7 +12,7 @@ import click
 from vivace import __version__
 from vivace.cli import options
 from vivace.errors import OutputError
-from vivace.foreign.destinations import check_writable, is_standard_output, is_taken, replace, write_new
+from vivace.untrusted.destinations import check_writable, is_standard_output, is_taken, replace, write_new
 
 if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
@@ -86,16 +86,16 @@ def export(
         guidance_scale=guidance_scale,
         **sources,
     )
-    found = prepared.found
+    located = prepared.located
 
     from vivace.export.loading import check_loadable
     from vivace.measure.machine import choose_device
 
-    check_loadable(found)
+    check_loadable(located)
     chosen = choose_device(device)
-    click.echo(f"loading {found.model.name}", err=True)
+    click.echo(f"loading {located.model.name}", err=True)
     return guarded(
-        found, lambda is_read: _write(prepared, sources, chosen, threads, seed, output, force, is_read)
+        located, lambda is_read: _write(prepared, sources, chosen, threads, seed, output, force, is_read)
     )
 
 
@@ -114,21 +114,21 @@ def _write(
     from vivace.export.pictures import source_files
     from vivace.export.script import write_script
     from vivace.measure.machine import check_works
-    from vivace.spec.study import AskedWorkload
+    from vivace.spec.study import WorkloadRequest
 
     check_works(chosen)
 
-    found, workload = prepared.found, prepared.workload
+    located, workload = prepared.located, prepared.workload
     written = write_script(
-        found,
+        located,
         prepared.recipes[0],
         chosen,
         prompt=workload.prompts[0],
         seed=seed,
         call=workload.call,
         workload=workload,
-        sources=source_files(found, workload, AskedWorkload(**sources)),
-        threads=(threads or default_threads(found)) if chosen == "cpu" else threads,
+        sources=source_files(located, workload, WorkloadRequest(**sources)),
+        threads=(threads or default_threads(located)) if chosen == "cpu" else threads,
         about=[f"Written by vivace {__version__} for {chosen}, {_versions()}."],
     )
     is_read()

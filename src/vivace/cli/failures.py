@@ -8,8 +8,8 @@ from collections.abc import Callable
 import click
 
 from vivace.errors import UsageError, VivaceError
-from vivace.foreign.reading import is_out_of_memory, reason
-from vivace.foreign.streams import discard, standard_output
+from vivace.untrusted.reading import is_out_of_memory, reason
+from vivace.untrusted.streams import discard, standard_output
 
 INTERRUPTED = 130
 OWN_FAULT = 70
@@ -59,7 +59,7 @@ def check_arguments(arguments: list[str]) -> None:
 
 
 def _hinted(error: click.ClickException) -> click.ClickException:
-    """Say how the model is given, where it was given as an argument to a command that takes it as an option."""
+    """Describe how the model is given, where it was given as an argument to a command that takes it as an option."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or not error.message.startswith("Got unexpected extra argument"):
         return error

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from vivace import __version__
 from vivace.cli import options
 from vivace.errors import OutputError, UsageError
-from vivace.foreign.destinations import (
+from vivace.untrusted.destinations import (
     check_folder,
     check_writable,
     is_standard_output,
@@ -121,9 +121,9 @@ def generate(
         **sources,
     )
     write = _writer(click.get_current_context(), out, output, num_images)
-    chosen = device, threads if threads is not None else default_threads(prepared.found)
+    chosen = device, threads if threads is not None else default_threads(prepared.located)
     return guarded(
-        prepared.found, lambda is_read: _draw(prepared, prompt, num_images, write, *chosen, is_read)
+        prepared.located, lambda is_read: _draw(prepared, prompt, num_images, write, *chosen, is_read)
     )
 
 
@@ -177,10 +177,10 @@ def _draw(
     torch.set_num_threads(threads)
     workload = prepared.workload
     chosen = choose_device(device)
-    click.echo(f"loading {prepared.found.model.name}", err=True)
-    with explained(prepared.found):
+    click.echo(f"loading {prepared.located.model.name}", err=True)
+    with explained(prepared.located):
         session = open_session(
-            prepared.found,
+            prepared.located,
             prepared.recipes[0],
             chosen,
             workload.call,
@@ -193,28 +193,30 @@ def _draw(
     notes += [] if prepared.pictures is None else prepared.pictures.notes
     for warning in [*session.warnings, *notes]:
         click.echo(f"note: {warning}", err=True)
-    if prepared.found.model.is_synthetic:
-        click.echo(f"note: {prepared.found.model.name} has random weights: its images show nothing", err=True)
+    if prepared.located.model.is_synthetic:
+        click.echo(
+            f"note: {prepared.located.model.name} has random weights: its images show nothing", err=True
+        )
     if workload.controlnet == RANDOM:
         click.echo(
             "note: the ControlNet has random weights: it disturbs the images and follows nothing", err=True
         )
-    known = {} if prepared.pictures is None else prepared.pictures.by_sha
+    pictures = {} if prepared.pictures is None else prepared.pictures.by_sha
     silence_diffusers()  # it prints every token that it truncates
     took: list[float] = []
     for index, text, picture_seed in workload.pictures():
-        with explained(prepared.found, "does not run"):
-            given = picture_arguments(prepared.found.pipeline, workload, [index], known)
+        with explained(prepared.located, "does not run"):
+            arguments = picture_arguments(prepared.located.pipeline, workload, [index], pictures)
             generator = torch.Generator("cpu").manual_seed(picture_seed)
             began = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HiddenImageWarning)  # said below, with the image's path
-                output = session(prompt=text, generator=generator, **given)
+                output = session(prompt=text, generator=generator, **arguments)
             took.append(time.perf_counter() - began)
             picture = output.images[0]
         facts = {
             "software": f"vivace {__version__}",
-            "model": prepared.found.model.name,
+            "model": prepared.located.model.name,
             "recipe": session.recipe.text,
             "prompt": text,
             "seed": str(picture_seed),
@@ -250,13 +252,13 @@ def _source_facts(workload: Workload) -> dict[str, str]:
     """Return what a picture was made from, by content: names of files are the user's own."""
     if workload.task == "text":
         return {}
-    found: dict[str, str] = {"task": workload.task}
+    facts: dict[str, str] = {"task": workload.task}
     if workload.strength is not None:
-        found["strength"] = f"{workload.strength:g}"
+        facts["strength"] = f"{workload.strength:g}"
     source = workload.source_of(0)
     assert source is not None
-    given = {name: getattr(source, name) for name in ("image", "mask", "control")}
-    return found | {f"{name}_sha256": sha for name, sha in given.items() if sha is not None}
+    shas = {name: getattr(source, name) for name in ("image", "mask", "control")}
+    return facts | {f"{name}_sha256": sha for name, sha in shas.items() if sha is not None}
 
 
 def truncation(pipe: Any, prompt: str, arguments: Mapping[str, Any] | None = None) -> list[str]:
@@ -290,7 +292,7 @@ def truncation(pipe: Any, prompt: str, arguments: Mapping[str, Any] | None = Non
 
 def _prompt_limit(pipe: Any, encoder: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> int:
     """Return how many tokens of a prompt an encoder is given: CLIP's as many as it has positions for."""
-    from vivace.contract import call_parameters
+    from vivace.technique import call_parameters
 
     own = int(tokenizer.model_max_length)
     parameter = call_parameters(pipe).get("max_sequence_length")

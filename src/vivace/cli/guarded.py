@@ -20,42 +20,46 @@ from vivace.cli.failures import OWN_FAULT, status_of
 from vivace.errors import UnusableModel
 from vivace.models.files import num_bytes
 from vivace.models.find import WEIGHTS
-from vivace.models.reading import LOOK_EVERY_S, Limits, complaint, is_trusted
+from vivace.models.reading import LOOK_EVERY_S, ReadingLimits, complaint, is_trusted
 
 if TYPE_CHECKING:
-    from vivace.models.find import Found
-    from vivace.models.scorers import FoundScorer
+    from vivace.models.find import LocatedModel
+    from vivace.models.scorers import LocatedScorer
 
 Command = Callable[[Callable[[], None]], int]
 
 
-def guarded(found: Found | None, command: Command) -> int:
+def guarded(located: LocatedModel | None, command: Command) -> int:
     """Run the rest of a command, which reads a model, and return its exit code.
 
     Models of the catalogue are read in this process.
 
     Args:
-        found: the model; None for an architecture of vivace's own.
+        located: the model; None for an architecture of vivace's own.
         command: is given a function to call when the model is read; from then on there are no limits.
 
     Raises:
         UnusableModel: the model took more time or memory than its size explains, or ended the process.
     """
-    if found is None or is_trusted(found):
+    if located is None or is_trusted(located):
         return command(lambda: None)
-    return guarded_reading(found.model.name, Limits.of(found), command)
+    return guarded_reading(located.model.name, ReadingLimits.of(located), command)
 
 
-def guarded_scorers(scorers: Sequence[FoundScorer], command: Command) -> int:
+def guarded_scorers(scorers: Sequence[LocatedScorer], command: Command) -> int:
     """Run the rest of a command, which reads models that score images; see `guarded`. vivace's own are read here."""
     foreign = [scorer for scorer in scorers if scorer.folder.parent != WEIGHTS]
     if not foreign:
         return command(lambda: None)
-    size = sum(num_bytes({path.name: path for path in one.folder.glob("*.safetensors")}) for one in foreign)
-    return guarded_reading(" or ".join(one.name for one in foreign), Limits.of_bytes(size), command)
+    size = sum(
+        num_bytes({path.name: path for path in scorer.folder.glob("*.safetensors")}) for scorer in foreign
+    )
+    return guarded_reading(
+        " or ".join(scorer.name for scorer in foreign), ReadingLimits.of_bytes(size), command
+    )
 
 
-def guarded_reading(name: str, limits: Limits, command: Command) -> int:
+def guarded_reading(name: str, limits: ReadingLimits, command: Command) -> int:
     """Run the rest of a command in a watched process; see `guarded`. Where no process can be forked, run it here."""
     if not hasattr(os, "fork"):
         return command(lambda: None)
@@ -96,7 +100,7 @@ class _Once:
             self._file = None
 
 
-def _watched(pid: int, until_read: int, name: str, limits: Limits) -> int:
+def _watched(pid: int, until_read: int, name: str, limits: ReadingLimits) -> int:
     """Wait for a child, and return its exit code. It closes the other end of `until_read` when the model is read."""
     started = time.monotonic()
     while not select.select([until_read], [], [], LOOK_EVERY_S)[0]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.foreign.text import plain
+from vivace.untrusted.text import plain
 
 if TYPE_CHECKING:
     from vivace.lint.findings import Finding
@@ -49,49 +49,54 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
     from vivace.hardware import named_gpu
     from vivace.lint.check import checked, impossible
     from vivace.lint.coverage import merged
-    from vivace.lint.tables import read_tables
+    from vivace.lint.read import read_tables
 
     if gpu is not None:
         gpu = named_gpu(gpu).chip.name
-    given = {
+    columns = {
         name: str(value)
         for name, value in (("model", model), ("gpu", gpu), ("steps", steps))
         if value is not None
     }
-    found = []
+    findings = []
     for file in files:
         tables = read_tables(file)
-        done = [checked(table, given) for table in tables]
-        found += [finding for one in done for finding in one.findings]
+        done = [checked(table, columns) for table in tables]
+        findings += [finding for table in done for finding in table.findings]
         if not any(table.rows for table in tables):
             is_text = file.suffix.lower() in (".md", ".txt")
             more = "; times in sentences are not read" if is_text else ", and nothing was checked"
             click.echo(f"vivace: warning: {file}: no table in it{more}", err=True)
-        elif not any(one.coverage.figures for one in done):
+        elif not any(table.coverage.figures for table in done):
             click.echo(f"vivace: warning: {file}: nothing was checked, as no figure in it was read", err=True)
-        for part in merged(one.coverage for one in done if one.coverage.place is not None):
+        for part in merged(table.coverage for table in done if table.coverage.place is not None):
             if part.figures:
                 click.echo(plain(f"{part.where}: {part.read_in_words()}"), err=format_ == "json")
             for line in part.warnings():
                 click.echo(plain(f"{part.where}: {line}"), err=True)
-    wrong = list(impossible(found))
+    wrong = list(impossible(findings))
     if format_ == "json":
-        click.echo(json.dumps([one.to_dict() for one in found], indent=2))
+        click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
     else:
-        for one in found:
-            click.echo(shown(one))
+        for finding in findings:
+            click.echo(shown(finding))
         click.echo(
-            f"{len(wrong)} impossible, {len(found) - len(wrong)} doubtful in {len(files)} "
+            f"{len(wrong)} impossible, {len(findings) - len(wrong)} doubtful in {len(files)} "
             f"{'file' if len(files) == 1 else 'files'}",
             err=True,
         )
     return IMPOSSIBLE if wrong else 0
 
 
-def shown(one: Finding) -> str:
+def shown(finding: Finding) -> str:
     """Return a finding as text."""
-    where = f"{one.file}:{one.row}" if one.unit == "line" else f"{one.file}, {one.unit} {one.row}"
-    label = f" ({one.label})" if one.label else ""
+    where = (
+        f"{finding.file}:{finding.row}"
+        if finding.unit == "line"
+        else f"{finding.file}, {finding.unit} {finding.row}"
+    )
+    label = f" ({finding.label})" if finding.label else ""
     return plain(
-        f"{where}{label}: {one.severity}, {one.rule}\n  {one.numbers}\n  {one.why}; check {one.check}"
+        f"{where}{label}: {finding.severity}, {finding.rule}\n  {finding.numbers}\n"
+        f"  {finding.why}; check {finding.check}"
     )

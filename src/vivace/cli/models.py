@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--export",
-    "wanted",
+    "export",
     type=(str, click.Path(path_type=Path)),
     metavar="NAME DIR",
     help="Write an embedded model as a folder for plain diffusers; DIR must be new or empty.",
 )
 @options.as_json
-def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
+def models(export: tuple[str, Path] | None, as_json: bool) -> int:
     """List the models that have a name, or export an embedded one.
 
     \b
         vivace models --export tiny-sd my-model
     """
-    if wanted is not None:
-        return _export(*wanted, as_json)
+    if export is not None:
+        return _export(*export, as_json)
 
     from vivace.models.catalogue import CATALOGUE
     from vivace.models.find import SYNTHETIC, synthetic_names
@@ -72,8 +72,8 @@ def models(wanted: tuple[str, Path] | None, as_json: bool) -> int:
 def _few_steps(entry: Entry) -> list[str]:
     """Return the recipes with their steps: ["distilled(lcm) in 4 steps (or 2, 3, 5, ...)"]."""
     by_kind: dict[str, list[int]] = {}
-    for one in entry.few_steps:
-        by_kind.setdefault(one.kind, []).extend(one.steps)
+    for weights in entry.few_steps:
+        by_kind.setdefault(weights.kind, []).extend(weights.steps)
     return [
         f"distilled({kind}) in {usual} steps"
         + (f" (or {', '.join(map(str, sorted(others)))})" if others else "")
@@ -115,7 +115,7 @@ def _export(name: str, destination: Path, as_json: bool) -> int:
     code = ["from diffusers import DiffusionPipeline", *done.python]
     if as_json:
         facts = {
-            "model": done.found.model.model_dump(mode="json"),
+            "model": done.located.model.model_dump(mode="json"),
             "folder": str(done.folder),
             "files": done.num_files,
             "bytes": done.num_bytes,
@@ -124,7 +124,7 @@ def _export(name: str, destination: Path, as_json: bool) -> int:
         click.echo(json.dumps(facts, indent=2))
         return 0
     click.echo(
-        f"wrote {done.folder}: {done.found.model.name}, {done.num_files} files, {size(done.num_bytes)}"
+        f"wrote {done.folder}: {done.located.model.name}, {done.num_files} files, {size(done.num_bytes)}"
     )
     click.echo("\nWith diffusers alone:\n")
     click.echo("\n".join(f"    {line}" for line in code))

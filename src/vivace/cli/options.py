@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import click
 
 from vivace.errors import WorkloadError
-from vivace.foreign.files import read_text
-from vivace.foreign.reading import reading
-from vivace.foreign.text import lines_of
 from vivace.spec.tasks import TASKS
+from vivace.untrusted.files import read_text
+from vivace.untrusted.reading import reading
+from vivace.untrusted.text import lines_of
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -182,7 +182,7 @@ task = click.option(
 
 
 Sources = dict[str, Any]
-"""What a call starts from: fields of `AskedWorkload`, as `pictures` adds them."""
+"""What a call starts from: fields of `WorkloadRequest`, as `pictures` adds them."""
 _FILES = ("images", "masks", "controls")
 _HOW_TO_DRAW = (
     click.option(
@@ -218,13 +218,13 @@ def pictures(
         "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
         "--control": "Picture that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
     }
-    found = [task] if with_task else []
-    found += [
+    options = [task] if with_task else []
+    options += [
         click.option(flag, names[flag], multiple=several, metavar="FILE", help=helps[flag] + more)
         for flag in names
     ]
     if not drawn:
-        found += _HOW_TO_DRAW
+        options += _HOW_TO_DRAW
     settings = () if drawn else ("strength", "controlnet")
     collected = (*kinds, *settings, *(("task",) if with_task else ()))
 
@@ -237,7 +237,7 @@ def pictures(
                 sources[name] = () if files is None else (files,) if isinstance(files, str) else files
             return function(*args, sources=sources, **given)
 
-        for option in reversed(found):
+        for option in reversed(options):
             with_sources = option(with_sources)
         return cast("F", with_sources)
 
@@ -275,24 +275,24 @@ def _parse_limits(context: click.Context, parameter: click.Parameter, value: str
         return None
     from pydantic import ValidationError
 
+    from vivace.spec.input_errors import expectation_of
     from vivace.spec.limits import Limits
-    from vivace.spec.words import wanted
 
-    given: dict[str, float | None] = {}
+    limits: dict[str, float | None] = {}
     names = ", ".join(Limits.model_fields)
     for part in value.split(","):
         name, separator, number = (text.strip() for text in part.partition("="))
         if not separator or name not in Limits.model_fields:
             raise click.BadParameter(f"{part.strip()!r} is not NAME=VALUE; NAME is one of {names}.")
         try:
-            given[name] = None if number == "off" else float(number)
+            limits[name] = None if number == "off" else float(number)
         except ValueError:
             raise click.BadParameter(f"{number!r} for {name} is not a number or off.") from None
     try:
-        return Limits(**given)
+        return Limits(**limits)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise click.BadParameter(f"{problem['loc'][0]}={problem['input']} {wanted(error)}.") from None
+        raise click.BadParameter(f"{problem['loc'][0]}={problem['input']} {expectation_of(error)}.") from None
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ import click
 
 from vivace.cli import options
 from vivace.cli.card import Fitted, card_of, parse_card
-from vivace.cli.plan_text import Fit
+from vivace.cli.plan_text import CardFit
 
 if TYPE_CHECKING:
     from vivace.cli.attempts import Attempts
@@ -77,15 +77,18 @@ def plan(
 
     from vivace.memory.weightless import find_weightless
 
-    found = find_weightless(model)
-    asked: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text, "task": task}
-    return guarded(found.found, lambda is_read: _plan(found, resolved, asked, fitted, chip, as_json, is_read))
+    weightless = find_weightless(model)
+    options: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text, "task": task}
+    return guarded(
+        weightless.located,
+        lambda is_read: _plan(weightless, resolved, options, fitted, chip, as_json, is_read),
+    )
 
 
 def _plan(
-    found: Weightless,
+    weightless: Weightless,
     resolved: Recipe,
-    asked: dict[str, Any],
+    options: dict[str, Any],
     card: Fitted | None,
     chip: Chip | None,
     as_json: bool,
@@ -96,9 +99,9 @@ def _plan(
     from vivace.cli.plan_text import print_card, print_prediction
 
     with Attempts() as attempts:
-        predicted = _predicted(found, resolved, asked, attempts)
+        predicted = _predicted(weightless, resolved, options, attempts)
         is_read()
-        fit = Fit() if card is None else _fit(found, predicted, card, attempts)
+        fit = CardFit() if card is None else _fit(weightless, predicted, card, attempts)
     if as_json:
         click.echo(json.dumps(_facts(predicted, card, fit, chip), indent=2))
         return 0
@@ -108,7 +111,9 @@ def _plan(
     return 0
 
 
-def _predicted(found: Weightless, resolved: Recipe, asked: dict[str, Any], attempts: Attempts) -> Prediction:
+def _predicted(
+    weightless: Weightless, resolved: Recipe, options: dict[str, Any], attempts: Attempts
+) -> Prediction:
     """Return the prediction of a recipe; of the model as published, where the recipe changes nothing."""
     from vivace.errors import NoEffect
     from vivace.memory.remembered import predicted
@@ -117,43 +122,45 @@ def _predicted(found: Weightless, resolved: Recipe, asked: dict[str, Any], attem
 
     attempts.predicting(resolved.text)
     try:
-        return predicted(found, resolved, **asked)
+        return predicted(weightless, resolved, **options)
     except NoEffect as error:
         if not error.already_so:
             raise
         # The recipe changes nothing, so its memory is the baseline's.
         attempts.say(f"{error}; this is the baseline's memory")
-        return predicted(found, resolve(BASELINE), **asked)
+        return predicted(weightless, resolve(BASELINE), **options)
 
 
-def _fit(found: Weightless, predicted: Prediction, card: Fitted, attempts: Attempts) -> Fit:
+def _fit(weightless: Weightless, predicted: Prediction, card: Fitted, attempts: Attempts) -> CardFit:
     """Return what fits a card: by the ranking of records and estimates, else by one change after the other."""
-    from vivace.advice.speeds import known_speeds
-    from vivace.memory.fit import Change, changes, fits, use_free_memory
+    from vivace.memory.fit import RecipeChange, changes, fits, use_free_memory
     from vivace.recipes.resolve import resolve
+    from vivace.recommendation.speeds import known_speeds
     from vivace.spec.recipe import BASELINE
 
     if fits(predicted, card.num_bytes):
-        faster = use_free_memory(found, predicted, card.num_bytes, attempts.trying)
-        return Fit() if faster is None else Fit((faster,))
+        faster = use_free_memory(weightless, predicted, card.num_bytes, attempts.trying)
+        return CardFit() if faster is None else CardFit((faster,))
     if predicted.recipe == BASELINE:
-        from vivace.advice.fitting import Card as Limit
-        from vivace.advice.fitting import typical_gpu
-        from vivace.advice.verified import fitting
+        from vivace.recommendation.fits_card import fitting
+        from vivace.recommendation.predicted_tables import Card as Limit
+        from vivace.recommendation.predicted_tables import typical_gpu
 
         gpu = card.gpu or typical_gpu(card.num_bytes)
         limit = Limit(gpu, card.num_bytes, is_typical=card.gpu is None)
-        best = fitting(found, predicted, limit, attempts.trying)
+        best = fitting(weightless, predicted, limit, attempts.trying)
         if best is not None:
-            change = Change(best.chosen.recipe, best.prediction)
-            faster = use_free_memory(found, best.prediction, card.num_bytes, attempts.trying)
-            return Fit((change,) if faster is None else (change, faster), ranking=best)
-    speeds = known_speeds(found.name)
-    steps = changes(found, resolve(predicted.recipe), predicted, card.num_bytes, attempts.trying, speeds.of)
-    return Fit(tuple(steps), speeds=speeds)
+            change = RecipeChange(best.chosen.recipe, best.prediction)
+            faster = use_free_memory(weightless, best.prediction, card.num_bytes, attempts.trying)
+            return CardFit((change,) if faster is None else (change, faster), ranking=best)
+    speeds = known_speeds(weightless.name)
+    steps = changes(
+        weightless, resolve(predicted.recipe), predicted, card.num_bytes, attempts.trying, speeds.of
+    )
+    return CardFit(tuple(steps), speeds=speeds)
 
 
-def _facts(predicted: Prediction, card: Fitted | None, fit: Fit, chip: Chip | None) -> dict[str, Any]:
+def _facts(predicted: Prediction, card: Fitted | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
     from vivace.lint.limits import least_seconds
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
@@ -179,12 +186,12 @@ def _facts(predicted: Prediction, card: Fitted | None, fit: Fit, chip: Chip | No
         ],
         "ranking": [
             {
-                "recipe": one.recipe,
-                "peak_bytes": one.peak_bytes,
-                "latency_s": None if one.latency is None else one.latency.point,
-                "predicted_from": one.predicted_from,
-                "measured_s": one.measured_s,
+                "recipe": figures.recipe,
+                "peak_bytes": figures.peak_bytes,
+                "latency_s": None if figures.latency is None else figures.latency.point,
+                "predicted_from": figures.predicted_from,
+                "measured_s": figures.measured_s,
             }
-            for one in (() if fit.ranking is None else (fit.ranking.chosen, *fit.ranking.others))
+            for figures in (() if fit.ranking is None else (fit.ranking.chosen, *fit.ranking.others))
         ],
     }

@@ -12,16 +12,16 @@ import click
 from vivace.cli.card import Fitted
 
 if TYPE_CHECKING:
-    from vivace.advice.answer import Figures
-    from vivace.advice.speeds import Speeds
-    from vivace.advice.verified import Fitting
     from vivace.hardware import Chip
-    from vivace.memory.fit import Change
+    from vivace.memory.fit import RecipeChange
     from vivace.memory.predict import Prediction
+    from vivace.recommendation.answer import RecipeFigures
+    from vivace.recommendation.fits_card import Fitting
+    from vivace.recommendation.speeds import Speeds
 
 
 @dataclass(frozen=True)
-class Fit:
+class CardFit:
     """What `vivace plan` found for a card.
 
     Attributes:
@@ -30,7 +30,7 @@ class Fit:
         speeds: of single changes, by records.
     """
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[RecipeChange, ...] = ()
     ranking: Fitting | None = None
     speeds: Speeds | None = None
 
@@ -107,13 +107,13 @@ def _tera(flop: float) -> str:
     return f"{flop / 1e12:,.3g}" if flop < 1e15 else f"{flop / 1e12:,.0f}"
 
 
-def _speed(step: Change, speeds: Speeds | None) -> str:
+def _speed(step: RecipeChange, speeds: Speeds | None) -> str:
     """Return what records say of a change's speed, alone; empty for a size, a batch, or if they say nothing."""
-    known = None if speeds is None else speeds.of(step.what)
+    speed = None if speeds is None else speeds.of(step.what)
     return (
         ""
-        if speeds is None or known is None
-        else f"; alone {known:.2f}x the baseline's speed on {speeds.gpu}"
+        if speeds is None or speed is None
+        else f"; alone {speed:.2f}x the baseline's speed on {speeds.gpu}"
     )
 
 
@@ -121,7 +121,7 @@ def _cards(sizes: list[int]) -> str:
     return f"cards of {', '.join(map(str, sizes))} GB" if sizes else "none of the usual cards"
 
 
-def print_card(predicted: Prediction, card: Fitted, fit: Fit) -> None:
+def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
     """Print whether a prediction fits a card, and what does."""
     from vivace.memory.fit import fits
     from vivace.report.summary import size
@@ -143,7 +143,7 @@ def print_card(predicted: Prediction, card: Fitted, fit: Fit) -> None:
 _SHOWN = 3
 
 
-def _print_ranking(predicted: Prediction, card: Fitted, fit: Fit, ranking: Fitting) -> None:
+def _print_ranking(predicted: Prediction, card: Fitted, fit: CardFit, ranking: Fitting) -> None:
     """Print what fits, the best first, and the lines to use and to measure it."""
     from vivace.report.summary import size
 
@@ -160,31 +160,31 @@ def _print_ranking(predicted: Prediction, card: Fitted, fit: Fit, ranking: Fitti
         click.echo(
             f"  {after.recipe}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: fits{more}"
         )
-    for one in ranking.others[:_SHOWN]:
-        peak = "unknown" if one.peak_bytes is None else f"about {size(one.peak_bytes)}"
-        click.echo(f"  {one.recipe}: peak {peak}, {_time(one)}")
+    for figures in ranking.others[:_SHOWN]:
+        peak = "unknown" if figures.peak_bytes is None else f"about {size(figures.peak_bytes)}"
+        click.echo(f"  {figures.recipe}: peak {peak}, {_time(figures)}")
     click.echo(f"Use: --recipe '{last.recipe}'{_size_flags(last)}")
     parts = ["vivace", "bench", "--model", predicted.model]
-    for recipe in dict.fromkeys((last.recipe, *(one.recipe for one in ranking.others[:1]))):
+    for recipe in dict.fromkeys((last.recipe, *(figures.recipe for figures in ranking.others[:1]))):
         parts += ["--recipe", recipe]
     click.echo(f"Measure: {shlex.join(parts)}{_size_flags(last)}")
 
 
-def _time(one: Figures) -> str:
+def _time(figures: RecipeFigures) -> str:
     """Return the seconds of a recipe, and where they are from."""
-    from vivace.advice.words import predicted_of
+    from vivace.recommendation.sentences import predicted_of
     from vivace.report.summary import seconds
 
-    if one.predicted_from is not None or one.latency is None:
-        return predicted_of(one)
-    return f"{seconds(one.latency.point)} measured"
+    if figures.predicted_from is not None or figures.latency is None:
+        return predicted_of(figures)
+    return f"{seconds(figures.latency.point)} measured"
 
 
 def _size_flags(prediction: Prediction) -> str:
     return f" --height {prediction.height} --width {prediction.width} --batch {prediction.batch}"
 
 
-def _print_changes(predicted: Prediction, card: Fitted, fit: Fit) -> None:
+def _print_changes(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
     """Print one change after the other, and whether the last one fits."""
     from vivace.memory.fit import fits
     from vivace.report.summary import size

@@ -10,7 +10,7 @@ import click
 
 from vivace.cli import options
 from vivace.errors import OutputError, UsageError
-from vivace.foreign.destinations import check_writable, is_taken
+from vivace.untrusted.destinations import check_writable, is_taken
 
 if TYPE_CHECKING:
     from vivace.spec.profiling import Profile
@@ -143,35 +143,37 @@ def profile(
         "device": device,
         "timing": Timing(max_warmup=warmup, timeout_s=timeout, threads=threads),
     } | sources
-    wanted = [recipe] if against is None else [against, recipe]
-    found: list[Profile] = []
+    recipes = [recipe] if against is None else [against, recipe]
+    profiles: list[Profile] = []
     with start_launcher(device) as launcher:
-        for one in wanted:
-            click.echo(f"profiling {model}, {one}", err=True)
-            file = files.get("after" if one is wanted[-1] else "before")
+        for recipe_ in recipes:
+            click.echo(f"profiling {model}, {recipe_}", err=True)
+            file = files.get("after" if recipe_ is recipes[-1] else "before")
             with Phases(_PHASES) as phases:
-                done = run_profile(model, one, trace=file, launcher=launcher, on_event=phases.event, **fields)
-            found.append(done.profile)
+                done = run_profile(
+                    model, recipe_, trace=file, launcher=launcher, on_event=phases.event, **fields
+                )
+            profiles.append(done.profile)
             click.echo(f"took: {phases.took()}", err=True)
             if file is not None:
                 click.echo(f"wrote {file}; open it at https://ui.perfetto.dev", err=True)
-    click.echo(_shown(found, format_, top), nl=False)
+    click.echo(_shown(profiles, format_, top), nl=False)
     return 0
 
 
-def _shown(found: list[Profile], format_: str, top: int) -> str:
+def _shown(profiles: list[Profile], format_: str, top: int) -> str:
     from vivace.report import profile as report
 
-    *before, after = found
+    *before, after = profiles
     if format_ == "json":
         content: dict[str, Any] = {"profile": report.profile_json(after)}
         if before:
             content["against"] = report.profile_json(before[0])
-            content["changes"] = [one.to_dict() for one in report.changes(before[0], after)]
+            content["changes"] = [change.to_dict() for change in report.changes(before[0], after)]
         return json.dumps(content, indent=2) + "\n"
     if format_ == "csv":
         return report.changes_csv(report.changes(before[0], after)) if before else report.profile_csv(after)
-    texts = [report.profile_text(one, format_, top) for one in found]
+    texts = [report.profile_text(profile_, format_, top) for profile_ in profiles]
     if before:
         texts.append(report.changes_text(before[0], after, format_, top))
     return "\n".join(texts)

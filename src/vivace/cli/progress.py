@@ -14,12 +14,12 @@ from rich.table import Column
 from rich.text import Text
 
 from vivace.cli.terminal import console
-from vivace.foreign.text import plain
 from vivace.report.summary import clock, seconds
 from vivace.report.table import whole_words
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
+from vivace.untrusted.text import plain
 
 # Share of a round that has passed when a phase begins; timing is interpolated.
 _PHASE_STARTS = {
@@ -86,7 +86,7 @@ class _RoundCount:
         click.echo(line, err=True)
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Say what the quality pass does, when that changes, and every 10 s how far it is."""
+        """Describe what the quality pass does, when that changes, and every 10 s how far it is."""
         now = time.monotonic()
         if what != self._quality:
             self._begin_quality(what, done)

@@ -100,30 +100,30 @@ def quality(
     def judge(is_read: Callable[[], None]) -> int:
         with quiet():
             clip = ClipScorer(first.folder) if first is not None else None
-            asked = Witness(second.folder) if second is not None else None
+            witness = Witness(second.folder) if second is not None else None
         is_read()
-        found = compare(dir_a, dir_b, names, lines, clip, lpips, asked, source_of)
-        judgement, close = judge_pairs(found["pairs"], lines, used, same_picture=same_picture, task=task)
-        for pair_ in found["pairs"]:
+        compared = compare(dir_a, dir_b, names, lines, clip, lpips, witness, source_of)
+        judgement, close = judge_pairs(compared["pairs"], lines, used, same_picture=same_picture, task=task)
+        for pair_ in compared["pairs"]:
             for name in ("thumbnails", "embeddings"):
                 pair_.pop(name, None)
-        found["quality"] = {
+        compared["quality"] = {
             "verdict": judgement.gate.value,
             "reason": judgement.reason,
             "limits": used.model_dump(mode="json"),
         }
-        found["fidelity"] = None if close is None else close.to_json()
-        found["unpaired"] = alone_in
+        compared["fidelity"] = None if close is None else close.to_json()
+        compared["unpaired"] = alone_in
         if as_json:
-            click.echo(json.dumps(found, indent=2))
+            click.echo(json.dumps(compared, indent=2))
         else:
-            _print(found, dir_a, dir_b)
+            _print(compared, dir_a, dir_b)
         return COMPARISON_FAILED if judgement.gate is Gate.FAILED else 0
 
-    return guarded_scorers([one for one in (first, second) if one is not None], judge)
+    return guarded_scorers([judge_ for judge_ in (first, second) if judge_ is not None], judge)
 
 
-def _sources(given: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | None]:
+def _sources(sources: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | None]:
     """Return the task of two folders, and the pictures that their images were made from.
 
     Raises:
@@ -131,8 +131,8 @@ def _sources(given: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | N
     """
     from vivace.models.sources import Files, check_files, fit, opened
 
-    files = Files(given["images"], given["masks"])
-    task = check_files(given["task"], files, None)
+    files = Files(sources["images"], sources["masks"])
+    task = check_files(sources["task"], files, None)
     if task == "text":
         return task, None
     if not files:
@@ -142,10 +142,10 @@ def _sources(given: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | N
             if task != "control"
             else "--task control: images are not compared with a control; leave it out"
         )
-    for flag, found in (("--image", files.images), ("--mask", files.masks)):
-        if found and len(found) not in (1, num_pairs):
+    for flag, paths in (("--image", files.images), ("--mask", files.masks)):
+        if paths and len(paths) not in (1, num_pairs):
             raise UsageError(
-                f"{flag}: {len(found)} files for {num_pairs} pairs of images; give one, or one for each pair"
+                f"{flag}: {len(paths)} files for {num_pairs} pairs of images; give one, or one for each pair"
             )
     images, masks = opened(task, files)
 
@@ -156,20 +156,20 @@ def _sources(given: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | N
     return task, source_of
 
 
-def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
+def _print(compared: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
     from vivace.measure.folders import AGAINST, ALONE
 
-    click.echo(f"{len(found['pairs'])} pairs; A = {dir_a} (the reference), B = {dir_b}\n")
+    click.echo(f"{len(compared['pairs'])} pairs; A = {dir_a} (the reference), B = {dir_b}\n")
     click.echo(f"{'metric':16}{'A':>10}{'B':>10}   B - A [95 % interval]")
     for metric in ALONE:
-        if metric in found["summary"]:
-            row = found["summary"][metric]
+        if metric in compared["summary"]:
+            row = compared["summary"][metric]
             click.echo(
                 f"{metric:16}{row['a']:10.4g}{row['b']:10.4g}   {_format_interval(row['difference'], signed=True)}"
             )
     for metric in AGAINST:
-        if metric in found["summary"]:
-            row = found["summary"][metric]
+        if metric in compared["summary"]:
+            row = compared["summary"][metric]
             value = (
                 "all identical"
                 if row["mean"] is None
@@ -177,17 +177,19 @@ def _print(found: dict[str, Any], dir_a: Path, dir_b: Path) -> None:
             )
             same = f" ({row['identical']} identical)" if row["identical"] and row["mean"] else ""
             click.echo(f"{metric:16}{'':20}   {value}{same}")
-    for p in found["pairs"]:
+    for p in compared["pairs"]:
         for side in ("a", "b"):
             if p[f"faults_{side}"]:
                 click.echo(f"{side.upper()} {p['name']}: {', '.join(p[f'faults_{side}'])}")
         if "reason" in p:
             click.echo(f"{p['name']}: {p['reason']}")
-    click.echo(f"\nquality {found['quality']['verdict']}: {found['quality']['reason']}")
-    for note in found["notes"]:
+    click.echo(f"\nquality {compared['quality']['verdict']}: {compared['quality']['reason']}")
+    for note in compared["notes"]:
         click.echo(f"note: {note}", err=True)
-    if found["unpaired"]:
-        click.echo(f"left out {len(found['unpaired'])} images that are in only one of the folders", err=True)
+    if compared["unpaired"]:
+        click.echo(
+            f"left out {len(compared['unpaired'])} images that are in only one of the folders", err=True
+        )
 
 
 def _format_interval(interval: dict[str, Any], *, signed: bool = False) -> str:

@@ -87,7 +87,7 @@ def recommend(
         vivace recommend sdxl --goal cost --price-per-hour 2.5 --format json
         vivace recommend tiny-sd --task inpaint
     """
-    from vivace.advice import recommend as asked
+    from vivace.recommendation import recommend as asked
 
     answer = asked(
         model,

@@ -9,7 +9,7 @@ import click
 
 from vivace.cli import options
 from vivace.errors import UsageError
-from vivace.foreign.destinations import check_folder, check_writable, is_standard_output, replace
+from vivace.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -69,7 +69,7 @@ def report(
         vivace report -o page.html --charts charts
         vivace report --format csv -o rows.csv
     """
-    from vivace.benchmark.page import charts_of, page_of, tables_of
+    from vivace.benchmark.run_page import charts_of, page_of, tables_of
     from vivace.spec.limits import DEFAULT_LIMITS
 
     if title is not None and format_ != "html":

@@ -13,7 +13,7 @@ import click
 from vivace.cli import options
 from vivace.cli.bench import SOME_NOT_MEASURED
 from vivace.errors import UsageError
-from vivace.foreign.destinations import check_writable, is_standard_output, replace
+from vivace.untrusted.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
     from vivace.studies.expand import ModelPart
@@ -173,7 +173,7 @@ def _end(run: StudyRun, price: float | None, output: Path | None, format_: str) 
 
 def _show(run: StudyRun, format_: str) -> None:
     from vivace.cli.terminal import console
-    from vivace.studies.table import print_tables, render
+    from vivace.studies.study_table import print_tables, render
 
     shown = console()
     if format_ == "table" and shown.is_terminal:
@@ -188,7 +188,7 @@ def _list(format_: str) -> int:
     """Print the published studies."""
     from vivace.studies.file import published_studies, read_study
 
-    found = [read_study(name) for name in published_studies()]
+    studies = [read_study(name) for name in published_studies()]
     if format_ == "json":
         rows = [
             {
@@ -198,11 +198,11 @@ def _list(format_: str) -> int:
                 "models": list(dict.fromkeys(m for part in file.part for m in part.models)),
                 "parts": [part.name for part in file.part],
             }
-            for file in found
+            for file in studies
         ]
         click.echo(json.dumps(rows, indent=2))
         return 0
-    for file in found:
+    for file in studies:
         models = list(dict.fromkeys(m for part in file.part for m in part.models))
         gpus = list(dict.fromkeys(cell.gpu for cell in file.cells if cell.gpu))
         click.echo(f"{file.name}  {file.title}")
@@ -224,14 +224,14 @@ def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, forma
     from vivace.models.find import find_model
     from vivace.studies.estimate import estimates, planner, print_estimates
 
-    for name in dict.fromkeys(one.measured_on for one in planned):
+    for name in dict.fromkeys(model_part.measured_on for model_part in planned):
         if name not in CATALOGUE and "/" not in name:
             find_model(name)  # a wrong name is said now, not after the predictions before it
     on_gpu = device != "cpu"
     predict = planner(lambda line: click.echo(line, err=True)) if with_plan and on_gpu else None
-    found = estimates(planned, store, predict, on_gpu=on_gpu)
+    estimated = estimates(planned, store, predict, on_gpu=on_gpu)
     if format_ == "json":
-        click.echo(json.dumps([one.to_json() for one in found], indent=2))
+        click.echo(json.dumps([estimate.to_json() for estimate in estimated], indent=2))
         return 0
-    print_estimates(found, console(), without_gpu=surroundings().has_no_gpu)
+    print_estimates(estimated, console(), without_gpu=surroundings().has_no_gpu)
     return 0

@@ -24,26 +24,26 @@ def techniques(name: str | None, device: str, as_json: bool) -> int:
     from vivace.techniques import ALIASES, TECHNIQUES
 
     if name is not None:
-        known = {*TECHNIQUES, *ALIASES}
-        if name.lower() not in known:
-            raise UsageError(f"no technique '{name}'{nearest(name, known)} (`vivace techniques` lists all)")
-        wanted = ALIASES[name.lower()][0] if name.lower() in ALIASES else name.lower()
-        chosen = [TECHNIQUES[wanted]]
+        names = {*TECHNIQUES, *ALIASES}
+        if name.lower() not in names:
+            raise UsageError(f"no technique '{name}'{nearest(name, names)} (`vivace techniques` lists all)")
+        name_ = ALIASES[name.lower()][0] if name.lower() in ALIASES else name.lower()
+        chosen = [TECHNIQUES[name_]]
     else:
         chosen = list(TECHNIQUES.values())
     machine = this_machine(choose_device(device))
-    found = [describe(technique, machine) for technique in chosen]
+    described = [describe(technique, machine) for technique in chosen]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(described, indent=2))
     elif name is not None:
-        _explain(found[0], inspect.getdoc(sys.modules[chosen[0].__module__]) or "")
+        _explain(described[0], inspect.getdoc(sys.modules[chosen[0].__module__]) or "")
     else:
-        _list(found)
+        _list(described)
     return 0
 
 
-def _list(found: list[dict[str, Any]]) -> None:
-    for technique in found:
+def _list(described: list[dict[str, Any]]) -> None:
+    for technique in described:
         image = "same image" if technique["same_picture"] else "changes the image"
         click.echo(f"{technique['usage']}\n    {technique['summary']} ({image})")
         runs = [state["recipe"] for state in technique["here"] if state["unsupported"] is None]
@@ -56,7 +56,7 @@ def _list(found: list[dict[str, Any]]) -> None:
 
 
 def _explain(technique: dict[str, Any], docstring: str) -> None:
-    from vivace.contract import Arithmetic
+    from vivace.technique import Arithmetic
 
     click.echo(f"{technique['usage']}\n\n{docstring}\n")
     for knob in technique["knobs"]:
@@ -75,5 +75,5 @@ def _explain(technique: dict[str, Any], docstring: str) -> None:
             for what in ("weights", "products")
             if state[what] != getattr(Arithmetic(), what)
         ]
-        told = f" ({'; '.join(numbers)})" if numbers else ""
-        click.echo(f"  {state['recipe']}{told}: {state['unsupported'] or 'runs here'}")
+        numbers_ = f" ({'; '.join(numbers)})" if numbers else ""
+        click.echo(f"  {state['recipe']}{numbers_}: {state['unsupported'] or 'runs here'}")

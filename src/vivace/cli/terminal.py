@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from vivace.foreign.streams import unchecked
-from vivace.foreign.text import plain
 from vivace.report.table import whole_words
+from vivace.untrusted.streams import unchecked
+from vivace.untrusted.text import plain
 
 
 def console(*, stderr: bool = False) -> Console:

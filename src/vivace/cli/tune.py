@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
-from vivace.foreign.destinations import check_writable, replace
+from vivace.untrusted.destinations import check_writable, replace
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
     from vivace.spec.limits import Limits
     from vivace.tuning import Goal
+    from vivace.tuning.results import Result
     from vivace.tuning.samplers import Name
-    from vivace.tuning.seen import Seen
 
 NOTHING_FOUND = 4
 
 
 def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """Return a callback that reads an amount with its unit by a function of `vivace.tuning.wanted`."""
+    """Return a callback that reads an amount with its unit by a function of `vivace.tuning.objective`."""
 
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
         if value is None:
             return None
         from vivace.errors import UsageError
-        from vivace.tuning import wanted
+        from vivace.tuning import objective
 
         try:
-            return float(getattr(wanted, parse)(value))
+            return float(getattr(objective, parse)(value))
         except UsageError as error:
             raise click.BadParameter(f"{error}.") from None
 
@@ -184,12 +184,12 @@ def tune(
     """
     from vivace.report.downloads import file_stem
     from vivace.spec.limits import DEFAULT_LIMITS
-    from vivace.tuning import Asked
+    from vivace.tuning import ImageRequest
     from vivace.tuning import tune as search
 
     if output is not None:
         check_writable(output)
-    asked = Asked(
+    request = ImageRequest(
         prompts=None if prompts is None else tuple(prompts),
         height=height,
         width=width,
@@ -198,7 +198,7 @@ def tune(
         batch=batch,
         **sources,
     )
-    shown = Shown(minutes, trials)
+    shown = SearchDisplay(minutes, trials)
     try:
         tuned = search(
             model,
@@ -215,7 +215,7 @@ def tune(
             without=without,
             sampler=sampler,
             trust_quality_of=trust_quality_of,
-            asked=asked,
+            request=request,
             store=store,
             device=device,
             threads=threads,
@@ -235,14 +235,14 @@ def tune(
     if format_ == "json":
         click.echo(json.dumps(tuned.to_json(), indent=2))
     else:
-        from vivace.tuning.text import lines
+        from vivace.tuning.answer_text import lines
 
         click.echo("\n".join(lines(tuned, explain)))
     click.echo(f"page with the proof and the images: {page}", err=True)
     return 0 if tuned.pick is not None else NOTHING_FOUND
 
 
-class Shown:
+class SearchDisplay:
     """Prints a line for each result on standard error: the best so far, and what is left."""
 
     def __init__(self, minutes: float | None, trials: int | None) -> None:
@@ -256,18 +256,18 @@ class Shown:
         for line in textwrap.wrap(text, 80) if text.startswith("note: ") else [_fit(text, "")]:
             click.echo(line, err=True)
 
-    def measured(self, one: Seen, history: Sequence[Seen]) -> None:
-        from vivace.tuning.worth import best_of
+    def measured(self, result: Result, history: Sequence[Result]) -> None:
+        from vivace.tuning.utility import best_of
 
         # Not those that were refused without being measured.
-        self._shown.add(one.recipe)
-        tried = {seen.recipe for seen in history if seen.is_measured} | self._shown
+        self._shown.add(result.recipe)
+        tried = {result.recipe for result in history if result.is_measured} | self._shown
         number = len([recipe for recipe in tried if not recipe.is_baseline])
-        said = one.outcome.value.replace("_", " ")
-        if one.gain is not None:
-            said = f"{math.exp(one.gain):.2f}x"
-            said += "" if one.gate is None else f", quality {one.gate.value}"
-        click.echo(_fit(f"[{number}] {one.recipe.text}", f": {said}"), err=True)
+        text = result.outcome.value.replace("_", " ")
+        if result.gain is not None:
+            text = f"{math.exp(result.gain):.2f}x"
+            text += "" if result.gate is None else f", quality {result.gate.value}"
+        click.echo(_fit(f"[{number}] {result.recipe.text}", f": {text}"), err=True)
         best = best_of(history)
         if best is not None and best.gain is not None:
             state = "" if best.gate is None else f", quality {best.gate.value}"

@@ -43,18 +43,18 @@ def go_on(run_rounds: Callable[[int], Run], until: Until, least: int, max_minute
     numbers.insert(0, max(2, least))
     for position, number in enumerate(numbers):
         run = run_rounds(number)
-        open_, told = _answers(run, until, len(numbers))
+        open_, sentences = _answers(run, until, len(numbers))
         spent = time.monotonic() - start
         following = numbers[position + 1] if position + 1 < len(numbers) else None
         if not open_ or following is None:
             break
         expected = spent / number * (following - number)
         if spent + expected > 60 * max_minutes:
-            told.append(
+            sentences.append(
                 f"stopped after {number} rounds: {following} would take longer than --max-minutes {max_minutes:g}"
             )
             break
-    for line in told:
+    for line in sentences:
         click.echo(f"until: {line}", err=True)
     return run
 
@@ -63,21 +63,21 @@ def _answers(run: Run, until: Until, num_looks: int) -> tuple[bool, list[str]]:
     """Return whether any recipe has no answer yet, and a line for each."""
     from vivace.report.rows import log_speedups
 
-    is_open, told = False, []
+    is_open, sentences = False, []
     for compared in run.comparisons:
         for record, ratio, rounds in log_speedups(compared.records):
             name = record.trial.title
             if ratio is None:
-                told.append(f"{name}: {record.outcome.value.replace('_', ' ')}")
+                sentences.append(f"{name}: {record.outcome.value.replace('_', ' ')}")
                 continue
             answer = until.answer(ratio, rounds, num_looks)
             if answer is not None:
                 is_same = answer == "same" and until.same_within is not None
                 margin = f" within {100 * (until.same_within or 0):g} %" if is_same else ""
-                told.append(f"{name}: {answer.value}{margin}, after {rounds} rounds")
+                sentences.append(f"{name}: {answer.value}{margin}, after {rounds} rounds")
             elif until.is_missed(ratio, num_looks):
-                told.append(f"{name}: surely not, after {rounds} rounds ({ratio.interval().point:.3g}x)")
+                sentences.append(f"{name}: surely not, after {rounds} rounds ({ratio.interval().point:.3g}x)")
             else:
                 is_open = True
-                told.append(f"{name}: not told after {rounds} rounds")
-    return is_open, told
+                sentences.append(f"{name}: not told after {rounds} rounds")
+    return is_open, sentences

@@ -11,7 +11,7 @@ import click
 
 from vivace.cli import options
 from vivace.errors import OutputError
-from vivace.foreign.destinations import check_writable, is_standard_output, is_taken, replace
+from vivace.untrusted.destinations import check_writable, is_standard_output, is_taken, replace
 
 if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
@@ -92,8 +92,8 @@ def warm(
     )
     if prepared.recipes[0].announced_sizes and (height is not None or width is not None):
         raise click.UsageError("the recipe announces its sizes; leave out --height and --width.")
-    chosen = threads if threads is not None else default_threads(prepared.found)
-    return guarded(prepared.found, lambda is_read: _compile(prepared, device, chosen, output, is_read))
+    chosen = threads if threads is not None else default_threads(prepared.located)
+    return guarded(prepared.located, lambda is_read: _compile(prepared, device, chosen, output, is_read))
 
 
 def _compile(
@@ -106,25 +106,25 @@ def _compile(
     from vivace.runtime.warming import warm as compile_ahead
 
     torch.set_num_threads(threads)
-    found, recipe = prepared.found, prepared.recipes[0]
-    click.echo(f"loading {found.model.name}", err=True)
+    located, recipe = prepared.located, prepared.recipes[0]
+    click.echo(f"loading {located.model.name}", err=True)
 
     def loaded() -> None:
         is_read()
         click.echo(f"compiling {recipe.text}; this can take minutes", err=True)
 
-    with explained(found):
+    with explained(located):
         done = compile_ahead(
-            found, recipe, prepared.workload, device, packed=output is not None, on_loaded=loaded
+            located, recipe, prepared.workload, device, packed=output is not None, on_loaded=loaded
         )
     if not done.graphs and output is None:
         click.echo("note: this recipe compiles nothing with torch.compile", err=True)
-    for one in done.sizes:
-        which = f"{one.size}: " if len(done.sizes) > 1 else ""
-        number = one.graphs + one.graphs_later
+    for warmed in done.sizes:
+        which = f"{warmed.size}: " if len(done.sizes) > 1 else ""
+        number = warmed.graphs + warmed.graphs_later
         click.echo(
-            f"{which}first call {seconds(one.first_call_s)}, second {seconds(one.second_call_s)}; "
-            f"{number} graph{'s' * (number != 1)}, {one.from_cache} from the cache"
+            f"{which}first call {seconds(warmed.first_call_s)}, second {seconds(warmed.second_call_s)}; "
+            f"{number} graph{'s' * (number != 1)}, {warmed.from_cache} from the cache"
         )
     if output is not None and done.artifact is not None:
         replace(output, done.artifact)

@@ -10,7 +10,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable
 
-from vivace.contract.script import WIDTH
+from vivace.technique.script import WIDTH
 
 
 def docstring(lines: Iterable[str]) -> str:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivace.contract.script import Script, literal, written_call
 from vivace.errors import Unsupported, UsageError
-from vivace.foreign.files import user_path
-from vivace.foreign.pictures import open_mask, open_picture
 from vivace.models.controlnet import RANDOM
 from vivace.models.files import component_class
-from vivace.models.find import Found
+from vivace.models.find import LocatedModel
 from vivace.models.tasks import names_of, pipeline_of
-from vivace.spec.study import AskedWorkload
+from vivace.spec.study import WorkloadRequest
 from vivace.spec.workload import Workload
+from vivace.technique.script import Script, literal, written_call
+from vivace.untrusted.files import user_path
+from vivace.untrusted.pictures import open_mask, open_picture
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SourceFile:
     is_mask: bool = False
 
 
-def source_files(found: Found, workload: Workload, asked: AskedWorkload) -> list[SourceFile]:
+def source_files(located: LocatedModel, workload: Workload, request: WorkloadRequest) -> list[SourceFile]:
     """Return the pictures that a script of this workload opens.
 
     Raises:
@@ -40,12 +40,12 @@ def source_files(found: Found, workload: Workload, asked: AskedWorkload) -> list
     """
     if workload.task == "text":
         return []
-    names = names_of(found.pipeline, workload.task)
-    kinds = ((names.image, asked.images), (names.mask, asked.masks), (names.control, asked.controls))
+    names = names_of(located.pipeline, workload.task)
+    kinds = ((names.image, request.images), (names.mask, request.masks), (names.control, request.controls))
     files = [
-        SourceFile(name, str(user_path(given[0]).resolve()), is_mask=name == names.mask)
-        for name, given in kinds
-        if name and given
+        SourceFile(name, str(user_path(paths[0]).resolve()), is_mask=name == names.mask)
+        for name, paths in kinds
+        if name and paths
     ]
     for each in files:
         _check_plain(each)
@@ -72,14 +72,14 @@ def _check_plain(source: SourceFile) -> None:
         )
 
 
-def conversion(found: Found, workload: Workload) -> Script:
+def conversion(located: LocatedModel, workload: Workload) -> Script:
     """Return lines that turn `pipe`, as the model is published, into the pipeline of the workload's task.
 
     Raises:
         Unsupported: the ControlNet has random weights, which only vivace makes.
     """
-    kind = pipeline_of(found.pipeline, workload.task, found.model.name)
-    if kind == found.pipeline:
+    kind = pipeline_of(located.pipeline, workload.task, located.model.name)
+    if kind == located.pipeline:
         return Script()
     imports, lines, more = [f"diffusers:{kind}"], [], {}
     if workload.task == "control":
@@ -95,9 +95,9 @@ def conversion(found: Found, workload: Workload) -> Script:
             f"controlnet = {own}.from_pretrained", literal(folder), dtype="pipe.dtype", use_safetensors="True"
         ).splitlines()
         more["controlnet"] = "controlnet"
-    if found.pipeline == "StableDiffusionPipeline":
+    if located.pipeline == "StableDiffusionPipeline":
         more["requires_safety_checker"] = "False"
-    if found.pipeline == "StableDiffusionXLPipeline":
+    if located.pipeline == "StableDiffusionXLPipeline":
         more["add_watermarker"] = "False"
     lines += written_call(f"pipe = {kind}", "**pipe.components", **more).splitlines()
     return Script(imports=tuple(imports), lines=tuple(lines))

@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import Stage, Technique, without_clashes
-from vivace.contract.script import WIDTH, Script, literal, written_call
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
 from vivace.export.pictures import SourceFile, conversion, opening
-from vivace.lora.merge import merge
-from vivace.models.find import Found
+from vivace.machinery.lora.merge import merge
+from vivace.models.find import LocatedModel
 from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
 from vivace.runtime.session import Session, session_of
 from vivace.spec.workload import Workload
+from vivace.technique import Stage, Technique, without_clashes
+from vivace.technique.script import WIDTH, Script, literal, written_call
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -70,7 +70,7 @@ class Written:
 
 
 def write_script(
-    found: Found,
+    located: LocatedModel,
     recipe: Recipe,
     device: str,
     *,
@@ -85,7 +85,7 @@ def write_script(
     """Load the model, apply the recipe and return a script that does the same.
 
     Args:
-        found: a model whose weights are on this machine.
+        located: a model whose weights are on this machine.
         device: torch's type of device, where the script is to run.
         prompt, seed: of the image that it generates.
         call: size, steps and guidance that differ from the model's own; the recipe's take precedence.
@@ -98,18 +98,18 @@ def write_script(
         UsageError: a model with random weights.
         Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
     """
-    check_loadable(found)
+    check_loadable(located)
     steps: list[Step] = []
     session = session_of(
         load_pipeline(
-            found,
+            located,
             device,
             keep_on_host=recipe.loads_from_host,
             task=None if workload is None else workload.task,
             controlnet=None if workload is None else workload.controlnet,
             merge=merge,
         ),
-        found,
+        located,
         recipe,
         device,
         call,
@@ -122,8 +122,8 @@ def write_script(
     own = [step.text for step in inside if step.script is None]
     plain = [step for step in steps if step.script is not None and step not in inside]
     call_contexts = [call_context for step in plain if (call_context := _script(step).around)]
-    load = loading(found, device)
-    made = Script() if workload is None else conversion(found, workload)
+    load = loading(located, device)
+    made = Script() if workload is None else conversion(located, workload)
     opened = Script() if workload is None else opening(sources, workload.width, workload.height)
     imports = {
         "torch",
@@ -141,12 +141,14 @@ def write_script(
         imports |= set(noise.imports)
         blocks.append(list(noise.lines))
     blocks.append(list(opened.lines))
-    given = [each.name for each in sources]
-    blocks.append(_call_block(session, "draw" if inside else "pipe", prompt, seed, call_contexts, given))
+    source_names = [each.name for each in sources]
+    blocks.append(
+        _call_block(session, "draw" if inside else "pipe", prompt, seed, call_contexts, source_names)
+    )
     needs = [f"Needs vivace: there are no public calls for {', '.join(own)}."] if own else []
     session.close()
     header = docstring(
-        [f"Generate an image with {found.model.name}.", "", f"Recipe: {recipe.text}", *needs, *about]
+        [f"Generate an image with {located.model.name}.", "", f"Recipe: {recipe.text}", *needs, *about]
     )
     body = spaced(block for block in blocks if block)
     return Written(f"{header}\n\n{imports_of(imports)}\n\n{body}\n", own, session.warnings)
@@ -333,18 +335,18 @@ def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
 
 
 def _call_block(
-    session: Session, function: str, prompt: str, seed: int, call_contexts: list[str], given: list[str]
+    session: Session, function: str, prompt: str, seed: int, call_contexts: list[str], source_names: list[str]
 ) -> list[str]:
     plain = without_clashes(session.pipe, session.arguments)
     arguments = {name: literal(value) for name, value in plain.items()}
     if "max_area" in inspect.signature(type(session.pipe).__call__).parameters:
         height, width = session.arguments["height"], session.arguments["width"]
         arguments |= {"max_area": literal(height * width), "_auto_resize": "False"}
-    arguments |= {name: name for name in given}
+    arguments |= {name: name for name in source_names}
     # On the CPU, so that a seed gives the same noise on every device.
     arguments["generator"] = f'torch.Generator("cpu").manual_seed({seed})'
-    result = "drawn" if given else "image"
-    if given or not takes_prompts_first(session.pipe):
+    result = "drawn" if source_names else "image"
+    if source_names or not takes_prompts_first(session.pipe):
         arguments = {"prompt": literal(prompt)} | arguments
         call = written_call(f"{result} = {function}", end=").images[0]", **arguments)
     else:
@@ -352,4 +354,4 @@ def _call_block(
     lines = call.splitlines()
     if call_contexts:
         lines = [f"with {', '.join(call_contexts)}:", *(f"    {line}" for line in lines)]
-    return [*lines, f'{"drawn" if given else "image"}.save("picture.png")']
+    return [*lines, f'{"drawn" if source_names else "image"}.save("picture.png")']

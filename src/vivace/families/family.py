@@ -83,7 +83,7 @@ class Doubled:
     """Guidance as one call of a doubled batch.
 
     Attributes:
-        off: the guidance scale from which on, downwards, the pipeline makes single batches.
+        off: at or below this guidance scale the batch is not doubled.
     """
 
     off: float = 1.0
@@ -193,8 +193,8 @@ def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
     """
     import torch
 
-    given = call[1]["img_ids"]
-    ids = (given[0] if given.ndim == 3 else given)[:, :3].detach().cpu().long()
+    ids_given = call[1]["img_ids"]
+    ids = (ids_given[0] if ids_given.ndim == 3 else ids_given)[:, :3].detach().cpu().long()
     own = ids[ids[:, 0] == 0]
     rows, columns = (int(own[:, axis].max()) + 1 if len(own) else 0 for axis in (1, 2))
     count = rows * columns

@@ -132,10 +132,10 @@ def nearest_gpus(name: str) -> tuple[str, ...]:
     words, _ = _words(name)
     if len(words) == 1 and _AMBIGUOUS.fullmatch(words[0]):
         return tuple(chip.name for chip in WORKSTATION if words[0] in _words(chip.name)[0])
-    given = "".join(words)
-    number = re.search(r"\d{2,4}", given)
+    joined = "".join(words)
+    number = re.search(r"\d{2,4}", joined)
     by_key = {"".join(key): chip for key, chip in _by_words().items()}
-    close = difflib.get_close_matches(given, list(by_key), n=3 * _MOST_NEAR, cutoff=0.7)
+    close = difflib.get_close_matches(joined, list(by_key), n=3 * _MOST_NEAR, cutoff=0.7)
     if number is not None:  # a "4090 Ti" is rather a 4090 than a 4070 Ti
         close.sort(key=lambda key: number.group() not in key)
     return tuple(dict.fromkeys(by_key[key].name for key in close))[:_MOST_NEAR]
@@ -144,12 +144,12 @@ def nearest_gpus(name: str) -> tuple[str, ...]:
 @cache
 def _by_words() -> dict[tuple[str, ...], Chip]:
     """Return all chips by the words of their names and aliases."""
-    found: dict[tuple[str, ...], Chip] = {}
+    chips: dict[tuple[str, ...], Chip] = {}
     for chip in CHIPS:
         for name in (chip.name, *chip.aliases):
             key = _words(name)[0]
-            assert found.setdefault(key, chip) is chip, f"{name} is {found[key].name} and {chip.name}"
-    return found
+            assert chips.setdefault(key, chip) is chip, f"{name} is {chips[key].name} and {chip.name}"
+    return chips
 
 
 def _words(name: str) -> tuple[tuple[str, ...], list[float]]:
@@ -182,11 +182,11 @@ def _parts(word: str) -> list[str]:
         parts.append(size.group())
         rest = rest[: size.start()]
     while rest:
-        found = _GLUED.match(rest)
-        if found is None:
+        match = _GLUED.match(rest)
+        if match is None:
             return [word] if rest == word else [*parts, rest]
-        parts += ["ti", "super"] if found.group() == "tisuper" else [found.group()]
-        rest = rest[found.end() :]
+        parts += ["ti", "super"] if match.group() == "tisuper" else [match.group()]
+        rest = rest[match.end() :]
     return parts
 
 
@@ -231,7 +231,7 @@ def _why_unknown(name: str) -> str:
         return "that is a CPU, not a GPU; give cpu"
     near = nearest_gpus(name)
     if near:
-        return f"no such GPU is known; did you mean {' or '.join(repr(one) for one in near)}?"
+        return f"no such GPU is known; did you mean {' or '.join(repr(name) for name in near)}?"
     return (
         f"no such GPU is known; give a name such as H100, A100 80GB, RTX 4070 Ti or RTX 6000 Ada ({len(CHIPS)} of "
         "NVIDIA's are known, from Pascal to Blackwell: docs/hardware.md)"

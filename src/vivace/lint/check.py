@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vivace.foreign.text import lines_of
 from vivace.hardware import gpu_in
 from vivace.lint.columns import (
     BYTES,
@@ -24,9 +23,11 @@ from vivace.lint.columns import (
 )
 from vivace.lint.coverage import Coverage, examples
 from vivace.lint.findings import Finding, Reading
+from vivace.lint.read import read_tables
 from vivace.lint.rules import RULES
-from vivace.lint.tables import Table, is_section, read_tables
+from vivace.lint.tables import Table, is_section
 from vivace.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
+from vivace.untrusted.text import lines_of
 
 _STEPS = re.compile(r"\b(\d{1,3})\s*(?:inference |denoising )?steps\b", re.IGNORECASE)
 Marks = Sequence[Mark]
@@ -34,7 +35,7 @@ Marks = Sequence[Mark]
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedTable:
     """What is wrong with a table, and what of it was read."""
 
     findings: list[Finding]
@@ -58,7 +59,7 @@ def check_table(table: Table, given: Mapping[str, str] | None = None) -> list[Fi
     return checked(table, given).findings
 
 
-def checked(table: Table, given: Mapping[str, str] | None = None) -> Checked:
+def checked(table: Table, given: Mapping[str, str] | None = None) -> CheckedTable:
     """Return what is wrong with a table, and what of it was read.
 
     Where nothing tells whether 1,234 is 1234 or 1.234, only what is wrong in both cases is reported.
@@ -69,14 +70,14 @@ def checked(table: Table, given: Mapping[str, str] | None = None) -> Checked:
     rows = readings(table, given or {}, columns, marks, coverage)
     findings = _findings(table, rows)
     if other is not None:
-        also = {_key(one) for one in _findings(table, readings(table, given or {}, columns, other))}
-        findings = [one for one in findings if _key(one) in also]
+        also = {_key(finding) for finding in _findings(table, readings(table, given or {}, columns, other))}
+        findings = [finding for finding in findings if _key(finding) in also]
         coverage.is_ambiguous = True
-    return Checked(findings, coverage)
+    return CheckedTable(findings, coverage)
 
 
 def _findings(table: Table, rows: Sequence[Reading]) -> list[Finding]:
-    found = [
+    findings = [
         Finding(
             file=table.file,
             row=None if fault.reading is None else fault.reading.line,
@@ -93,7 +94,8 @@ def _findings(table: Table, rows: Sequence[Reading]) -> list[Finding]:
     ]
     first = table.rows[0].number if table.rows else None
     return sorted(
-        (one if one.row is not None else _placed(one, first) for one in found), key=lambda one: one.row or 0
+        (finding if finding.row is not None else _placed(finding, first) for finding in findings),
+        key=lambda finding: finding.row or 0,
     )
 
 
@@ -109,14 +111,14 @@ def _key(finding: Finding) -> tuple[str, int | None, str, str]:
 def _columns(table: Table) -> list[Column | None]:
     """Return what the columns mean; of several with the same meaning the first is read."""
     columns = [_timed(heading, _column(table, heading)) for heading in table.headings]
-    seen: set[tuple[str, str, str]] = set()
+    keys: set[tuple[str, str, str]] = set()
     for index, column in enumerate(columns):
         if column is None:
             continue
         key = (column.role, column.of, _path(table, index, column))
-        if key in seen:
+        if key in keys:
             columns[index] = None
-        seen.add(key)
+        keys.add(key)
     return columns
 
 
@@ -149,11 +151,11 @@ def _marks(table: Table, columns: Sequence[Column | None]) -> tuple[Marks, Marks
         per_column.append(
             decimal_mark(row.cells[index] for row in table.rows) if is_figure else (None, False)
         )
-    seen = {mark for mark, _ in per_column if mark is not None}
+    used_marks = {mark for mark, _ in per_column if mark is not None}
     usual: Mark | None = None
-    if len(seen) == 1:
-        (usual,) = seen
-    elif not seen and table.delimiter == ";":
+    if len(used_marks) == 1:
+        (usual,) = used_marks
+    elif not used_marks and table.delimiter == ";":
         usual = ","
     is_open = usual is None and any(matters and mark is None for mark, matters in per_column)
     marks: list[Mark] = [mark or usual or "." for mark, _ in per_column]
@@ -180,7 +182,7 @@ def readings(
     timed = list(dict.fromkeys(path for path, column in zip(paths, columns, strict=True) if path and column))
     context = _context(table.context) | dict(given)
     section = ""
-    found = []
+    readings = []
     for line in table.rows:
         title = is_section(line)
         if title is not None:
@@ -205,10 +207,10 @@ def readings(
                         texts.setdefault(name, context[name])
                 if numbers:
                     where = section if path is None else " ".join(filter(None, (section, path)))
-                    found.append(Reading(line.number, of, numbers, texts, where, table.context))
+                    readings.append(Reading(line.number, of, numbers, texts, where, table.context))
     if coverage is not None:
         _note(coverage, table, columns, marks)
-    return found
+    return readings
 
 
 def _row(
@@ -250,7 +252,7 @@ def _number(column: Column, cell: str, mark: Mark) -> tuple[str, Number] | None:
 
 
 def _note(coverage: Coverage, table: Table, columns: Sequence[Column | None], marks: Marks) -> None:
-    """Say which columns and cells were read."""
+    """Describe which columns and cells were read."""
     first: dict[tuple[str, str], str] = {}
     for index, (heading, column) in enumerate(zip(table.headings, columns, strict=True)):
         shown = " ".join(plain_cell(heading).split()) or f"column {index + 1}"
@@ -279,16 +281,16 @@ def _note(coverage: Coverage, table: Table, columns: Sequence[Column | None], ma
 
 def _context(text: str) -> dict[str, str]:
     """Return the GPU and the steps that the headings above a table name."""
-    found: dict[str, str] = {}
+    context: dict[str, str] = {}
     for line in lines_of(text)[::-1]:
         gpu, _ = gpu_in(line)
         if gpu:
-            found.setdefault("gpu", gpu)
+            context.setdefault("gpu", gpu)
         if steps := _STEPS.search(line):
-            found.setdefault("steps", steps[1])
-    return found
+            context.setdefault("steps", steps[1])
+    return context
 
 
 def impossible(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield the findings that contradict each other or the hardware."""
-    return (one for one in findings if one.severity == "impossible")
+    return (finding for finding in findings if finding.severity == "impossible")

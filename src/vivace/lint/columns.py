@@ -141,8 +141,8 @@ def column_of(heading: str) -> Column | None:
 
 def path_of(heading: str) -> str:
     """Return the keys above a figure in nested JSON: "latency" of "latency.median_s"; empty for other headings."""
-    found = _PATH.fullmatch(heading.strip())
-    return found[1] if found is not None else ""
+    match = _PATH.fullmatch(heading.strip())
+    return match[1] if match is not None else ""
 
 
 def is_of_time(key: str) -> bool:
@@ -217,11 +217,11 @@ def _without_unit(text: str) -> tuple[str, str | None, float]:
             r"(.+?\S)\s+/\s+(\S+)",
             r"(.+)\s+(\S+)",
         ):
-            found = re.fullmatch(pattern, text)
-            unit = unit_of(found[2]) if found is not None else None
-            if found is None or unit is None or (pattern.endswith(r"\s+(\S+)") and found[2] not in _SUFFIXES):
+            match = re.fullmatch(pattern, text)
+            unit = unit_of(match[2]) if match is not None else None
+            if match is None or unit is None or (pattern.endswith(r"\s+(\S+)") and match[2] not in _SUFFIXES):
                 continue
-            text, (kind, factor) = found[1].strip(" ,±"), unit
+            text, (kind, factor) = match[1].strip(" ,±"), unit
             break
     return re.sub(r"\s*(?:±\s*(?:σ|std|sd)?|\+/-)$", "", text), kind, factor
 

@@ -21,7 +21,7 @@ _ORDERED_SHARE = 0.8
 
 def techniques_add_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
     """What one technique adds to two recipes of a table does not differ much: "A+B (0.2)" over "A (0.2)"."""
-    named = [(row, *found) for row in rows if (found := _techniques(row)) is not None]
+    named = [(row, *techniques) for row in rows if (techniques := _techniques(row)) is not None]
     added: list[tuple[Reading, Reading, str, frozenset[str]]] = []
     for (base, fewer, number), (grown, more, other_number) in itertools.permutations(named, 2):
         is_alike = number == other_number and (base.section, base.of) == (grown.section, grown.of)
@@ -52,11 +52,11 @@ def techniques_add_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 def _techniques(row: Reading) -> tuple[frozenset[str], str] | None:
     """Return the techniques of a label and the number in brackets: "FBCache+FA2 (0.2)"; None if it is not like that."""
-    found = _LABEL.match(row.texts.get("label", ""))
-    if found is None or not found[2]:
+    match = _LABEL.match(row.texts.get("label", ""))
+    if match is None or not match[2]:
         return None
-    parts = f"{found[1]}{found[3]}".split("+")
-    return frozenset(part.strip().lower() for part in parts), found[2]
+    parts = f"{match[1]}{match[3]}".split("+")
+    return frozenset(part.strip().lower() for part in parts), match[2]
 
 
 def quantised_weights_are_smaller(rows: Sequence[Reading]) -> Iterator[Fault]:
@@ -96,15 +96,15 @@ def gpus_keep_their_order(rows: Sequence[Reading]) -> Iterator[Fault]:
     for row in rows:
         if row.of and row.has("mean") and row["mean"].value > 0:
             by_gpu.setdefault(row.of, {})[row.line, row.section] = row
-    told: set[int] = set()
+    reported: set[int] = set()
     for slow, fast in itertools.permutations(by_gpu, 2):
         both = [(by_gpu[slow][key], row) for key, row in by_gpu[fast].items() if key in by_gpu[slow]]
         is_faster = sum(row["mean"].value < other["mean"].value for other, row in both)
         if len(both) < _ORDERED_ROWS or is_faster < _ORDERED_SHARE * len(both):
             continue
         for other, row in both:
-            if row["mean"].least > other["mean"].most * _OUT_OF_ORDER and row.line not in told:
-                told.add(row.line)
+            if row["mean"].least > other["mean"].most * _OUT_OF_ORDER and row.line not in reported:
+                reported.add(row.line)
                 yield Fault(
                     row, f"mean {row['mean'].text}; {other.of}: {other['mean'].text}",
                     f"{fast} is the faster one in {is_faster} of {len(both)} rows, and here "

@@ -29,6 +29,6 @@ def written(reading: Reading, *roles: str) -> str:
     return ", ".join(f"{role.replace('_', ' ')} {reading[role].text}" for role in roles if reading.has(role))
 
 
-def is_above(one: Number, other: Number) -> bool:
+def is_above(number: Number, other: Number) -> bool:
     """Whether one number is larger than another, whatever rounding did to both."""
-    return one.least > other.most + 1e-12 * abs(other.value)
+    return number.least > other.most + 1e-12 * abs(other.value)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.foreign.files import parse_json
 from vivace.lint.tables import Table
+from vivace.untrusted.files import parse_json
 
 _HEADINGS = ("columns", "headers", "header", "headings", "fields")
 _LABEL = "name"
@@ -31,13 +31,15 @@ def json_tables(file: Path, text: str, *, is_lines: bool) -> list[Table]:
 def _collect(file: Path, name: str, content: Any, tables: list[Table]) -> None:
     """Add the table that a list or an object is, then those inside it."""
     if isinstance(content, list):
-        if rows := [(number, _flat(one)) for number, one in enumerate(content, 1) if isinstance(one, dict)]:
+        if rows := [
+            (number, _flat(value)) for number, value in enumerate(content, 1) if isinstance(value, dict)
+        ]:
             _add(file, name, rows, tables)
-        elif content and all(isinstance(one, list) for one in content):
+        elif content and all(isinstance(value, list) for value in content):
             _add_lists(file, name, content, None, tables)
             return
-        for one in content:
-            _collect_inside(file, name, one, tables)
+        for value in content:
+            _collect_inside(file, name, value, tables)
     elif isinstance(content, dict):
         if _is_table_of_columns(content):
             lists = [list(row) for row in zip(*content.values(), strict=True)]
@@ -45,8 +47,8 @@ def _collect(file: Path, name: str, content: Any, tables: list[Table]) -> None:
             return
         if rows := _rows_by_key(content):
             _add(file, name, rows, tables)
-            for one in content.values():
-                _collect_inside(file, name, one, tables)
+            for value in content.values():
+                _collect_inside(file, name, value, tables)
             return
         if name == "":
             _add(file, name, [(1, _flat({k: v for k, v in content.items() if k not in _HEADINGS}))], tables)
@@ -85,10 +87,10 @@ def _add_lists(
     if headings is None:
         if not _are_texts(rows[0]) or len(rows) < 2:
             return
-        headings, rows, first = [str(one) for one in rows[0]], rows[1:], 2
+        headings, rows, first = [str(value) for value in rows[0]], rows[1:], 2
     table = Table(file, tuple(headings), context=name, unit="row")
     for number, row in enumerate(rows, first):
-        table.add(number, [_text(one) or "" for one in row])
+        table.add(number, [_text(value) or "" for value in row])
     tables.append(table)
 
 
@@ -97,31 +99,33 @@ def _is_table_of_columns(content: dict[str, Any]) -> bool:
     lists = list(content.values())
     return (
         len(lists) > 1
-        and all(isinstance(one, list) and one and not isinstance(one[0], list | dict) for one in lists)
-        and len({len(one) for one in lists}) == 1
+        and all(
+            isinstance(value, list) and value and not isinstance(value[0], list | dict) for value in lists
+        )
+        and len({len(value) for value in lists}) == 1
     )
 
 
 def _rows_by_key(content: dict[str, Any]) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of an object whose values are objects with the same keys, each with its own key as its name."""
-    if len(content) < 2 or not all(isinstance(one, dict) for one in content.values()):
+    if len(content) < 2 or not all(isinstance(value, dict) for value in content.values()):
         return []
-    shared = set.intersection(*(set(one) for one in content.values()))
-    flat = [(key, _flat(one)) for key, one in content.items()]
+    shared = set.intersection(*(set(value) for value in content.values()))
+    flat = [(key, _flat(value)) for key, value in content.items()]
     if not shared or not all(row for _, row in flat):
         return []
     return [(number, {_LABEL: key} | row) for number, (key, row) in enumerate(flat, 1)]
 
 
 def _are_texts(content: Any) -> bool:
-    return isinstance(content, list) and bool(content) and all(isinstance(one, str) for one in content)
+    return isinstance(content, list) and bool(content) and all(isinstance(value, str) for value in content)
 
 
 def _are_lists(content: Any, width: int) -> bool:
     return (
         isinstance(content, list)
         and bool(content)
-        and all(isinstance(one, list) and len(one) == width for one in content)
+        and all(isinstance(value, list) and len(value) == width for value in content)
     )
 
 
@@ -140,6 +144,6 @@ def _text(value: Any) -> str | None:
     """Return a text or a number as a cell, a list of them by how many there are; None for everything else."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and not any(isinstance(one, list | dict) for one in value):
+    if isinstance(value, list) and value and not any(isinstance(value, list | dict) for value in value):
         return f"{len(value)} values"
     return json.dumps(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -57,7 +57,14 @@ EIGHT_BITS = re.compile(r"fp8|float8|int8|fp4|int4|nf4|nvfp4|quant", re.IGNORECA
 
 def flops_of(model: str) -> ModelFlops | None:
     """Return what is known of a model."""
-    return next((one for one in MODEL_FLOPS if re.search(one.pattern, model.strip(), re.IGNORECASE)), None)
+    return next(
+        (
+            model_flops
+            for model_flops in MODEL_FLOPS
+            if re.search(model_flops.pattern, model.strip(), re.IGNORECASE)
+        ),
+        None,
+    )
 
 
 def least_seconds(work: Work, chip: Chip) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-from vivace.foreign.text import lines_of
 from vivace.lint.tables import Table
+from vivace.untrusted.text import lines_of
 
 _RULE = re.compile(r"^\s*\|?\s*:?-{1,}:?\s*(\|\s*:?-{1,}:?\s*)*\|?\s*$")
 _SEPARATOR = re.compile(r"(?<!\\)\|")
@@ -31,9 +31,9 @@ def markdown_tables(file: Path, text: str) -> Iterator[Table]:
             headings = tuple(_cells(lines[index - 1]))
             table = Table(file, headings, context="\n".join(context[-3:]), delimiter="|")
         elif line.startswith("#"):
-            context = [*[one for one in context if _depth(one) < _depth(line)], line]
+            context = [*[heading for heading in context if _depth(heading) < _depth(line)], line]
         elif line.strip() and "|" not in line:
-            context = [*[one for one in context if one.startswith("#")], line]
+            context = [*[heading for heading in context if heading.startswith("#")], line]
     if table is not None:
         yield table
 

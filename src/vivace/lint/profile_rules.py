@@ -31,11 +31,11 @@ def percentages(rows: Sequence[Reading]) -> Iterator[Fault]:
 def self_percentages_add_up(rows: Sequence[Reading]) -> Iterator[Fault]:
     """Self times are disjoint."""
     for role in ("self_cpu_percent", "self_cuda_percent"):
-        found = [row for row in rows if row.has(role)]
-        if len(found) > 1 and sum(row[role].least for row in found) > 100.0001:
-            total = sum(row[role].value for row in found)
+        filled = [row for row in rows if row.has(role)]
+        if len(filled) > 1 and sum(row[role].least for row in filled) > 100.0001:
+            total = sum(row[role].value for row in filled)
             yield Fault(
-                None, f"{role.replace('_', ' ')} of {len(found)} rows: {total:.2f} % together",
+                None, f"{role.replace('_', ' ')} of {len(filled)} rows: {total:.2f} % together",
                 "self times exclude each other, so their shares add up to 100 % at most",
                 "rows that are counted twice: a kernel for its operator and under its own name, labels beside kernels",
             )  # fmt: skip
@@ -69,12 +69,12 @@ def average_times_calls(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 def counted_twice(rows: Sequence[Reading]) -> Iterator[Fault]:
     """The same GPU time in two rows of a profile is one kernel, listed for its operator and for itself."""
-    seen: dict[tuple[float, float], Reading] = {}
+    first_rows: dict[tuple[float, float], Reading] = {}
     for row in rows:
         if not row.has("self_cuda", "calls") or row["self_cuda"].value <= 0:
             continue
         key = (row["self_cuda"].value, row["calls"].value)
-        before = seen.setdefault(key, row)
+        before = first_rows.setdefault(key, row)
         if before is not row and row["self_cuda"].value > 2 * row["self_cuda"].half_ulp * 100:
             yield Fault(
                 row, f"{written(row, 'self_cuda', 'calls')}, as {before.label} in line {before.line}",

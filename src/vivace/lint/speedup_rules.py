@@ -106,7 +106,7 @@ def _fits(row: Reading, base: Reading, role: str, is_percent: bool) -> bool:
     stated = list(_ratios(row[role], role, is_percent))
     if role == "speedup" and row.has("speedup_low", "speedup_high"):
         stated.append((row["speedup_low"].least, row["speedup_high"].most))
-    return any(_overlap(one, measured) for one in stated for measured in _measured(row, base))
+    return any(_overlap(ends, measured) for ends in stated for measured in _measured(row, base))
 
 
 def _fits_upside_down(row: Reading, bases: Sequence[Reading]) -> bool:
@@ -161,5 +161,5 @@ def _ends(number: Number) -> Ends:
     return number.interval or (number.least, number.most)
 
 
-def _overlap(one: Ends, other: Ends) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
+def _overlap(ends: Ends, other: Ends) -> bool:
+    return ends[0] <= other[1] and other[0] <= ends[1]

@@ -58,8 +58,8 @@ def mean_in_range(rows: Sequence[Reading]) -> Iterator[Fault]:
 def percentiles_in_order(rows: Sequence[Reading]) -> Iterator[Fault]:
     """min <= median <= p90 <= p95 <= p99 <= max; the median lies in its interval."""
     for row in rows:
-        known = [role for role in _ORDER if row.has(role)]
-        for before, after in itertools.pairwise(known):
+        filled = [role for role in _ORDER if row.has(role)]
+        for before, after in itertools.pairwise(filled):
             if is_above(row[before], row[after]):
                 yield Fault(
                     row, written(row, before, after), f"the {before} is never above the {after}",
@@ -80,10 +80,10 @@ def mean_fits_percentiles(rows: Sequence[Reading]) -> Iterator[Fault]:
         if not row.has("mean", "p50"):
             continue
         steps = [("min", 0.0), ("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("max", 1.0)]
-        known = [(row[role], share) for role, share in steps if row.has(role)]
+        filled = [(row[role], share) for role, share in steps if row.has(role)]
         if row.has("min"):
-            shares = [share for _, share in known[1:]] + [1.0]
-            parts = zip(known, shares, strict=True)
+            shares = [share for _, share in filled[1:]] + [1.0]
+            parts = zip(filled, shares, strict=True)
             least = sum(number.least * (until - share) for (number, share), until in parts)
             if least > row["mean"].most + 1e-9 and not is_above(row["min"], row["mean"]):
                 yield Fault(
@@ -91,8 +91,8 @@ def mean_fits_percentiles(rows: Sequence[Reading]) -> Iterator[Fault]:
                     "whether all figures come from the same samples",
                 )  # fmt: skip
         if row.has("max"):
-            shares = [0.0, *(share for _, share in known)]
-            parts = zip(known, shares, strict=False)
+            shares = [0.0, *(share for _, share in filled)]
+            parts = zip(filled, shares, strict=False)
             most = sum(number.most * (share - before) for (number, share), before in parts)
             if row["mean"].least > most + 1e-9 and not is_above(row["mean"], row["max"]):
                 yield Fault(
@@ -157,7 +157,7 @@ def throughput_fits_latency(rows: Sequence[Reading]) -> Iterator[Fault]:
         batch = row["batch"].value if row.has("batch") else 1.0
         least = row[centre].least * row["throughput"].least * (1 - _RATIO_TOLERANCE)
         most = row[centre].most * row["throughput"].most * (1 + _RATIO_TOLERANCE)
-        if not any(least <= wanted <= most for wanted in {1.0, batch}):
+        if not any(least <= batch_size <= most for batch_size in {1.0, batch}):
             yield Fault(
                 row, written(row, "throughput", centre, "batch"),
                 f"they multiply to {row[centre].value * row['throughput'].value:.3g} images at a time",
@@ -227,12 +227,12 @@ def peak_holds_model(rows: Sequence[Reading]) -> Iterator[Fault]:
 def units_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
     """A column of times has one unit."""
     for role in ("mean", "time", "min", "p50", "step"):
-        found = [row for row in rows if row.has(role) and row[role].value > 0]
-        if len(found) < 4:
+        filled = [row for row in rows if row.has(role) and row[role].value > 0]
+        if len(filled) < 4:
             continue
-        ordered = sorted(row[role].value for row in found)
+        ordered = sorted(row[role].value for row in filled)
         middle = ordered[len(ordered) // 2]
-        for row in found:
+        for row in filled:
             ratio = row[role].value / middle
             if not 1 / 300 < ratio < 300:
                 yield Fault(
@@ -246,14 +246,14 @@ def units_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 def rows_repeat(rows: Sequence[Reading]) -> Iterator[Fault]:
     """Two measurements do not agree in three or more times to the last digit."""
-    seen: dict[tuple[tuple[str, float], ...], Reading] = {}
+    first_rows: dict[tuple[tuple[str, float], ...], Reading] = {}
     for row in rows:
         figures = tuple(
             (role, row[role].value) for role in _MEASURED if row.has(role) and _is_precise(row[role])
         )
         if len({value for _, value in figures}) < 3:
             continue
-        before = seen.setdefault(figures, row)
+        before = first_rows.setdefault(figures, row)
         if before is not row and before.of == row.of:
             yield Fault(
                 row, f"{written(row, *(role for role, _ in figures))}, as {before.label} in line {before.line}",
@@ -280,9 +280,9 @@ def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
             continue
         if _SEVERAL_GPUS.search(_said(row)):
             continue
-        said = f"{row.texts.get('precision', '')} {row.texts.get('label', '')}"
-        is_half = bool(FULL_PRECISION.search(said)) and not EIGHT_BITS.search(said)
-        bits = 16 if is_half else 4 if FOUR_BITS.search(said) else 8
+        text = f"{row.texts.get('precision', '')} {row.texts.get('label', '')}"
+        is_half = bool(FULL_PRECISION.search(text)) and not EIGHT_BITS.search(text)
+        bits = 16 if is_half else 4 if FOUR_BITS.search(text) else 8
         ceiling = {16: gpu.chip.half, 8: gpu.chip.eight, 4: gpu.chip.four}[bits]
         reached = model.step * steps / row[centre].most / 1e12
         if reached > ceiling:
@@ -315,11 +315,11 @@ def thresholds_in_order(rows: Sequence[Reading]) -> Iterator[Fault]:
     """A step cache with a higher threshold skips at least as many steps."""
     before: dict[tuple[str, str, str], tuple[float, Reading]] = {}
     for row in rows:
-        found = _THRESHOLD.match(row.texts.get("label", ""))
+        match = _THRESHOLD.match(row.texts.get("label", ""))
         centre = next((role for role in ("p50", "mean", "time") if row.has(role)), None)
-        if found is None or centre is None:
+        if match is None or centre is None:
             continue
-        key, threshold = (row.section, row.of, found[1].lower()), float(found[2])
+        key, threshold = (row.section, row.of, match[1].lower()), float(match[2])
         if key in before:
             lower, other = before[key]
             if lower < threshold and other.has(centre) and row[centre].least > other[centre].most * 1.005:

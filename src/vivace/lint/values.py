@@ -114,22 +114,22 @@ def read_number(text: str, mark: Mark = ".") -> Number | None:
         return None
     if (duration := _duration(cell)) is not None:
         return replace(duration, text=text.strip())
-    found = _NUMBER.match(cell)
-    if found is None:
+    match = _NUMBER.match(cell)
+    if match is None:
         return None
-    parsed = _parsed(found["body"], mark)
-    unit = _unit(found["rest"])
+    parsed = _parsed(match["body"], mark)
+    unit = _unit(match["rest"])
     if parsed is None or unit is None:
         return None
     kind, factor = unit
-    if kind is None and found["before"].strip()[-1:] in ("x", "×"):
+    if kind is None and match["before"].strip()[-1:] in ("x", "×"):
         kind = "ratio"
     value, decimals = parsed
-    exponent = int((found["exponent"] or "0")[:4])
-    value = value * 10.0**exponent * (-1 if found["sign"] in ("-", "−", "–") else 1)
+    exponent = int((match["exponent"] or "0")[:4])
+    value = value * 10.0**exponent * (-1 if match["sign"] in ("-", "−", "–") else 1)
     # A number without decimals is a count or a round figure; computed ones have too many digits to be rounded.
     half = 0.5 * 10.0 ** (exponent - decimals) if decimals - exponent < 12 else 0.0
-    ends = _interval(found["rest"], value, mark)
+    ends = _interval(match["rest"], value, mark)
     return Number(value, half, None, text.strip(), ends)._times(factor, kind)
 
 
@@ -145,10 +145,10 @@ def decimal_mark(cells: Iterable[str]) -> tuple[Mark | None, bool]:
     """
     is_point = is_weak = is_comma = is_whole = matters = False
     for cell in cells:
-        found = _NUMBER.match(plain_cell(cell))
-        if found is None:
+        match = _NUMBER.match(plain_cell(cell))
+        if match is None:
             continue
-        body = re.sub(f"[{_GAP}]", "", found["body"])
+        body = re.sub(f"[{_GAP}]", "", match["body"])
         if _EITHER.fullmatch(body):
             matters = True
         elif _WEAK_POINT.fullmatch(body):
@@ -180,9 +180,9 @@ def _parsed(body: str, mark: Mark) -> tuple[float, int] | None:
     body = re.sub(f"[{_GAP}]", "", body)
     if body.startswith("0,"):  # no thousands begin with zero
         mark = ","
-    for one in (mark, "," if mark == "." else "."):
-        if (_POINT if one == "." else _COMMA).fullmatch(body):
-            whole, _, decimals = body.replace("," if one == "." else ".", "").partition(one)
+    for mark_ in (mark, "," if mark == "." else "."):
+        if (_POINT if mark_ == "." else _COMMA).fullmatch(body):
+            whole, _, decimals = body.replace("," if mark_ == "." else ".", "").partition(mark_)
             return float(f"{whole or 0}.{decimals or 0}"), len(decimals)
     return None
 
@@ -201,13 +201,13 @@ def _unit(rest: str) -> tuple[str | None, float] | None:
 
 def _interval(rest: str, value: float, mark: Mark) -> tuple[float, float] | None:
     """Return the interval that follows a number, in the unit of the number."""
-    if found := _BRACKETS.search(rest):
-        low, high = (_parsed(end, mark) for end in found.groups())
+    if match := _BRACKETS.search(rest):
+        low, high = (_parsed(end, mark) for end in match.groups())
         return (low[0], high[0]) if low is not None and high is not None else None
-    if found := _PLUS_MINUS.search(rest):
-        spread = _parsed(found[1], mark)
+    if match := _PLUS_MINUS.search(rest):
+        spread = _parsed(match[1], mark)
         if spread is not None:
-            width = abs(value) * spread[0] / 100 if found[2] else spread[0] * _ratio(rest)
+            width = abs(value) * spread[0] / 100 if match[2] else spread[0] * _ratio(rest)
             return value - width, value + width
     return None
 
@@ -222,12 +222,12 @@ def _ratio(rest: str) -> float:
 
 def _duration(cell: str) -> Number | None:
     """Return the seconds of "1m32s", "1 min 32 s" or "1:32"; None for everything else."""
-    found = _PARTS.match(cell)
-    if found is None or sum(part is not None for part in found.groups()) < 2:
-        found = _CLOCK.match(cell)
-    if found is None:
+    match = _PARTS.match(cell)
+    if match is None or sum(part is not None for part in match.groups()) < 2:
+        match = _CLOCK.match(cell)
+    if match is None:
         return None
-    hours, minutes, seconds = (part.replace(",", ".") if part else "0" for part in found.groups())
+    hours, minutes, seconds = (part.replace(",", ".") if part else "0" for part in match.groups())
     value = int(hours) * SECONDS["h"] + int(minutes) * SECONDS["min"] + float(seconds)
     decimals = len(seconds.partition(".")[2])
     return Number(value, 0.5 * 10.0**-decimals, "time", cell)

@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vivace.contract.cache_folder import cache_folder
 from vivace.errors import OutputError
-from vivace.foreign.files import read_bytes
-from vivace.spec.ceilings import Ceiling, Ceilings, Identity, Operation, identity_of
+from vivace.spec.ceilings import Ceiling, Ceilings, CeilingsIdentity, Operation, identity_of
 from vivace.spec.environment import Environment
+from vivace.technique.cache_folder import cache_folder
+from vivace.untrusted.files import read_bytes
 
 TIME_LIMIT_S = 60.0
 _REPEATS, _REPEATS_IF_SLOW = 9, 3
@@ -98,7 +98,7 @@ def measure_ceilings(
     import torch
 
     start = time.monotonic()
-    found: list[Ceiling] = []
+    ceilings: list[Ceiling] = []
     reasons: dict[str, str] = {}
     for case in _cases(environment.device):
         if time.monotonic() - start > time_limit_s:
@@ -111,7 +111,7 @@ def measure_ceilings(
         except (_NotHere, RuntimeError, NotImplementedError) as error:  # out of memory is a RuntimeError
             reasons.setdefault(case.name, (str(error).strip() or type(error).__name__).splitlines()[0])
             continue
-        found.append(
+        ceilings.append(
             Ceiling(
                 operation=case.operation,
                 precision=case.precision,
@@ -119,26 +119,26 @@ def measure_ceilings(
                 per_s=case.amount / seconds,
             )
         )
-    measured = {c.name for c in found}
+    measured = {c.name for c in ceilings}
     identity = identity_of(environment)
     return Ceilings(
         **identity.model_dump(),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - start, 1),
-        ceilings=tuple(found),
+        ceilings=tuple(ceilings),
         missing={name: why for name, why in reasons.items() if name not in measured},
     )
 
 
 def known_ceilings(environment: Environment) -> Ceilings | None:
     """Return the ceilings that were measured on this device, driver and PyTorch; None if there are none."""
-    wanted = identity_of(environment)
+    identity = identity_of(environment)
     try:
-        text = read_bytes(_file(wanted), _MAX_BYTES)
-        found = Ceilings.model_validate_json(text)
+        text = read_bytes(_file(identity), _MAX_BYTES)
+        ceilings = Ceilings.model_validate_json(text)
     except (OSError, ValueError):  # none yet, or a file of another version
         return None
-    return found if found.identity == wanted else None
+    return ceilings if ceilings.identity == identity else None
 
 
 def keep(ceilings: Ceilings) -> Path:
@@ -162,7 +162,7 @@ def keep(ceilings: Ceilings) -> Path:
     return file
 
 
-def _file(identity: Identity) -> Path:
+def _file(identity: CeilingsIdentity) -> Path:
     return cache_folder() / "ceilings" / f"{identity.digest()[:32]}.json"
 
 

@@ -115,7 +115,7 @@ def gpu_conditions() -> dict[str, float | str]:
         if isinstance(gpu, str):
             return {"nvml": gpu}
         now, (index, uuid) = gpu.read(), gpu.identity()
-        known = {
+        conditions = {
             "gpu_sm_clock_mhz": now.sm_clock_mhz,
             "gpu_temperature_c": now.temperature_c,
             "gpu_power_w": now.power_w,
@@ -123,7 +123,9 @@ def gpu_conditions() -> dict[str, float | str]:
             "gpu_processes": gpu.num_processes(),
             "gpu_index": index,
         }
-        return {name: float(value) for name, value in known.items() if value is not None} | {"gpu_uuid": uuid}
+        return {name: float(value) for name, value in conditions.items() if value is not None} | {
+            "gpu_uuid": uuid
+        }
 
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -135,26 +137,26 @@ def _driver() -> str | None:
         line = DRIVER.read_text().splitlines()[0]
     except (OSError, IndexError):
         return None
-    found = re.search(r"\b\d+\.\d+(\.\d+)*\b", line)
-    return found[0] if found else None
+    match = re.search(r"\b\d+\.\d+(\.\d+)*\b", line)
+    return match[0] if match else None
 
 
 def _libraries() -> dict[str, str]:
     import torch
 
-    found = {}
+    versions = {}
     for name in _LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["torch"] = torch.__version__
+    versions["torch"] = torch.__version__
     if torch.version.hip:
-        found["rocm"] = torch.version.hip
+        versions["rocm"] = torch.version.hip
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-        found["cudnn"] = str(torch.backends.cudnn.version())
-    return found
+        versions["cuda"] = torch.version.cuda
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+    return versions
 
 
 def _num_cores() -> int:

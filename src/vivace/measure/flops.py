@@ -83,18 +83,18 @@ def count_calls(
         stateless: names of modules that compute the same whenever their inputs have the same shapes. Each shape is
             computed once and its count used again, with the same output: for tensors without values.
     """
-    found = {name: Calls() for name in modules}
+    calls = {name: Calls() for name in modules}
 
     def add(name: str, flops: Flops) -> None:
-        before, (dtype, num_bytes) = found[name], weights_of(modules[name])
-        found[name] = Calls(before.number + 1, before.flops + flops, dtype, num_bytes)
+        before, (dtype, num_bytes) = calls[name], weights_of(modules[name])
+        calls[name] = Calls(before.number + 1, before.flops + flops, dtype, num_bytes)
 
     with _counting() as so_far, ExitStack() as stack:
         for name, module in modules.items():
             repeated = stack.enter_context(_remembering(module, so_far)) if name in stateless else _none
             stack.enter_context(_watching(module, so_far, repeated, functools.partial(add, name)))
         call()
-    return found
+    return calls
 
 
 def _none() -> Flops:
@@ -106,7 +106,7 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
     """Compute the module's forward once for inputs of the same shapes; yields the FLOP that were not computed again."""
     from torch.utils._pytree import tree_leaves
 
-    known: dict[tuple[str, ...], tuple[Any, Flops]] = {}
+    counted: dict[tuple[str, ...], tuple[Any, Flops]] = {}
     saved = _none()
     forward = module.forward
 
@@ -114,13 +114,13 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
         nonlocal saved
         named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
         key = tuple(map(_shape, tree_leaves(named)))
-        if key in known:
-            output, flops = known[key]
+        if key in counted:
+            output, flops = counted[key]
             saved += flops
             return output
         before = so_far()
         output = forward(*args, **kwargs)
-        known[key] = output, so_far() - before
+        counted[key] = output, so_far() - before
         return output
 
     module.forward = remembered

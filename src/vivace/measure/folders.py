@@ -8,8 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from vivace.errors import UsageError
-from vivace.foreign.pictures import open_picture
-from vivace.foreign.text import natural_order
 from vivace.measure.lpips import Lpips
 from vivace.measure.quality import (
     aligned,
@@ -26,6 +24,8 @@ from vivace.measure.witness import Witness
 from vivace.spec.vectors import packed
 from vivace.stats.intervals import Interval
 from vivace.stats.paired import mean_interval
+from vivace.untrusted.pictures import open_picture
+from vivace.untrusted.text import natural_order
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 ALONE = (
@@ -172,19 +172,22 @@ def _score(
 
     for k, row in enumerate(pairs):
         a, b = open_picture(dir_a / row["name"]), open_picture(dir_b / row["name"])
-        seen, other = clip.embed_pictures([a, b])
-        row["embeddings"] = {"a": packed(seen), "b": packed(other)}
+        embedding, other = clip.embed_pictures([a, b])
+        row["embeddings"] = {"a": packed(embedding), "b": packed(other)}
         if "match" in row["against"]:
             picture = pixels(b)
             moved = aligned(picture, pixels(a))
             if moved is not picture:
                 (other,) = clip.embed_pictures([Image.fromarray(moved.astype("uint8"))])
-        row["against"]["clip_similarity"] = 100 * float(other @ seen)
+        row["against"]["clip_similarity"] = 100 * float(other @ embedding)
         if prompts is not None:
             own, *others = clip.embed_prompts([prompts[k], *_others(prompts, k)])
-            row["b"]["clip_score"], row["a"]["clip_score"] = 100 * float(other @ own), 100 * float(seen @ own)
+            row["b"]["clip_score"], row["a"]["clip_score"] = (
+                100 * float(other @ own),
+                100 * float(embedding @ own),
+            )
             if others:
-                row["a"]["clip_score_of_others"] = 100 * fmean(float(seen @ read) for read in others)
+                row["a"]["clip_score_of_others"] = 100 * fmean(float(embedding @ read) for read in others)
 
 
 def _question(

@@ -33,10 +33,10 @@ def covered(ranges: Iterable[tuple[float, float]]) -> float:
 
 def union(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the union of ranges, in order and apart from each other."""
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from vivace.measure.raw_trace import HostEvent, host_events
+from vivace.measure.raw_trace import RawHostEvent, host_events
 
 _DISPATCHER = (
     "aten::scaled_dot_product_attention"  # the public function, which encloses the kernel that it picks
@@ -36,7 +36,7 @@ def attention_kernels(parts: Mapping[str, Any], call: Callable[[], Any]) -> list
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
     counts: dict[str, int] = {}
-    around: list[HostEvent] = []
+    around: list[RawHostEvent] = []
     for event in host_events(trace):
         is_range = event.name.startswith(_RANGE)
         if not is_range and not _is_kernel(event.name):

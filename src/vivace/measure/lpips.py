@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from vivace.errors import Unsupported
-from vivace.foreign.files import open_plain, user_path
-from vivace.foreign.reading import reading
 from vivace.measure.quality import Pixels
+from vivace.untrusted.files import open_plain, user_path
+from vivace.untrusted.reading import reading
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 _URL = f"https://download.pytorch.org/models/{ALEXNET}"
@@ -86,7 +86,7 @@ class Lpips:
         """
         import torch
 
-        found = []
+        distances = []
         for picture, reference in zip(pictures, references, strict=True):
             if picture.shape != reference.shape or min(picture.shape[:2]) < _MIN_SIDE:
                 raise ValueError(
@@ -95,8 +95,8 @@ class Lpips:
                 )
             pair = torch.from_numpy(np.stack([picture, reference]).transpose(0, 3, 1, 2).copy())
             with torch.inference_mode():
-                found.append(self._distance(pair.float().to(self._device) / 127.5 - 1))
-        return found
+                distances.append(self._distance(pair.float().to(self._device) / 127.5 - 1))
+        return distances
 
     def _distance(self, pair: Any) -> float:
         """Return the distance of two images (2, 3, H, W) in -1 .. 1.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 
-from vivace.contract import Machine
 from vivace.errors import Unsupported
-from vivace.foreign.reading import is_out_of_memory, reason
 from vivace.measure.accelerator import GPUS, available_gpu, is_available
 from vivace.measure.nvml import gpu_index
 from vivace.spec.environment import Place
+from vivace.technique import Machine
+from vivace.untrusted.reading import is_out_of_memory, reason
 
 
-def choose_device(wanted: str) -> str:
+def choose_device(device: str) -> str:
     """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
 
     Raises:
@@ -20,14 +20,14 @@ def choose_device(wanted: str) -> str:
     """
     import torch
 
-    if wanted == "auto":
+    if device == "auto":
         return available_gpu() or "cpu"
-    if wanted in ("xpu", "mps") and not is_available(wanted):
-        maker = {"xpu": "Intel", "mps": "Apple"}[wanted]
+    if device in ("xpu", "mps") and not is_available(device):
+        maker = {"xpu": "Intel", "mps": "Apple"}[device]
         raise Unsupported(
-            f"--device {wanted}: PyTorch {torch.__version__} sees no {maker} GPU here; use --device auto"
+            f"--device {device}: PyTorch {torch.__version__} sees no {maker} GPU here; use --device auto"
         )
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         built = (
             f"PyTorch {torch.__version__} was built without CUDA"
             if torch.version.cuda is None
@@ -36,7 +36,7 @@ def choose_device(wanted: str) -> str:
             )
         )
         raise Unsupported(f"--device cuda: {built}; use --device cpu")
-    return wanted
+    return device
 
 
 def check_works(device: str) -> None:
@@ -95,12 +95,12 @@ def visible_gpus() -> list[Place]:
     """
     import torch
 
-    found = []
+    gpus = []
     for number in range(torch.cuda.device_count()):
         uuid = f"GPU-{torch.cuda.get_device_properties(number).uuid}"
         index = gpu_index(uuid)
-        found.append(Place(uuid=uuid, index=number if index is None else index))
-    return found
+        gpus.append(Place(uuid=uuid, index=number if index is None else index))
+    return gpus
 
 
 def cpu_name() -> str:

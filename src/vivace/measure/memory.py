@@ -11,9 +11,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from vivace.contract import COMPONENTS, component_of
 from vivace.measure.accelerator import allocated_bytes, has_peak, peak_bytes, reset_peak
 from vivace.spec.record import Memory
+from vivace.technique import COMPONENTS, component_of
 
 
 class MemoryMeter:
@@ -89,10 +89,10 @@ def weights_bytes(pipe: Any) -> int:
             for part in plain_tensors(tensor):
                 storage = part.untyped_storage()
                 # By the storage's address: tensors without data (offloaded ones) have no data pointer.
-                _, found = spans.setdefault(storage._cdata, (storage.nbytes(), set()))
+                _, ranges = spans.setdefault(storage._cdata, (storage.nbytes(), set()))
                 size = part.element_size()
-                found.add((part.storage_offset() * size, part.numel() * size))
-    return sum(min(whole, sum(size for _, size in found)) for whole, found in spans.values())
+                ranges.add((part.storage_offset() * size, part.numel() * size))
+    return sum(min(whole, sum(size for _, size in ranges)) for whole, ranges in spans.values())
 
 
 def plain_tensors(tensor: Any) -> list[Any]:

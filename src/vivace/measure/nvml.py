@@ -32,7 +32,7 @@ _THROTTLES = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class NvmlReading:
     """One reading. Figures that this GPU does not have are None."""
 
     at_s: float
@@ -42,20 +42,20 @@ class Reading:
     throttle_bits: int
 
 
-class Gpu:
+class NvmlGpu:
     """One GPU of NVML; open it with `opened_gpu`."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
 
-    def read(self) -> Reading:
+    def read(self) -> NvmlReading:
         nvml = self._nvml
         power = self._get(nvml.nvmlDeviceGetPowerUsage)
         clock = self._get(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         temperature = self._get(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
         bits = self._get(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        return Reading(
+        return NvmlReading(
             at_s=time.perf_counter(),
             power_w=None if power is None else power / 1000,
             sm_clock_mhz=clock,
@@ -65,8 +65,8 @@ class Gpu:
 
     def energy_j(self) -> float | None:
         """Return the joules since the driver was loaded; None if this GPU does not count them."""
-        found = self._get(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
-        return None if found is None else found / 1000
+        millijoules = self._get(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
+        return None if millijoules is None else millijoules / 1000
 
     def num_processes(self) -> int | None:
         """Return the number of processes that compute on it."""
@@ -89,7 +89,7 @@ class Gpu:
 
 
 @contextlib.contextmanager
-def opened_gpu() -> Iterator[Gpu | str | None]:
+def opened_gpu() -> Iterator[NvmlGpu | str | None]:
     """Open this process's current GPU: yields it, or why NVML cannot read it; None without CUDA.
 
     It never initialises CUDA.
@@ -112,12 +112,12 @@ def opened_gpu() -> Iterator[Gpu | str | None]:
     try:
         # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for PyTorch, but not for NVML.
         uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-        found: Gpu | str
+        gpu: NvmlGpu | str
         try:
-            found = Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            gpu = NvmlGpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
         except pynvml.NVMLError as error:
-            found = str(error)
-        yield found
+            gpu = str(error)
+        yield gpu
     finally:
         pynvml.nvmlShutdown()
 
@@ -145,10 +145,10 @@ class GpuMeter:
         gpu: None on a CPU; a text says why the GPU cannot be read.
     """
 
-    def __init__(self, gpu: Gpu | str | None, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, gpu: NvmlGpu | str | None, interval_s: float = INTERVAL_S) -> None:
         self._gpu = gpu
         self._interval_s = interval_s
-        self._readings: list[Reading] = []
+        self._readings: list[NvmlReading] = []
         self._energy_j: float | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -161,7 +161,7 @@ class GpuMeter:
 
     def start(self) -> None:
         self._end_thread()
-        if not isinstance(self._gpu, Gpu):
+        if not isinstance(self._gpu, NvmlGpu):
             return
         self._ended = threading.Event()
         self._readings = [self._gpu.read()]
@@ -184,7 +184,7 @@ class GpuMeter:
         self._readings.append(self._gpu.read())
         return self._window(calls, energy_j)
 
-    def _sample(self, gpu: Gpu, ended: threading.Event) -> None:
+    def _sample(self, gpu: NvmlGpu, ended: threading.Event) -> None:
         while not ended.wait(self._interval_s):
             self._readings.append(gpu.read())
 

@@ -204,12 +204,12 @@ _LEAST_ERROR = 255.0**2 / 1e10  # 100 dB, for equal pixels
 
 def _grown(white: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
     """Return a mask that is larger by so many pixels on each side."""
-    found = white
+    grown = white
     for axis in (0, 1):
-        padded = np.pad(found, [(by, by) if a == axis else (0, 0) for a in (0, 1)])
+        padded = np.pad(grown, [(by, by) if a == axis else (0, 0) for a in (0, 1)])
         windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * by + 1, axis=axis)
-        found = np.asarray(windows.any(axis=-1))
-    return found
+        grown = np.asarray(windows.any(axis=-1))
+    return grown
 
 
 def _best_shift(picture: Pixels, reference: Pixels) -> tuple[float, int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class HostEvent(NamedTuple):
+class RawHostEvent(NamedTuple):
     """An operator or a label on the host; times in nanoseconds."""
 
     name: str
@@ -17,22 +17,22 @@ class HostEvent(NamedTuple):
     start: int
     end: int
 
-    def encloses(self, other: HostEvent) -> bool:
+    def encloses(self, other: RawHostEvent) -> bool:
         return self.thread == other.thread and self.start <= other.start and other.end <= self.end
 
 
-def host_events(trace: Any) -> list[HostEvent]:
+def host_events(trace: Any) -> list[RawHostEvent]:
     """Return the host's events, those of a thread in order, each before what it encloses."""
     from torch.autograd import DeviceType
 
-    found = [
-        HostEvent(
+    events = [
+        RawHostEvent(
             event.name(), event.start_thread_id(), event.start_ns(), event.start_ns() + event.duration_ns()
         )
         for event in _events(trace)
         if event.device_type() == DeviceType.CPU
     ]
-    return sorted(found, key=lambda event: (event.thread, event.start, -event.end))
+    return sorted(events, key=lambda event: (event.thread, event.start, -event.end))
 
 
 def ranges_on(device: Any, trace: Any) -> list[tuple[int, int]]:

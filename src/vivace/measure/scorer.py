@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.errors import UnknownModel
-from vivace.foreign.reading import reading
+from vivace.untrusted.reading import reading
 
 _MOST_ZOOMS, _FARTHEST = 9, 0.1
 
@@ -81,13 +81,13 @@ class ClipScorer:
 
     def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
         """Return unit vectors (N, width) of PIL images: the mean over the model's zooms."""
-        seen = [picture.convert("RGB") for picture in pictures]
+        images = [picture.convert("RGB") for picture in pictures]
         if getattr(self._images, "do_center_crop", False) and "shortest_edge" in dict(
             self._images.size or {}
         ):
-            seen = [middle(picture) for picture in seen]
+            images = [middle(picture) for picture in images]
         with self._explained():
-            views = [self._seen([zoomed(picture, zoom) for picture in seen]) for zoom in self._zooms]
+            views = [self._seen([zoomed(picture, zoom) for picture in images]) for zoom in self._zooms]
         if len(views) == 1:
             return views[0]
         mean = np.mean(views, axis=0)

@@ -61,7 +61,7 @@ class Surroundings:
         return self.gpu is None and not self.may_have_gpu
 
     def why_no_hub(self) -> str | None:
-        """Say why nothing can be downloaded; None if the hub takes connections."""
+        """Describe why nothing can be downloaded; None if the hub takes connections."""
         if self.is_offline:
             return "HF_HUB_OFFLINE forbids the network; unset it"
         reached = self._hub.within(_PATIENCE_S)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vivace.contract import component_of
 from vivace.measure.accelerator import recorded_event, synchronise
 from vivace.spec.record import Sample
+from vivace.technique import component_of
 
 STAGES = ("text", "encode", "steps", "vae", "other")
 """`encode` only of calls that start from a picture."""
@@ -69,13 +69,13 @@ class PipelineTimer:
         vae = self._between("vae_start", "vae_end")
         encode = sum(self._seconds(start, end) for start, end in self._encodings)
         # Device events can end slightly after the host's measurement; "other" must not be negative.
-        found = {
+        stages = {
             "text": text,
             "steps": steps,
             "vae": vae,
             "other": max(0.0, total - text - encode - steps - vae),
         }
-        return found | ({"encode": encode} if self._encodings else {})
+        return stages | ({"encode": encode} if self._encodings else {})
 
     def _between(self, first: str, last: str) -> float:
         if first not in self._marks or last not in self._marks:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vivace.report.gate import Judgement, broken, judge_figures
 from vivace.report.quality import Fidelity, PairedFigures, fidelity
-from vivace.spec.figures import SAME_PIXELS, PictureFigures
+from vivace.spec.figures import SAME_PIXELS, ImageFigures
 from vivace.spec.limits import Limits
 from vivace.spec.workload import Task
 from vivace.stats import Gate
@@ -31,8 +31,8 @@ def judge_pairs(
         task: what the images were made from.
     """
     faults = [() if pair["faults_a"] else tuple(pair["faults_b"]) for pair in pairs]
-    if (said := broken(faults)) is not None:
-        return Judgement(Gate.FAILED, said, "broken"), None
+    if (reason := broken(faults)) is not None:
+        return Judgement(Gate.FAILED, reason, "broken"), None
     if any("reason" in pair for pair in pairs):
         which = next(pair for pair in pairs if "reason" in pair)
         return Judgement(Gate.UNCLEAR, f"{which['name']}: {which['reason']}"), None
@@ -46,7 +46,7 @@ def judge_pairs(
         key = {"reference": f"a/{k}", "prompt": pair["name"] if prompts is None else prompts[k]}
         against = {name: value for name, value in pair["against"].items() if value is not None}
         identical = pair["against"]["psnr_db"] is None
-        row = PictureFigures(
+        row = ImageFigures(
             **key,
             sha256=f"b/{k}",
             alone=pair["b"],
@@ -56,7 +56,7 @@ def judge_pairs(
             embedding=pair.get("embeddings", {}).get("b"),
         )
         rows.append(row)
-        original = PictureFigures(
+        original = ImageFigures(
             **key,
             sha256=f"a/{k}",
             alone=pair["a"],
@@ -65,6 +65,6 @@ def judge_pairs(
             embedding=pair.get("embeddings", {}).get("a"),
         )
         originals.append(original)
-    found = fidelity(PairedFigures(tuple(rows), tuple(originals)))
-    assert found is not None, "there is a pair"
-    return judge_figures(found, None, limits, same_picture=same_picture, edits=task == "edit"), found
+    compared = fidelity(PairedFigures(tuple(rows), tuple(originals)))
+    assert compared is not None, "there is a pair"
+    return judge_figures(compared, None, limits, same_picture=same_picture, edits=task == "edit"), compared

@@ -43,9 +43,9 @@ class Witness:
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
-            said = str(error).strip().splitlines()
+            lines = str(error).strip().splitlines()
             raise UnknownModel(
-                f"{folder} does not load as a BLIP model: {said[0] if said else error!r}; give a folder with "
+                f"{folder} does not load as a BLIP model: {lines[0] if lines else error!r}; give a folder with "
                 "config.json, model.safetensors, preprocessor_config.json and the tokenizer's files"
             ) from error
         # A BLIP for captions or questions has no such head; transformers would make up a random one.
@@ -67,11 +67,11 @@ class Witness:
             list(prompts), return_tensors="pt", padding=True, truncation=True, max_length=longest
         ).to(self._device)
         with torch.inference_mode():
-            seen = self._model.vision_model(pixel_values=pixels["pixel_values"]).last_hidden_state
+            hidden_states = self._model.vision_model(pixel_values=pixels["pixel_values"]).last_hidden_state
             read = self._model.text_encoder(
                 input_ids=text["input_ids"],
                 attention_mask=text["attention_mask"],
-                encoder_hidden_states=seen.expand(len(prompts), -1, -1),
+                encoder_hidden_states=hidden_states.expand(len(prompts), -1, -1),
             ).last_hidden_state
             matches = self._model.itm_head(read[:, 0]).softmax(dim=-1)[:, 1]
         return [100 * float(match) for match in matches]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vivace.contract import DENOISERS, TEXT_ENCODERS
 from vivace.memory.footprints import Quantised, network, shipped
 from vivace.memory.predict import ComponentBytes, Prediction
+from vivace.technique import DENOISERS, TEXT_ENCODERS
 
 Scheme = Literal["int8", "fp8", "nf4"]
 Offloading = Literal["model", "group"]

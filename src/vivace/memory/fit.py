@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from vivace.contract import DENOISERS, TEXT_ENCODERS, Stage
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.memory.predict import Prediction
 from vivace.memory.remembered import predicted
 from vivace.memory.weightless import Weightless
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.technique import DENOISERS, TEXT_ENCODERS, Stage
 from vivace.techniques import TECHNIQUES
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
@@ -32,7 +32,7 @@ SpeedOf = Callable[[str], float | None]
 
 
 @dataclass(frozen=True)
-class Change:
+class RecipeChange:
     """One change of a series, applied after those before it.
 
     Attributes:
@@ -58,7 +58,7 @@ def changes(
     card_bytes: float,
     on_attempt: Callable[[str], None],
     speed_of: SpeedOf = lambda recipe: None,
-) -> list[Change]:
+) -> list[RecipeChange]:
     """Return changes that lower the memory until it fits: first techniques, then the batch, then the image size.
 
     Each change is applied after those before it. Techniques that keep the image come first, and of those the ones that
@@ -71,16 +71,16 @@ def changes(
         on_attempt: called with the name of each change before it is tried, which takes seconds.
         speed_of: returns how many times as fast a recipe is as the baseline, None if that is not known.
     """
-    found = _saving_changes(model, recipe, now, card_bytes, on_attempt, speed_of)
-    if not found or not fits(found[-1].prediction, card_bytes):
-        return found
-    faster = use_free_memory(model, found[-1].prediction, card_bytes, on_attempt)
-    return found if faster is None else [*found, faster]
+    saving = _saving_changes(model, recipe, now, card_bytes, on_attempt, speed_of)
+    if not saving or not fits(saving[-1].prediction, card_bytes):
+        return saving
+    faster = use_free_memory(model, saving[-1].prediction, card_bytes, on_attempt)
+    return saving if faster is None else [*saving, faster]
 
 
 def use_free_memory(
     model: Weightless, now: Prediction, card_bytes: float, on_attempt: Callable[[str], None]
-) -> Change | None:
+) -> RecipeChange | None:
     """Return a change that uses free memory of the GPU to be faster; None if no technique of the recipe can."""
     recipe = resolve(now.recipe)
     denoiser = next((c for c in now.components if c.name in DENOISERS), None)
@@ -98,7 +98,7 @@ def use_free_memory(
             model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text, task=now.task
         )
         if fits(after, card_bytes):
-            return Change(variant.text, after, fills=True)
+            return RecipeChange(variant.text, after, fills=True)
     return None
 
 
@@ -109,9 +109,9 @@ def _saving_changes(
     card_bytes: float,
     on_attempt: Callable[[str], None],
     speed_of: SpeedOf,
-) -> list[Change]:
+) -> list[RecipeChange]:
     """Return the changes that lower the memory, until it fits (see `changes`)."""
-    found: list[Change] = []
+    changes: list[RecipeChange] = []
 
     def attempt(
         what: str,
@@ -142,12 +142,12 @@ def _saving_changes(
         ):
             return None
         added = [technique.text for technique in changed if technique not in recipe.techniques]
-        found.append(Change("+".join(added) if len(added) > 1 else what, after))
+        changes.append(RecipeChange("+".join(added) if len(added) > 1 else what, after))
         return after
 
     for extra in _saving_recipes(speed_of, _largest_encoder(now)):
         if fits(now, card_bytes):
-            return found
+            return changes
         if _touches_vae_only(extra) and now.peak_stage != "vae":
             continue
         changed = _replacing(recipe, extra)
@@ -157,7 +157,7 @@ def _saving_changes(
         if after is not None:
             now, recipe = after, resolve(after.recipe)
     if now.loading_bytes + RESERVE_BYTES > card_bytes:
-        return found  # a smaller image needs the same weights
+        return changes  # a smaller image needs the same weights
     while not fits(now, card_bytes) and now.batch > 1:
         after = attempt(f"batch {now.batch // 2}", recipe, batch=now.batch // 2)
         if after is None:
@@ -167,13 +167,13 @@ def _saving_changes(
         if fits(now, card_bytes):
             break
         now = attempt(f"{width}x{height} pixels", recipe, height=height, width=width) or now
-    return found
+    return changes
 
 
 def _largest_encoder(prediction: Prediction) -> str | None:
     """Return the name of the text encoder with the most bytes: T5, or a language model; None if there is none."""
-    encoders = [one for one in prediction.components if one.name in TEXT_ENCODERS]
-    return max(encoders, key=lambda one: one.num_bytes).name if encoders else None
+    encoders = [component for component in prediction.components if component.name in TEXT_ENCODERS]
+    return max(encoders, key=lambda component: component.num_bytes).name if encoders else None
 
 
 def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
@@ -184,7 +184,7 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     Args:
         encoder: the text encoder that recipes for the largest one are aimed at.
     """
-    found = []
+    recipes = []
     ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
     for technique in ordered:
         for declared in technique.memory_advice.saving:
@@ -196,8 +196,8 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
                 recipe, speed = together, compiled
             elif speed is None:
                 speed = _FREE if _costs_no_time(recipe) else _UNKNOWN
-            found.append((not technique.same_picture, -speed, recipe))
-    return [recipe for *_, recipe in sorted(found, key=lambda one: one[:2])]
+            recipes.append((not technique.same_picture, -speed, recipe))
+    return [recipe for *_, recipe in sorted(recipes, key=lambda entry: entry[:2])]
 
 
 def _aimed(recipe: str, encoder: str | None) -> str:

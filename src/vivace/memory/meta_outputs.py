@@ -30,9 +30,9 @@ class MetaOutputs:
         key = _key_of((func, args, tuple(kwargs.items())))
         if key is None:
             return func(*args, **kwargs)
-        known = self._known.get(key)
-        if known is not None:
-            return _make(known)
+        output = self._known.get(key)
+        if output is not None:
+            return _make(output)
         result = func(*args, **kwargs)
         layouts = None if _shares_storage(result, (args, kwargs)) else _layouts_of(result)
         if layouts is not None and len(self._known) < _MAX_ENTRIES:

@@ -14,11 +14,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivace.contract import Machine, ModelFacts, Placement, Request, Target, component_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.families import family_of
-from vivace.foreign.reading import reading, reason
-from vivace.lora.distillations import distillations
+from vivace.machinery.lora.distillations import distillations
 from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
 from vivace.memory.weightless import Weightless, find_weightless
@@ -38,6 +36,8 @@ from vivace.spec.base import Spec
 from vivace.spec.ceilings import Work
 from vivace.spec.trial import Trial
 from vivace.spec.workload import STRENGTHS, Task
+from vivace.technique import Machine, ModelFacts, Placement, Request, Target, component_of
+from vivace.untrusted.reading import reading, reason
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ def predict(
         Unsupported: from a technique, or because the pipeline's call reads tensor values, which meta tensors lack.
         NoEffect: as when the recipe is applied to the real model.
     """
-    unexplained = model.found is None or model.found.model.source == "embedded"
+    unexplained = model.located is None or model.located.model.source == "embedded"
     about = nullcontext() if unexplained else reading(model.name, problem="cannot be planned")
     with quiet(), about:
         return _predict(model, recipe, height, width, batch, text, task, call or {}, machine)
@@ -163,8 +163,8 @@ def _predict(
     check_batch(type(pipe).__name__, batch, model.name)
     if chosen in STRENGTHS:
         call = {"strength": STRENGTHS[chosen]} | call
-    given = {"height": height, "width": width}
-    defaults = model.defaults | call | {k: v for k, v in given.items() if v is not None}
+    size = {"height": height, "width": width}
+    defaults = model.defaults | call | {k: v for k, v in size.items() if v is not None}
     _check_size(model.name, pipe, defaults)
     footprint = Footprint()
     footprint.hold(tensor for module in _networks(pipe).values() for tensor in _tensors(module))
@@ -266,8 +266,8 @@ def built_for(model: Weightless, task: Task | None) -> Any:
 
 def pictures_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) -> dict[str, Any]:
     """Return pictures for a call of the pipeline, of the size in its defaults; empty for text-to-image."""
-    found = example_pictures(type(pipe).__name__, defaults)
-    return found if batch == 1 else {name: [picture] * batch for name, picture in found.items()}
+    pictures = example_pictures(type(pipe).__name__, defaults)
+    return pictures if batch == 1 else {name: [picture] * batch for name, picture in pictures.items()}
 
 
 def _run_call(

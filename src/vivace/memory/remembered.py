@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vivace.contract.cache_folder import cache_folder
 from vivace.errors import NoEffect, Unsupported, WorkloadError
-from vivace.foreign.files import open_plain
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import Weightless
-from vivace.models.find import Found
+from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
+from vivace.technique.cache_folder import cache_folder
+from vivace.untrusted.files import open_plain
 
 _REFUSALS = (NoEffect, Unsupported, WorkloadError)
 _READ = {".json", ".txt", ".jinja", ".model"}
@@ -46,39 +46,39 @@ def predicted(model: Weightless, recipe: Recipe, **asked: Any) -> Prediction:
     ):  # what it found out on the real model may have changed
         return predict(model, recipe, **asked)
     path = cache_folder() / "plans" / f"{_key(model, recipe, asked)}.json"
-    found = _read(path)
-    if found is not None:
-        return found
+    prediction = _read(path)
+    if prediction is not None:
+        return prediction
     try:
-        found = predict(model, recipe, **asked)
+        prediction = predict(model, recipe, **asked)
     except _REFUSALS as error:
         if type(error) in _REFUSALS:
             already_so = getattr(error, "already_so", None)
             _keep(path, json.dumps([type(error).__name__, str(error), already_so]))
         raise
-    _keep(path, found.model_dump_json())
-    return found
+    _keep(path, prediction.model_dump_json())
+    return prediction
 
 
 def _key(model: Weightless, recipe: Recipe, asked: Mapping[str, Any]) -> str:
-    told = {
+    parts = {
         "model": [model.name, model.dtype, repr(sorted(model.defaults.items()))],
-        "files": None if model.found is None else _files(model.found),
+        "files": None if model.located is None else _files(model.located),
         "recipe": recipe.pinned().spec.model_dump(mode="json"),
         "asked": asked,
         "installed": _installed(),
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode(errors="surrogateescape")).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode(errors="surrogateescape")).hexdigest()
 
 
-def _files(found: Found) -> str:
+def _files(located: LocatedModel) -> str:
     """Return the digest of all files: of their contents, or of weights of the size and the time of the last change."""
     total = hashlib.sha256()
-    tiny = {} if not isinstance(found.tiny_vae, Path) else {"tiny": found.tiny_vae / "config.json"}
-    for name, path in (found.files | tiny).items():
-        seen = path.stat()
-        changed = 0 if path.suffix in _READ else seen.st_mtime_ns
-        total.update(f"{name}\0{seen.st_size}\0{changed}\0".encode(errors="surrogateescape"))
+    tiny = {} if not isinstance(located.tiny_vae, Path) else {"tiny": located.tiny_vae / "config.json"}
+    for name, path in (located.files | tiny).items():
+        stat = path.stat()
+        changed = 0 if path.suffix in _READ else stat.st_mtime_ns
+        total.update(f"{name}\0{stat.st_size}\0{changed}\0".encode(errors="surrogateescape"))
         if path.suffix in _READ:
             with open_plain(path) as file:
                 total.update(file.read())
@@ -89,14 +89,14 @@ def _files(found: Found) -> str:
 def _installed() -> str:
     """Return the digest of vivace's source, and of the folders of packages, which change with what is installed."""
     own = Path(__file__).parents[1]
-    seen = [(path.relative_to(own).as_posix(), path.stat()) for path in sorted(own.rglob("*.py"))]
-    told: list[Any] = [sys.version, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in seen]]
+    stats = [(path.relative_to(own).as_posix(), path.stat()) for path in sorted(own.rglob("*.py"))]
+    parts: list[Any] = [sys.version, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]]
     for library in ("torch", "diffusers", "transformers", "torchao"):
-        found = importlib.util.find_spec(library)
-        if found is not None and found.origin is not None:
-            folder = Path(found.origin).parents[1]
-            told.append((str(folder), folder.stat().st_mtime_ns))
-    return hashlib.sha256(json.dumps(told).encode(errors="surrogateescape")).hexdigest()
+        spec = importlib.util.find_spec(library)
+        if spec is not None and spec.origin is not None:
+            folder = Path(spec.origin).parents[1]
+            parts.append((str(folder), folder.stat().st_mtime_ns))
+    return hashlib.sha256(json.dumps(parts).encode(errors="surrogateescape")).hexdigest()
 
 
 def _read(path: Path) -> Prediction | None:
@@ -109,21 +109,21 @@ def _read(path: Path) -> Prediction | None:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict):
             return Prediction.model_validate(content)
-        name, said, already_so = content
-        kind = {one.__name__: one for one in _REFUSALS}[name]
+        name, reason, already_so = content
+        kind = {refusal.__name__: refusal for refusal in _REFUSALS}[name]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    raise NoEffect(said, already_so=already_so) if kind is NoEffect else kind(said)
+    raise NoEffect(reason, already_so=already_so) if kind is NoEffect else kind(reason)
 
 
-def _keep(path: Path, found: str) -> None:
+def _keep(path: Path, text: str) -> None:
     """Write an answer as a whole. Where the cache cannot be written, the next call predicts again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(found.encode(errors="surrogateescape"))
+            file.write(text.encode(errors="surrogateescape"))
         os.replace(file.name, path)
-        kept = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
+        kept = sorted(path.parent.glob("*.json"), key=lambda kept_path: kept_path.stat().st_mtime_ns)
         for old in kept[: len(kept) // 2] if len(kept) > MOST_KEPT else ():
             old.unlink(missing_ok=True)
     except OSError:

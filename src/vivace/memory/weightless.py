@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from vivace.errors import UnknownModel, Unsupported, nearest
-from vivace.foreign.files import read_object, user_path
-from vivace.foreign.reading import reading
 from vivace.models.architecture import Architecture, Component, Library
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.find import SYNTHETIC, Found, find_model
+from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.hashed_processor import with_processor
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta
+from vivace.untrusted.files import read_object, user_path
+from vivace.untrusted.reading import reading
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Weightless:
         defaults: known defaults of the call: height, width, num_inference_steps, guidance_scale, ...
         build: builds its diffusers pipeline in the baseline's dtype.
         build_tiny_vae: builds the tiny VAE for its latents in fp32, or None.
-        found: the model in a folder; None for an architecture.
+        located: the model in a folder; None for an architecture.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Weightless:
     defaults: dict[str, Any]
     build: Callable[[], Any]
     build_tiny_vae: Callable[[], Any] | None
-    found: Found | None = None
+    located: LocatedModel | None = None
 
 
 def find_weightless(name: str) -> Weightless:
@@ -59,16 +59,16 @@ def find_weightless(name: str) -> Weightless:
         Unsupported: it is a GGUF file.
     """
     plain = name.strip().lower()
-    wanted = plain.removeprefix(SYNTHETIC)
-    if wanted in ARCHITECTURES:
-        return _of_architecture(plain, ARCHITECTURES[wanted])
+    plain_name = plain.removeprefix(SYNTHETIC)
+    if plain_name in ARCHITECTURES:
+        return _of_architecture(plain, ARCHITECTURES[plain_name])
     if plain not in CATALOGUE and os.path.isfile(name):  # unlike Path's, for a name of any length
         return _of_file(name)
     if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or _is_folder(name)):
-        known = {*ARCHITECTURES, *CATALOGUE}
+        names = {*ARCHITECTURES, *CATALOGUE}
         raise UnknownModel(
-            f"no model '{name[:200]}'{nearest(wanted[:200], known)} (known models: {', '.join(sorted(known))}; or give "
-            f"a folder with a model_index.json or a .safetensors file)"
+            f"no model '{name[:200]}'{nearest(plain_name[:200], names)} (known models: {', '.join(sorted(names))}; or "
+            "give a folder with a model_index.json or a .safetensors file)"
         )
     return _of_folder(name, find_model(name))
 
@@ -113,10 +113,10 @@ def _of_file(name: str) -> Weightless:
     return _of_architecture(name, ARCHITECTURES[entry])
 
 
-def _of_folder(name: str, found: Found) -> Weightless:
-    files = found.files
-    dtype = found.entry.cuda_dtype if found.entry is not None else "fp16"
-    tiny = found.tiny_vae
+def _of_folder(name: str, located: LocatedModel) -> Weightless:
+    files = located.files
+    dtype = located.entry.cuda_dtype if located.entry is not None else "fp16"
+    tiny = located.tiny_vae
 
     def build() -> Any:
         import diffusers
@@ -134,8 +134,8 @@ def _of_folder(name: str, found: Found) -> Weightless:
                 parts[part] = None
         kind = getattr(diffusers, str(index["_class_name"]), None)
         if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
-            raise UnknownModel(f"{found.folder}: {index['_class_name']} is not a pipeline of diffusers")
-        with reading(found.folder, problem=f"cannot be built as a {kind.__name__}"):
+            raise UnknownModel(f"{located.folder}: {index['_class_name']} is not a pipeline of diffusers")
+        with reading(located.folder, problem=f"cannot be built as a {kind.__name__}"):
             return _without_bars(kind(**parts))
 
     def build_tiny() -> Any:
@@ -143,7 +143,7 @@ def _of_folder(name: str, found: Found) -> Weightless:
         return _in_dtype(_component(_json(tiny / "config.json"), "diffusers", "AutoencoderTiny"), "fp32")
 
     return Weightless(
-        name, dtype, found.defaults | found.call, build, build_tiny if tiny is not None else None, found
+        name, dtype, located.defaults | located.call, build, build_tiny if tiny is not None else None, located
     )
 
 

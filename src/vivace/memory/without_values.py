@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import TEXT_ENCODERS, component_of
+from vivace.technique import TEXT_ENCODERS, component_of
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,7 @@ def _z_image_embeddings(
     if prompt_embeds is not None:
         return prompt_embeds
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    said = [
+    texts = [
         pipe.tokenizer.apply_chat_template(
             [{"role": "user", "content": text}],
             tokenize=False,
@@ -109,7 +109,7 @@ def _z_image_embeddings(
         for text in prompts
     ]
     tokens = pipe.tokenizer(
-        said, padding="max_length", max_length=max_sequence_length, truncation=True, return_tensors="pt"
+        texts, padding="max_length", max_length=max_sequence_length, truncation=True, return_tensors="pt"
     )
     ids = tokens.input_ids.to("meta")
     hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2]
@@ -167,8 +167,8 @@ def _seeing(encoder: Any) -> Iterator[None]:
     """Let a language model put pictures in the place of their tokens without counting these."""
 
     def mask(ids: torch.Tensor, **_: Any) -> Any:
-        found = (ids == encoder.config.image_token_id).unsqueeze(-1)
-        return found, found
+        is_image = (ids == encoder.config.image_token_id).unsqueeze(-1)
+        return is_image, is_image
 
     model = encoder.model
     model.get_placeholder_mask = mask

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import COMPONENTS, Stage, Technique, component_of, working_part
 from vivace.measure.flops import Kind, kind_of, weights_of
 from vivace.spec.ceilings import ComponentWork, Work
+from vivace.technique import COMPONENTS, Stage, Technique, component_of, working_part
 
 if TYPE_CHECKING:
     import torch
@@ -105,8 +105,8 @@ class Operations:
 
     def dtype(self, component: str) -> str:
         """Return the dtype of most of a component's operations, e.g. "bf16"."""
-        found = Counter({name: flop for (of, name), flop in self._dtypes.items() if of == component})
-        return found.most_common(1)[0][0] if found else ""
+        flop_by_dtype = Counter({name: flop for (of, name), flop in self._dtypes.items() if of == component})
+        return flop_by_dtype.most_common(1)[0][0] if flop_by_dtype else ""
 
     def _add(self, kind: Kind, flop: int, args: Sequence[Any]) -> None:
         self._flop[self._component, kind] += flop
@@ -147,14 +147,14 @@ def watch(pipe: DiffusionPipeline, operations: Operations) -> None:
 
 def work_of(pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Technique]) -> Work:
     """Return what was counted on a GPU, with the precision that the techniques give to operations."""
-    found = []
+    work = []
     for name, module in _parts(pipe).items():
         if not operations.calls[name]:
             continue
         dtype = operations.dtype(name)
         # PyTorch's default for convolutions, not for matmuls.
         gemm, conv, attention = precisions(name, dtype, "tf32" if dtype == "fp32" else dtype, recipe)
-        found.append(
+        work.append(
             ComponentWork(
                 component=name,
                 calls=operations.calls[name],
@@ -168,7 +168,7 @@ def work_of(pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Te
                 weights_bytes=weights_of(module)[1],
             )
         )
-    return Work(components=tuple(found))
+    return Work(components=tuple(work))
 
 
 def precisions(name: str, dtype: str, conv: str, recipe: Sequence[Technique]) -> tuple[str, str, str]:
@@ -200,16 +200,16 @@ def skips_work(recipe: Sequence[Technique]) -> bool:
 
 def _parts(pipe: DiffusionPipeline) -> dict[str, Any]:
     """Return the modules whose calls are counted, by name; none inside another."""
-    found: dict[str, Any] = {
+    parts: dict[str, Any] = {
         name: working_part(name, module)
         for name in COMPONENTS
         if (module := component_of(pipe, name)) is not None
     }
     if hasattr(getattr(pipe, "vae", None), "encoder"):
-        found[VAE_ENCODER] = pipe.vae.encoder
+        parts[VAE_ENCODER] = pipe.vae.encoder
     if getattr(pipe, "controlnet", None) is not None:
-        found[CONTROLNET] = pipe.controlnet
-    return found
+        parts[CONTROLNET] = pipe.controlnet
+    return parts
 
 
 def _counted(name: str, forward: Callable[..., Any], operations: Operations) -> Callable[..., Any]:
@@ -247,14 +247,14 @@ def _repeated(
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
 
-    known: dict[tuple[str, ...], tuple[Any, Counter[tuple[str, Kind]], Counter[str]]] = {}
+    counted: dict[tuple[str, ...], tuple[Any, Counter[tuple[str, Kind]], Counter[str]]] = {}
 
     @functools.wraps(forward)
     def repeated(*args: Any, **kwargs: Any) -> Any:
         named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
         key = tuple(map(_shape, tree_leaves(named)))
-        if key in known and steps() >= _TRACED_STEPS:
-            layout, flop, calls = known[key]
+        if key in counted and steps() >= _TRACED_STEPS:
+            layout, flop, calls = counted[key]
             operations.repeat(flop)
             operations.calls.update(calls)
             return tree_map_only(_Layout, _Layout.make, layout)
@@ -264,8 +264,8 @@ def _repeated(
         added.subtract(before)
         calls = Counter(operations.calls)
         calls.subtract(called)
-        if key not in known:
-            known[key] = tree_map_only(torch.Tensor, _Layout.of, output), added, calls
+        if key not in counted:
+            counted[key] = tree_map_only(torch.Tensor, _Layout.of, output), added, calls
         return output
 
     return repeated

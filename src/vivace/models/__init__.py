@@ -3,9 +3,9 @@
 from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded, Entry, Hub
-from vivace.models.find import Found, find_model, obtain
+from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.load import load_pipeline, load_tiny_vae
-from vivace.models.scorers import FoundScorer, find_scorer
+from vivace.models.scorers import LocatedScorer, find_scorer
 
 __all__ = [
     "ARCHITECTURES",
@@ -13,9 +13,9 @@ __all__ = [
     "Architecture",
     "Embedded",
     "Entry",
-    "Found",
-    "FoundScorer",
     "Hub",
+    "LocatedModel",
+    "LocatedScorer",
     "find_model",
     "find_scorer",
     "load_pipeline",

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vivace.errors import UnusableModel, VivaceError
-from vivace.foreign.files import is_below, open_plain, read_object
-from vivace.foreign.reading import reading
+from vivace.untrusted.files import is_below, open_plain, read_object
+from vivace.untrusted.reading import reading
 
 _WIDEST = 600_000  # of 53,248
 # Key, smallest and largest value; the first pattern that fits the whole key holds. The comment is what is published.
@@ -123,13 +123,13 @@ def check_numbers(config: Any, kind: str = "") -> None:
     own = _CLIP_BOUNDS if _is_clip(config) else ()
     bounds = [*own, *(_TOKENIZER_BOUNDS if kind == "tokenizer_config.json" else ()), *_BOUNDS]
     patterns = [(re.compile(pattern), low, high) for pattern, low, high in bounds]
-    known: dict[str, tuple[int, int] | None] = {}
+    ranges: dict[str, tuple[int, int] | None] = {}
     for number, (key, value) in enumerate(_values(config)):
         if number > _MAX_VALUES:
             raise ValueError(f"it has more than {_MAX_VALUES:,} values")
-        if key not in known:
-            known[key] = next(((low, high) for p, low, high in patterns if p.fullmatch(key)), None)
-        bound = known[key]
+        if key not in ranges:
+            ranges[key] = next(((low, high) for p, low, high in patterns if p.fullmatch(key)), None)
+        bound = ranges[key]
         if isinstance(value, list):
             if bound is not None and len(value) > _MAX_LIST:
                 raise ValueError(

@@ -13,13 +13,15 @@ so not part of a baseline.
 
 from __future__ import annotations
 
-from vivace.models.entry import Embedded, Entry, FewSteps, Hub, Part, Sampler
+from vivace.models.entry import Embedded, Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.models.flow_catalogue import FLOW_ENTRIES, TAEF1
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 
 _VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
-_TAESD = Part(repo="madebyollin/taesd", revision="614f76814bbe30edbe2e627ace1c2234c81a2c0e", files=_VAE_FILES)
-_TAESDXL = Part(
+_TAESD = StoredPart(
+    repo="madebyollin/taesd", revision="614f76814bbe30edbe2e627ace1c2234c81a2c0e", files=_VAE_FILES
+)
+_TAESDXL = StoredPart(
     repo="madebyollin/taesdxl", revision="b20258aaef75ef61e659c1e0f14f251cf0ad153e", files=_VAE_FILES
 )
 
@@ -81,7 +83,7 @@ def _lightning(num_steps: int) -> Entry:
 
     The UNet, not the LoRA: its quality is better according to the card, and merged they cost the same.
     """
-    unet = Part(
+    unet = StoredPart(
         repo="ByteDance/SDXL-Lightning",
         revision=_LIGHTNING,
         files=(f"sdxl_lightning_{num_steps}step_unet.safetensors",),
@@ -90,7 +92,9 @@ def _lightning(num_steps: int) -> Entry:
         f"sdxl-lightning-{num_steps}step",
         f"SDXL, distilled adversarially to {num_steps} steps",
         origin=_sdxl_base(parts={"unet": unet}),
-        scheduler=Sampler(class_name="EulerDiscreteScheduler", overrides={"timestep_spacing": "trailing"}),
+        scheduler=SamplerEntry(
+            class_name="EulerDiscreteScheduler", overrides={"timestep_spacing": "trailing"}
+        ),
         num_inference_steps=num_steps,
         guidance_scale=0.0,
     )
@@ -106,14 +110,14 @@ def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
         *(
             FewSteps(
                 kind="lightning",
-                lora=Part(
+                lora=StoredPart(
                     repo="ByteDance/SDXL-Lightning",
                     revision=_LIGHTNING,
                     files=(f"sdxl_lightning_{steps}step_lora.safetensors",),
                 ),
                 steps=(steps,),
                 guidance_scale=0.0,
-                scheduler=Sampler(class_name="EulerDiscreteScheduler", overrides=trailing),
+                scheduler=SamplerEntry(class_name="EulerDiscreteScheduler", overrides=trailing),
             )
             for steps in (4, 2, 8)
         ),
@@ -124,24 +128,24 @@ def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
 def _hyper(file: str, steps: int) -> FewSteps:
     return FewSteps(
         kind="hyper",
-        lora=Part(repo="ByteDance/Hyper-SD", revision=_HYPER, files=(file,)),
+        lora=StoredPart(repo="ByteDance/Hyper-SD", revision=_HYPER, files=(file,)),
         steps=(steps,),
         guidance_scale=0.0,
-        scheduler=Sampler(class_name="DDIMScheduler", overrides={"timestep_spacing": "trailing"}),
+        scheduler=SamplerEntry(class_name="DDIMScheduler", overrides={"timestep_spacing": "trailing"}),
     )
 
 
-def _lcm_lora(repo: str, revision: str) -> Part:
-    return Part(repo=repo, revision=revision, files=("pytorch_lora_weights.safetensors",))
+def _lcm_lora(repo: str, revision: str) -> StoredPart:
+    return StoredPart(repo=repo, revision=revision, files=("pytorch_lora_weights.safetensors",))
 
 
-def _lcm(lora: Part | str) -> FewSteps:
+def _lcm(lora: StoredPart | str) -> FewSteps:
     return FewSteps(
         kind="lcm",
         lora=lora,
         steps=(4, 2, 3, 5, 6, 7, 8),
         guidance_scale=1.0,
-        scheduler=Sampler(class_name="LCMScheduler"),
+        scheduler=SamplerEntry(class_name="LCMScheduler"),
     )
 
 
@@ -154,12 +158,12 @@ def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
 
 def _few_steps_of_flux_dev() -> tuple[FewSteps, ...]:
     """Both keep FLUX.1 [dev]'s scheduler and its guidance, which is an input of the model."""
-    own = Sampler(class_name="FlowMatchEulerDiscreteScheduler")
+    own = SamplerEntry(class_name="FlowMatchEulerDiscreteScheduler")
     return (
         *(
             FewSteps(
                 kind="hyper",
-                lora=Part(
+                lora=StoredPart(
                     repo="ByteDance/Hyper-SD",
                     revision=_HYPER,
                     files=(f"Hyper-FLUX.1-dev-{steps}steps-lora.safetensors",),
@@ -173,7 +177,7 @@ def _few_steps_of_flux_dev() -> tuple[FewSteps, ...]:
         ),
         FewSteps(
             kind="turbo",
-            lora=Part(
+            lora=StoredPart(
                 repo="alimama-creative/FLUX.1-Turbo-Alpha",
                 revision="main",
                 files=("diffusion_pytorch_model.safetensors",),
@@ -286,14 +290,14 @@ CATALOGUE: dict[str, Entry] = {
             "hyper-sdxl-4step",
             "SDXL with Hyper-SD's LoRA of 4 steps merged in",
             origin=_sdxl_base(
-                lora=Part(
+                lora=StoredPart(
                     repo="ByteDance/Hyper-SD",
                     revision=_HYPER,
                     files=("Hyper-SDXL-4steps-lora.safetensors",),
                 ),
                 download_bytes=_HALF_SDXL_BYTES + 790_000_000,
             ),
-            scheduler=Sampler(class_name="DDIMScheduler", overrides={"timestep_spacing": "trailing"}),
+            scheduler=SamplerEntry(class_name="DDIMScheduler", overrides={"timestep_spacing": "trailing"}),
             num_inference_steps=4,
             guidance_scale=0.0,
         ),
@@ -304,14 +308,14 @@ CATALOGUE: dict[str, Entry] = {
             "SDXL, distilled to a latent consistency model of 2 to 8 steps",
             origin=_sdxl_base(
                 parts={
-                    "unet": Part(
+                    "unet": StoredPart(
                         repo="latent-consistency/lcm-sdxl",
                         revision="843cb4058e2bb79edc70a6d8002e1a96feddfd14",
                         files=("config.json", "diffusion_pytorch_model.fp16.safetensors"),
                     )
                 }
             ),
-            scheduler=Sampler(class_name="LCMScheduler"),
+            scheduler=SamplerEntry(class_name="LCMScheduler"),
             num_inference_steps=4,
             guidance_scale=8.0,
         ),
@@ -329,7 +333,7 @@ CATALOGUE: dict[str, Entry] = {
                 tiny_vae=_TAESDXL,
                 download_bytes=_HALF_SDXL_BYTES,
             ),
-            scheduler=Sampler(class_name="EulerAncestralDiscreteScheduler"),
+            scheduler=SamplerEntry(class_name="EulerAncestralDiscreteScheduler"),
             num_inference_steps=25,
             guidance_scale=7.0,
             clip_skip=0,

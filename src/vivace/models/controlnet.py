@@ -6,14 +6,14 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import component_of
 from vivace.errors import UnusableModel, WorkloadError
-from vivace.foreign.files import user_path
-from vivace.foreign.reading import reading
 from vivace.models.bounds import check_files, check_places
 from vivace.models.files import component_class, files_of, fingerprint
 from vivace.models.headers import check_whole
 from vivace.models.quiet import quiet
+from vivace.technique import component_of
+from vivace.untrusted.files import user_path
+from vivace.untrusted.reading import reading
 
 if TYPE_CHECKING:
     import torch
@@ -70,8 +70,8 @@ def controlnet_for(pipe: DiffusionPipeline, identity: str) -> Any:
         return _random(denoiser)
     import diffusers
 
-    folder, _, found = identity.rpartition("@")
-    if fingerprint(files_of(Path(folder))) != found:
+    folder, _, expected = identity.rpartition("@")
+    if fingerprint(files_of(Path(folder))) != expected:
         raise UnusableModel(f"the files of {folder} changed since it was found; run the command again")
     attribute = "unet" if hasattr(denoiser, "up_blocks") else "transformer"
     kind = component_class(Path(folder))

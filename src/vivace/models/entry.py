@@ -9,7 +9,7 @@ from pydantic import Field
 from vivace.spec.base import Spec
 
 
-class Part(Spec):
+class StoredPart(Spec):
     """Files of a Hugging Face hub repository at a commit.
 
     As a component it is either the files of a folder (config.json and weights), or one .safetensors file that takes its
@@ -47,14 +47,14 @@ class Hub(Spec):
     repo: str
     revision: str | None = None
     variants: tuple[str, ...] | None = None
-    parts: dict[str, Part] = Field(default={})
-    lora: Part | None = None
+    parts: dict[str, StoredPart] = Field(default={})
+    lora: StoredPart | None = None
     without: tuple[str, ...] = ()
-    tiny_vae: Part | None = None
+    tiny_vae: StoredPart | None = None
     download_bytes: int | None = None
 
 
-class Sampler(Spec):
+class SamplerEntry(Spec):
     """A diffusers scheduler class, and its differences from the repository's scheduler configuration."""
 
     class_name: str
@@ -62,16 +62,16 @@ class Sampler(Spec):
 
 
 class FewSteps(Spec):
-    """A LoRA for inference in few steps; fields as in `vivace.contract.technique.Distillation`.
+    """A LoRA for inference in few steps; fields as in `vivace.technique.technique.Distillation`.
 
     lora: one file on the hub, or the path of an embedded file below models/weights.
     """
 
     kind: Literal["lcm", "lightning", "hyper", "turbo"]
-    lora: Part | str
+    lora: StoredPart | str
     steps: tuple[int, ...] = Field(min_length=1)
     guidance_scale: float
-    scheduler: Sampler
+    scheduler: SamplerEntry
     scale: float = 1.0
 
 
@@ -109,7 +109,7 @@ class Entry(Spec):
     prompts: tuple[str, ...] = Field(min_length=1)
     prompt_set: Literal["tinyworld", "real", "edit"]
     gated: bool = False
-    scheduler: Sampler | None = None
+    scheduler: SamplerEntry | None = None
     clip_skip: int | None = None
     max_sequence_length: int | None = None
     arguments: dict[str, bool | int | float | str] = Field(default={})

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import OutputError, UnknownModel, nearest
-from vivace.foreign.files import user_path
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.files import component_class, num_bytes
-from vivace.models.find import TINY_VAE, Found, find_model
+from vivace.models.find import TINY_VAE, LocatedModel, find_model
 from vivace.models.folder_defaults import NAME, text_of
+from vivace.untrusted.files import user_path
 
 _INDEX = "model_index.json"
 
@@ -26,7 +26,7 @@ _INDEX = "model_index.json"
 class Exported:
     """A model as a folder that can be used without vivace."""
 
-    found: Found
+    located: LocatedModel
     folder: Path
     num_files: int
     num_bytes: int
@@ -37,12 +37,12 @@ class Exported:
 
         They follow `from diffusers import DiffusionPipeline`.
         """
-        assert self.found.entry is not None
-        arguments = self.found.defaults | self.found.call
+        assert self.located.entry is not None
+        arguments = self.located.defaults | self.located.call
         call = "".join(f", {name}={value:g}" for name, value in arguments.items())
         return (
             f"pipe = DiffusionPipeline.from_pretrained({str(self.folder)!r})",
-            f"pipe({self.found.entry.prompts[0]!r}{call}).images[0].save('picture.png')",
+            f"pipe({self.located.entry.prompts[0]!r}{call}).images[0].save('picture.png')",
         )
 
 
@@ -63,10 +63,10 @@ def export(name: str, destination: Path) -> Exported:
             f"no model '{name[:200]}' ships with vivace{nearest(name, embedded)} (embedded models: "
             f"{', '.join(embedded)}; download models of the Hugging Face hub with `hf download`)"
         )
-    found = find_model(name)
-    files = dict(found.files)
-    if isinstance(found.tiny_vae, Path):
-        files |= {f"{TINY_VAE}/{path.name}": path for path in found.tiny_vae.iterdir() if path.is_file()}
+    located = find_model(name)
+    files = dict(located.files)
+    if isinstance(located.tiny_vae, Path):
+        files |= {f"{TINY_VAE}/{path.name}": path for path in located.tiny_vae.iterdir() if path.is_file()}
     try:
         with _atomic_folder(user_path(destination)) as folder:
             for file, source in files.items():
@@ -74,23 +74,23 @@ def export(name: str, destination: Path) -> Exported:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 # Without the mode: safetensors writes files that only their owner may read.
                 shutil.copyfile(source, target)
-            _write_index(found, folder / _INDEX)
-            assert found.entry is not None
-            (folder / NAME).write_text(text_of(found.entry))
+            _write_index(located, folder / _INDEX)
+            assert located.entry is not None
+            (folder / NAME).write_text(text_of(located.entry))
             written = num_bytes({file: folder / file for file in (*files, NAME)})
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise OutputError(
-            f"{destination} cannot be written: {reason}; partial files were removed. {found.model.name} needs "
+            f"{destination} cannot be written: {reason}; partial files were removed. {located.model.name} needs "
             f"{num_bytes(files) / 1e6:.1f} MB in a folder that you may write to"
         ) from error
-    return Exported(found, destination, len(files) + 1, written)
+    return Exported(located, destination, len(files) + 1, written)
 
 
-def _write_index(found: Found, path: Path) -> None:
+def _write_index(located: LocatedModel, path: Path) -> None:
     """Write the classes of components that differ from the base model's."""
     index = json.loads(path.read_text())
-    classes = {name: ["diffusers", component_class(path)] for name, path in found.components.items()}
+    classes = {name: ["diffusers", component_class(path)] for name, path in located.components.items()}
     if index | classes != index:
         path.write_text(json.dumps(index | classes, indent=2, sort_keys=True) + "\n")
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from vivace.foreign.files import open_plain, read_object
+from vivace.untrusted.files import open_plain, read_object
 
 _HASHED = {".json", ".safetensors", ".gguf", ".txt"}
 _HASHED_WHOLE = 1_000_000  # bytes; of larger files the size and the first and last MB are hashed
@@ -20,13 +20,13 @@ def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
         components: folders that replace the subfolders of the same name in `folder`.
     """
     replaced = {component.name: component for component in components}
-    found = {
+    files = {
         name: path for name, path in _below(folder).items() if PurePosixPath(name).parts[0] not in replaced
     }
     for component in replaced.values():
-        found |= {f"{component.name}/{name}": path for name, path in _below(component).items()}
+        files |= {f"{component.name}/{name}": path for name, path in _below(component).items()}
     # Sorted as paths, not as strings: fingerprints depend on this order.
-    return {name: found[name] for name in sorted(found, key=PurePosixPath)}
+    return {name: files[name] for name in sorted(files, key=PurePosixPath)}
 
 
 def num_bytes(files: Mapping[str, Path]) -> int:

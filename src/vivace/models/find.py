@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
-from vivace.foreign.files import is_path, not_there, user_path
 from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.checkpoints.signatures import SD2
-from vivace.models.entry import Embedded, Entry, Hub, Part
+from vivace.models.entry import Embedded, Entry, Hub, StoredPart
 from vivace.models.files import files_of, fingerprint
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole
 from vivace.models.pipelines import call_of, defaults_of, read_config
-from vivace.models.remote import Download
+from vivace.models.remote import ModelDownload
 from vivace.models.repository import INDEX, choose, components_of, read_index
 from vivace.models.single_file import Contents, check_format, contents_of
 from vivace.models.tasks import EDITS
 from vivace.spec.model import Model
+from vivace.untrusted.files import is_path, not_there, user_path
 
 WEIGHTS = Path(__file__).parent / "weights"
 SYNTHETIC = "synthetic:"
@@ -39,7 +39,7 @@ _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it
 
 
 @dataclass(frozen=True)
-class Found:
+class LocatedModel:
     """A model that was found: its identity, its files, and its catalogue entry if it has one.
 
     folder: holds the model_index.json; None if there are no files.
@@ -67,7 +67,7 @@ class Found:
     variant: str | None = None
     without: tuple[str, ...] = ()
     weights: tuple[Path, ...] = ()
-    downloads: tuple[Download, ...] = ()
+    downloads: tuple[ModelDownload, ...] = ()
     missing: str | None = None
     architecture: Architecture | None = None
     contents: Contents | None = None
@@ -96,7 +96,7 @@ class Found:
         return {} if self.folder is None else files_of(self.folder, self.components.values())
 
     @property
-    def tiny_vae(self) -> Path | Part | Component | None:
+    def tiny_vae(self) -> Path | StoredPart | Component | None:
         """The tiny VAE for this model's latents: a folder, files on the hub, or an architecture to build."""
         if self.entry is None or self.model.source == "folder":
             assert self.folder is not None
@@ -142,7 +142,7 @@ class Found:
         return self.entry.call
 
 
-def find_model(name: str, *, download: bool = True) -> Found:
+def find_model(name: str, *, download: bool = True) -> LocatedModel:
     """Find a model. For models on the hub at most the small files are downloaded.
 
     Args:
@@ -186,20 +186,20 @@ def find_model(name: str, *, download: bool = True) -> Found:
     )
 
 
-def obtain(found: Found) -> Found:
+def obtain(located: LocatedModel) -> LocatedModel:
     """Download missing weights, and check that each file is complete according to its header.
 
     Raises:
         UnusableModel: weights are missing, damaged or truncated.
         Unsupported: weights cannot be downloaded.
     """
-    if found.downloads:
-        remote.fetch(found.downloads)
-        found = find_model(found.model.name, download=False)
-    if found.missing is not None:
-        raise UnusableModel(found.missing)
-    check_whole(found.weights)
-    return found
+    if located.downloads:
+        remote.fetch(located.downloads)
+        located = find_model(located.model.name, download=False)
+    if located.missing is not None:
+        raise UnusableModel(located.missing)
+    check_whole(located.weights)
+    return located
 
 
 def synthetic_names() -> list[str]:
@@ -207,27 +207,27 @@ def synthetic_names() -> list[str]:
     return [name for name in CATALOGUE if name in ARCHITECTURES]
 
 
-def _synthetic(name: str) -> Found:
-    known = synthetic_names()
-    if name not in known:
-        problem = f"no architecture '{name[:200]}' for random weights{nearest(name, known)}"
+def _synthetic(name: str) -> LocatedModel:
+    names = synthetic_names()
+    if name not in names:
+        problem = f"no architecture '{name[:200]}' for random weights{nearest(name, names)}"
         if name in CATALOGUE:
             problem = f"{name} ships with its weights, so there is no {SYNTHETIC}{name}; give '{name}'"
-        raise UnknownModel(f"{problem} ({SYNTHETIC} takes one of {', '.join(known)})")
+        raise UnknownModel(f"{problem} ({SYNTHETIC} takes one of {', '.join(names)})")
     architecture = ARCHITECTURES[name]
     revision = hashlib.sha256(architecture.model_dump_json().encode()).hexdigest()[:16]
     model = Model(name=SYNTHETIC + name, source="synthetic", revision=revision)
-    return Found(model, None, CATALOGUE[name], architecture=architecture)
+    return LocatedModel(model, None, CATALOGUE[name], architecture=architecture)
 
 
-def _embedded(entry: Entry, origin: Embedded) -> Found:
+def _embedded(entry: Entry, origin: Embedded) -> LocatedModel:
     folder = WEIGHTS / (origin.base or origin.folder)
     own = sorted((WEIGHTS / origin.folder).iterdir()) if origin.base is not None else []
     components = {path.name: path for path in own if path.is_dir()}
     files = files_of(folder, components.values())
     model = Model(name=entry.name, source="embedded", revision=fingerprint(files))
     weights = tuple(path for path in files.values() if path.suffix == ".safetensors")
-    return Found(model, folder, entry, components, weights=weights)
+    return LocatedModel(model, folder, entry, components, weights=weights)
 
 
 def _published_as(repo: str) -> Entry | None:
@@ -239,9 +239,9 @@ def _published_as(repo: str) -> Entry | None:
     return None
 
 
-def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> Found:
+def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> LocatedModel:
     located = remote.locate(origin, download=download)
-    return Found(
+    return LocatedModel(
         model=Model(name=name, source="hub", revision=located.revision),
         folder=located.folder,
         entry=entry,
@@ -254,7 +254,7 @@ def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> 
     )
 
 
-def _in_folder(path: Path) -> Found:
+def _in_folder(path: Path) -> LocatedModel:
     folder = path.resolve()
     if not (folder / INDEX).is_file():
         single = sorted(folder.glob("*.safetensors"))
@@ -274,7 +274,7 @@ def _in_folder(path: Path) -> Found:
     weights = tuple(files[name] for name in chosen.weights)
     pipeline = str(index["_class_name"])
     same, alike = _known(pipeline, files, {name: files[name] for name in chosen.weights})
-    return Found(
+    return LocatedModel(
         model,
         folder,
         read_defaults(folder, pipeline) or same or alike,
@@ -304,7 +304,7 @@ def _embedded_files(origin: Embedded) -> dict[str, Path]:
     return files_of(WEIGHTS / (origin.base or origin.folder), [path for path in own if path.is_dir()])
 
 
-def _in_file(path: Path, download: bool) -> Found:
+def _in_file(path: Path, download: bool) -> LocatedModel:
     file = path.resolve()
     check_format(path)
     contents = contents_of(file, is_configured=(file.parent / INDEX).is_file())
@@ -319,7 +319,7 @@ def _in_file(path: Path, download: bool) -> Found:
     if contents.component is not None:
         # All other components come from the catalogue model.
         located = remote.locate(origin, download=download, elsewhere=(contents.component,))
-        return Found(
+        return LocatedModel(
             model=model,
             folder=located.folder,
             entry=entry,
@@ -339,7 +339,7 @@ def _in_file(path: Path, download: bool) -> Found:
                 f"{path} holds only weights; its configuration and tokenizers (a few MB) come from {entry.name}, "
                 f"but {error}. Or put the file into a folder that has them and a {INDEX}"
             ) from error
-    return Found(
+    return LocatedModel(
         model,
         folder,
         entry,
@@ -352,7 +352,7 @@ def _in_file(path: Path, download: bool) -> Found:
     )
 
 
-def _with_configuration(model: Model, file: Path, contents: Contents) -> Found:
+def _with_configuration(model: Model, file: Path, contents: Contents) -> LocatedModel:
     """Find a file of SD 2, whose configuration must lie beside it: it says what the model predicts.
 
     Raises:
@@ -370,4 +370,6 @@ def _with_configuration(model: Model, file: Path, contents: Contents) -> Found:
     note = f"read as a model that predicts {predicts[:40]}, as {scheduler} says"
     contents = replace(contents, notes=(*contents.notes, note))
     without = ("safety_checker", "feature_extractor")
-    return Found(model, folder, None, checkpoint=file, without=without, weights=(file,), contents=contents)
+    return LocatedModel(
+        model, folder, None, checkpoint=file, without=without, weights=(file,), contents=contents
+    )

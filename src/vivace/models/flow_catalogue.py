@@ -8,13 +8,15 @@ parameters, in the precision in which the weights are published (bf16; SD 3.5 in
 
 from __future__ import annotations
 
-from vivace.models.entry import Entry, Hub, Part
+from vivace.models.entry import Entry, Hub, StoredPart
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 
 _VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
-TAEF1 = Part(repo="madebyollin/taef1", revision="b1b2d00e9e440cfbf3dedb34266864da86016ceb", files=_VAE_FILES)
+TAEF1 = StoredPart(
+    repo="madebyollin/taef1", revision="b1b2d00e9e440cfbf3dedb34266864da86016ceb", files=_VAE_FILES
+)
 # Its commit is not known.
-_TAESD3 = Part(repo="madebyollin/taesd3", revision="main", files=_VAE_FILES)
+_TAESD3 = StoredPart(repo="madebyollin/taesd3", revision="main", files=_VAE_FILES)
 
 
 def _entry(name: str, summary: str, pipeline: str, origin: Hub, **own: object) -> Entry:

@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field
 
 from vivace.errors import UnusableModel, nearest
-from vivace.foreign.files import read_object
-from vivace.foreign.reading import reading
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
 from vivace.models.pipelines import read_config
 from vivace.spec.base import Spec
+from vivace.untrusted.files import read_object
+from vivace.untrusted.reading import reading
 
 NAME = "vivace.json"
 _MAX_BYTES = 100_000

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
-from vivace.foreign.files import open_plain
-from vivace.foreign.reading import reading, reason
+from vivace.untrusted.files import open_plain
+from vivace.untrusted.reading import reading, reason
 
 SUFFIX = ".gguf"
 _MAX_READS = 2_000_000
@@ -43,7 +43,7 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
         open_plain(path).close()
     try:
         tensors = Bounded(path).tensors
-        found = {
+        header = {
             tensor.name: {
                 "dtype": tensor.tensor_type.name,
                 "shape": [int(length) for length in reversed(tensor.shape)],
@@ -51,7 +51,7 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
             }
             for tensor in tensors
         }
-        end = max(about["data_offsets"][1] for about in found.values())
+        end = max(about["data_offsets"][1] for about in header.values())
         size = path.stat().st_size
     except OSError as error:
         raise UnusableModel(f"{path} cannot be read: {error.strerror or error}") from error
@@ -61,4 +61,4 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
         ) from error
     if size < end:
         raise UnusableModel(f"{path} is truncated: {size:,} bytes, not {end:,}; copy or download it again")
-    return found
+    return header

@@ -102,7 +102,7 @@ class HashedChatTokenizer:
         assert self.template is not None
         if not tokenize:
             return self.template(messages, enable_thinking)
-        return self([self.template(one, enable_thinking) for one in messages], **call)
+        return self([self.template(message, enable_thinking) for message in messages], **call)
 
     @property
     def pad_token_id(self) -> int:
@@ -123,8 +123,8 @@ def _text_of(message: Message) -> str:
 
 
 def _qwen(messages: list[Message], thinking: bool) -> str:
-    said = "".join(f"<|im_start|>{m['role']}\n{_text_of(m)}<|im_end|>\n" for m in messages)
-    return said + "<|im_start|>assistant\n" + ("" if thinking else "<think>\n\n</think>\n\n")
+    turns = "".join(f"<|im_start|>{m['role']}\n{_text_of(m)}<|im_end|>\n" for m in messages)
+    return turns + "<|im_start|>assistant\n" + ("" if thinking else "<think>\n\n</think>\n\n")
 
 
 def _mistral(messages: list[Message], _: bool) -> str:

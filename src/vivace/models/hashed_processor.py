@@ -41,21 +41,21 @@ class HashedProcessor:
         """
         import torch
 
-        found = {} if images is None else dict(self.images(images=images, return_tensors="pt"))
-        counts = iter([int(grid.prod()) // self.merged for grid in found.get("image_grid_thw", ())])
-        rows = [self._ids(one, counts) for one in text]
+        processed = {} if images is None else dict(self.images(images=images, return_tensors="pt"))
+        counts = iter([int(grid.prod()) // self.merged for grid in processed.get("image_grid_thw", ())])
+        rows = [self._ids(line, counts) for line in text]
         width = max(len(row) for row in rows) if padding else 0
         mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
         rows = [row + [self.tokenizer.padding] * (width - len(row)) for row in rows]
-        return Encoded(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **found)
+        return Encoded(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **processed)
 
     def _ids(self, text: str, counts: Any) -> list[int]:
         words = self.tokenizer.tokenize(text)
         ids = self.tokenizer.encode(text)
         return [
-            one
+            token
             for word, id_ in zip(words, ids, strict=True)
-            for one in ([self.place] * next(counts) if word == _PLACE else [id_])
+            for token in ([self.place] * next(counts) if word == _PLACE else [id_])
         ]
 
 

@@ -18,7 +18,7 @@ _TOKENS = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
 
 
 @dataclass(frozen=True)
-class Tokens:
+class HashedTokens:
     """The result of a call: `input_ids` and `attention_mask`, (prompts, tokens), as tensors or lists.
 
     As in transformers, they are flat lists for a single prompt that was not in a list.
@@ -55,7 +55,7 @@ class HashedTokenizer:
         truncation: bool = False,
         return_tensors: str | None = None,
         **_: Any,
-    ) -> Tokens:
+    ) -> HashedTokens:
         """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others."""
         prompts = [text] if isinstance(text, str) else text
         limit = self.model_max_length if max_length is None else max_length
@@ -66,8 +66,8 @@ class HashedTokenizer:
         if return_tensors == "pt":
             import torch
 
-            return Tokens(torch.tensor(rows), torch.tensor(mask))
-        return Tokens(rows[0], mask[0]) if isinstance(text, str) else Tokens(rows, mask)
+            return HashedTokens(torch.tensor(rows), torch.tensor(mask))
+        return HashedTokens(rows[0], mask[0]) if isinstance(text, str) else HashedTokens(rows, mask)
 
     def tokenize(self, text: str) -> list[str]:
         return _TOKENS.findall(text.lower())

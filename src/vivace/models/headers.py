@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from vivace.errors import UnusableModel
-from vivace.foreign.files import open_plain, parse_json
-from vivace.foreign.reading import reading
 from vivace.models.gguf_file import SUFFIX, read_gguf_header
+from vivace.untrusted.files import open_plain, parse_json
+from vivace.untrusted.reading import reading
 
 _MAX_HEADER = 16_000_000
 """Bytes. Published headers have less than 1 MB; the format's own limit is 100 MB."""
@@ -121,8 +121,8 @@ def _data_end(tensors: dict[str, Any]) -> int:
     """
     spans = []
     for name, about in tensors.items():
-        given = about if isinstance(about, dict) else {}
-        dtype, shape, span = str(given.get("dtype")), given.get("shape"), given.get("data_offsets")
+        entry = about if isinstance(about, dict) else {}
+        dtype, shape, span = str(entry.get("dtype")), entry.get("shape"), entry.get("data_offsets")
         if dtype not in _BITS:
             raise ValueError(f"{name[:80]!r} has no known dtype")
         if not _are_sizes(shape) or not _are_sizes(span) or len(span) != 2:

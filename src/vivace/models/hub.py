@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, VivaceError
-from vivace.foreign.files import user_path
-from vivace.foreign.streams import unchecked
+from vivace.untrusted.files import user_path
+from vivace.untrusted.streams import unchecked
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG}
 
@@ -74,8 +74,8 @@ def check_disk_space(repo: str, revision: str, files: Sequence[str]) -> None:
     from huggingface_hub import constants, snapshot_download
 
     with _explained(repo, revision), _bars(False):
-        wanted = snapshot_download(repo, revision=revision, allow_patterns=list(files), dry_run=True)
-        needed = sum(file.file_size or 0 for file in wanted if file.will_download)
+        snapshot = snapshot_download(repo, revision=revision, allow_patterns=list(files), dry_run=True)
+        needed = sum(file.file_size or 0 for file in snapshot if file.will_download)
         cache = user_path(constants.HF_HUB_CACHE).absolute()
         free = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists())).free
     if needed > free:
@@ -175,8 +175,8 @@ def _unreachable(repo: str, hub: str, error: BaseException) -> str:
         if status == 403:
             return f"{hub} forbids access to {repo}; give your token read access to it"
         return f"{hub} answered {status} when asked for {repo}; try again later"
-    said = str(error).strip().splitlines()
+    lines = str(error).strip().splitlines()
     return (
-        f"{repo} could not be downloaded from {hub} ({said[0] if said else type(error).__name__}); check the network "
+        f"{repo} could not be downloaded from {hub} ({lines[0] if lines else type(error).__name__}); check the network "
         "and try again"
     )

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vivace.contract.script import literal
 from vivace.errors import Unsupported, UnusableModel
-from vivace.foreign.reading import reading
 from vivace.models.architectures import Architecture, Component
 from vivace.models.checkpoints.scaled import read_scaled
-from vivace.models.entry import Part, Sampler
+from vivace.models.entry import SamplerEntry, StoredPart
 from vivace.models.files import component_class
-from vivace.models.find import Found, obtain
+from vivace.models.find import LocatedModel, obtain
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole, main_dtype
 from vivace.models.pipelines import read_config
@@ -25,13 +23,15 @@ from vivace.models.repository import INDEX, components_of
 from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.spec.workload import Task
+from vivace.technique.script import literal
+from vivace.untrusted.reading import reading
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
 
 
 def load_pipeline(
-    found: Found,
+    located: LocatedModel,
     device: str,
     *,
     keep_on_host: bool = False,
@@ -49,7 +49,7 @@ def load_pipeline(
             themselves. Random weights are always created on the device.
         task: what the pipeline is to do with the model's weights; None for what they are published for.
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
-        merge: merges a LoRA into a pipeline (`vivace.lora.merge`), for models that have one of their own.
+        merge: merges a LoRA into a pipeline (`vivace.machinery.lora.merge`), for models that have one of their own.
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.
@@ -58,22 +58,22 @@ def load_pipeline(
     """
     import torch
 
-    kind = pipeline_of(found.pipeline, task or own_task(found.pipeline), found.model.name)
-    if found.architecture is None:
-        check_installed(found.pipeline, found.model.name)
-    found = obtain(found)
+    kind = pipeline_of(located.pipeline, task or own_task(located.pipeline), located.model.name)
+    if located.architecture is None:
+        check_installed(located.pipeline, located.model.name)
+    located = obtain(located)
     dtype = getattr(
-        torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(found, device)]
+        torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(located, device)]
     )
-    if found.architecture is not None:
-        built = _built(found.model.name, found.architecture, device, dtype)
-        return built if kind == found.pipeline else for_task(built, kind, controlnet)
-    with quiet(), _reading(found), _lacking(found):
-        pipe = _from_files(found, dtype)
-        if found.contents is not None:
-            _check_all_used(found, found.contents, pipe)
-        if found.entry is not None and found.entry.scheduler is not None:
-            _set_scheduler(pipe, found.entry.scheduler)
+    if located.architecture is not None:
+        built = _built(located.model.name, located.architecture, device, dtype)
+        return built if kind == located.pipeline else for_task(built, kind, controlnet)
+    with quiet(), _reading(located), _lacking(located):
+        pipe = _from_files(located, dtype)
+        if located.contents is not None:
+            _check_all_used(located, located.contents, pipe)
+        if located.entry is not None and located.entry.scheduler is not None:
+            _set_scheduler(pipe, located.entry.scheduler)
     for component in pipe.components.values():
         if isinstance(component, torch.nn.Module):
             _convert(component, dtype)
@@ -82,15 +82,15 @@ def load_pipeline(
         pipe.watermark = None  # SDXL adds a watermark if the watermarking library happens to be installed
     if not keep_on_host:
         pipe.to(device)
-    if found.lora is not None:
-        assert merge is not None, f"{found.model.name} has a LoRA"
-        with quiet(), _reading(found):
-            merge(pipe, found.lora)
+    if located.lora is not None:
+        assert merge is not None, f"{located.model.name} has a LoRA"
+        with quiet(), _reading(located):
+            merge(pipe, located.lora)
     pipe.set_progress_bar_config(disable=True)
-    return pipe if kind == found.pipeline else for_task(pipe, kind, controlnet)
+    return pipe if kind == located.pipeline else for_task(pipe, kind, controlnet)
 
 
-def load_tiny_vae(source: Path | Part | Component) -> Any:
+def load_tiny_vae(source: Path | StoredPart | Component) -> Any:
     """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU.
 
     Raises:
@@ -129,75 +129,79 @@ def _check_memory(name: str, architecture: Architecture, dtype: Any) -> None:
     from vivace.models.synthetic import num_parameters
 
     number = sum(num_parameters(component) for component in architecture.components.values())
-    wanted, free = number * dtype.itemsize, psutil.virtual_memory().available
-    if wanted > free:
+    needed, free = number * dtype.itemsize, psutil.virtual_memory().available
+    if needed > free:
         raise Unsupported(
-            f"{name} takes {wanted / 1e9:.1f} GB on a CPU, which runs fp32, and {free / 1e9:.1f} GB are free; run it "
+            f"{name} takes {needed / 1e9:.1f} GB on a CPU, which runs fp32, and {free / 1e9:.1f} GB are free; run it "
             f"on a GPU, or use a smaller model"
         )
 
 
-def _from_files(found: Found, dtype: Any) -> Any:
+def _from_files(located: LocatedModel, dtype: Any) -> Any:
     import diffusers
 
-    assert found.folder is not None
-    given: dict[str, Any] = dict.fromkeys(found.without)
-    if "safety_checker" in found.without:
-        given["requires_safety_checker"] = False
-    for name, path in found.components.items():
-        given[name] = _load_component(found, name, path, dtype)
-    if found.checkpoint is not None:
-        kind = getattr(diffusers, found.pipeline)
+    assert located.folder is not None
+    arguments: dict[str, Any] = dict.fromkeys(located.without)
+    if "safety_checker" in located.without:
+        arguments["requires_safety_checker"] = False
+    for name, path in located.components.items():
+        arguments[name] = _load_component(located, name, path, dtype)
+    if located.checkpoint is not None:
+        kind = getattr(diffusers, located.pipeline)
         return kind.from_single_file(
-            str(found.checkpoint), config=str(found.folder), dtype=dtype, local_files_only=True, **given
+            str(located.checkpoint),
+            config=str(located.folder),
+            dtype=dtype,
+            local_files_only=True,
+            **arguments,
         )
     return diffusers.DiffusionPipeline.from_pretrained(
-        str(found.folder),
+        str(located.folder),
         dtype=dtype,
-        variant=found.variant,
+        variant=located.variant,
         local_files_only=True,
         use_safetensors=True,
-        **given,
+        **arguments,
     )
 
 
 @contextlib.contextmanager
-def _lacking(found: Found) -> Iterator[None]:
+def _lacking(located: LocatedModel) -> Iterator[None]:
     """Say in words that a single file lacks weights: diffusers then fails to copy those that it never read."""
     try:
         yield
     except NotImplementedError as error:
-        if found.contents is None or "meta tensor" not in str(error):
+        if located.contents is None or "meta tensor" not in str(error):
             raise
-        entry = found.contents.entry
+        entry = located.contents.entry
         raise UnusableModel(
-            f"{found.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, or "
-            "only part of one: give it as a folder in diffusers' format"
+            f"{located.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, "
+            "or only part of one: give it as a folder in diffusers' format"
         ) from error
 
 
-def _check_all_used(found: Found, contents: Contents, pipe: Any) -> None:
+def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> None:
     """Raise UnusableModel if a single file has more of a denoiser than its model; diffusers would leave it out."""
-    taken = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
-    if contents.num_values is not None and contents.num_values > taken:
+    num_loaded = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
+    if contents.num_values is not None and contents.num_values > num_loaded:
         raise UnusableModel(
-            f"{found.model.name} has {contents.num_values:,} weights in its {contents.denoiser_name}, of which "
-            f"{contents.entry}'s configuration takes {taken:,}; it is another model: give it as a folder in "
+            f"{located.model.name} has {contents.num_values:,} weights in its {contents.denoiser_name}, of which "
+            f"{contents.entry}'s configuration takes {num_loaded:,}; it is another model: give it as a folder in "
             "diffusers' format"
         )
 
 
-def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
+def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) -> Any:
     """Load a component from its folder or from a single file. Its class must be a model class of diffusers."""
     import diffusers
 
-    assert found.folder is not None
+    assert located.folder is not None
     if path.is_dir():
         class_name = component_class(path)
         where = path / "config.json"
     else:
-        class_name = components_of(read_config(found.folder / INDEX))[name][1]
-        where = found.folder / INDEX
+        class_name = components_of(read_config(located.folder / INDEX))[name][1]
+        where = located.folder / INDEX
     kind = getattr(diffusers, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
         raise ValueError(f"{where} names {class_name!r}, which is not a model class of diffusers")
@@ -208,11 +212,11 @@ def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
             # Weights stay quantised; each layer dequantises its own in every call.
             stored["quantization_config"] = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
         source: Any = str(path)
-        contents = found.contents
+        contents = located.contents
         if contents is not None and not contents.is_plain:
             source = read_scaled(path, contents.scales, contents.denoiser, dtype)
         return model.from_single_file(
-            source, config=str(found.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
+            source, config=str(located.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
         )
     variant = "fp16" if any(path.glob("*.fp16.safetensors")) else None
     return model.from_pretrained(
@@ -220,40 +224,44 @@ def _load_component(found: Found, name: str, path: Path, dtype: Any) -> Any:
     )
 
 
-def _set_scheduler(pipe: Any, scheduler: Sampler) -> None:
+def _set_scheduler(pipe: Any, scheduler: SamplerEntry) -> None:
     import diffusers
 
     kind = getattr(diffusers, scheduler.class_name)
     pipe.register_modules(scheduler=kind.from_config(pipe.scheduler.config, **scheduler.overrides))
 
 
-def explained(found: Found, problem: str = "does not load") -> contextlib.AbstractContextManager[None]:
+def explained(
+    located: LocatedModel, problem: str = "does not load"
+) -> contextlib.AbstractContextManager[None]:
     """Turn what libraries raise about a model into UnusableModel; out of memory stays as it is.
 
     Failures of a model that ships with vivace, or of one with random weights, are vivace's own, and stay too.
     """
-    if found.model.source == "embedded" or found.model.is_synthetic:
+    if located.model.source == "embedded" or located.model.is_synthetic:
         return contextlib.nullcontext()
-    return _reading(found, problem)
+    return _reading(located, problem)
 
 
-def _reading(found: Found, problem: str = "does not load") -> contextlib.AbstractContextManager[None, None]:
-    return reading(found.model.name, problem=f"{problem} as a {found.pipeline}")
+def _reading(
+    located: LocatedModel, problem: str = "does not load"
+) -> contextlib.AbstractContextManager[None, None]:
+    return reading(located.model.name, problem=f"{problem} as a {located.pipeline}")
 
 
-def precision(found: Found, device: str) -> str:
+def precision(located: LocatedModel, device: str) -> str:
     """Return the precision in which the model is loaded: "fp32", "fp16" or "bf16"."""
     if device == "cpu":
         return "fp32"
-    if found.entry is not None:
-        return found.entry.cuda_dtype
-    assert found.folder is not None
-    largest = max(found.weights, key=lambda path: path.stat().st_size)
+    if located.entry is not None:
+        return located.entry.cuda_dtype
+    assert located.folder is not None
+    largest = max(located.weights, key=lambda path: path.stat().st_size)
     stored = main_dtype(largest)
     if stored in ("F16", "BF16"):
         return {"F16": "fp16", "BF16": "bf16"}[stored]
     # UNets run in fp16; transformers and their T5 overflow in it.
-    return "bf16" if "transformer" in components_of(read_config(found.folder / INDEX)) else "fp16"
+    return "bf16" if "transformer" in components_of(read_config(located.folder / INDEX)) else "fp16"
 
 
 def _convert(component: Any, dtype: Any) -> None:
@@ -273,15 +281,15 @@ def _convert(component: Any, dtype: Any) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def tiny_vae_arguments(found: Found) -> tuple[str, ...]:
+def tiny_vae_arguments(located: LocatedModel) -> tuple[str, ...]:
     """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE.
 
     Empty if it has none.
     """
-    tiny = found.tiny_vae
+    tiny = located.tiny_vae
     if isinstance(tiny, Path):
-        is_embedded = found.model.source == "embedded"
+        is_embedded = located.model.source == "embedded"
         return (f"WEIGHTS / {literal(tiny.name)}",) if is_embedded else (literal(str(tiny)),)
-    if isinstance(tiny, Part):
+    if isinstance(tiny, StoredPart):
         return literal(tiny.repo), f"revision={literal(tiny.revision)}"
     return ()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.files import num_bytes
-from vivace.models.find import Found
+from vivace.models.find import LocatedModel
 
 LOOK_EVERY_S = 0.1
 _LEAST_S = 120.0  # importing the libraries takes up to 20 s on a busy machine
@@ -21,24 +21,24 @@ _COPIES = 6  # of the weights: the file's pages, fp16 as fp32, and what conversi
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReadingLimits:
     """Limits until a model is read."""
 
     seconds: float
     num_bytes: float
 
     @classmethod
-    def of(cls, found: Found) -> Limits:
+    def of(cls, located: LocatedModel) -> ReadingLimits:
         """Return the limits that follow from the size of a model's weights."""
-        return cls.of_bytes(num_bytes({path.name: path for path in found.weights if path.is_file()}))
+        return cls.of_bytes(num_bytes({path.name: path for path in located.weights if path.is_file()}))
 
     @classmethod
-    def of_weights_in(cls, folder: Path) -> Limits:
+    def of_weights_in(cls, folder: Path) -> ReadingLimits:
         """Return the same of a folder whose weights are beside its configuration."""
         return cls.of_bytes(num_bytes({path.name: path for path in folder.glob("*.safetensors")}))
 
     @classmethod
-    def of_bytes(cls, size: int) -> Limits:
+    def of_bytes(cls, size: int) -> ReadingLimits:
         return cls(_LEAST_S + size / _BYTES_PER_S, _LEAST_BYTES + _COPIES * size)
 
     def excess(self, pid: int, seconds: float) -> str | None:
@@ -54,10 +54,10 @@ class Limits:
         return f"{self.num_bytes / 1e9:.1f} GB of memory" if held > self.num_bytes else None
 
 
-def is_trusted(found: Found) -> bool:
+def is_trusted(located: LocatedModel) -> bool:
     """Whether the model's configuration is vivace's own, or pinned in the catalogue."""
     # An entry is also lent to files, folders and repositories that are not the catalogue's own.
-    return found.model.is_synthetic or found.model.name in CATALOGUE
+    return located.model.is_synthetic or located.model.name in CATALOGUE
 
 
 def complaint(name: str, excess: str) -> str:

@@ -13,14 +13,14 @@ from pathlib import Path
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models import hub
 from vivace.models.bounds import check_files
-from vivace.models.entry import Hub, Part
+from vivace.models.entry import Hub, StoredPart
 from vivace.models.repository import INDEX, Chosen, choose, read_index
 
 _LORA = "lora"  # no component has this name
 
 
 @dataclass(frozen=True)
-class Download:
+class ModelDownload:
     """Files of a repository at a commit or tag, not all of which are cached."""
 
     repo: str
@@ -43,7 +43,7 @@ class Located:
     lora: Path | None
     variant: str | None
     weights: tuple[Path, ...]
-    downloads: tuple[Download, ...]
+    downloads: tuple[ModelDownload, ...]
     revision: str
 
 
@@ -86,12 +86,16 @@ def locate(
             raise _not_cached(label)
         hub.fetch(origin.repo, folder.name, chosen.small)
     check_files(folder, chosen.small, chosen.weights, label)
-    wanted = () if config_only else chosen.weights
+    weight_files = () if config_only else chosen.weights
     others = {} if config_only else {k: part for k, part in _others(origin).items() if k not in elsewhere}
     there = {name: path for name, part in others.items() if (path := cached_part(part)) is not None}
-    downloads = [] if _all_there(folder, wanted) else [Download(origin.repo, folder.name, wanted)]
-    downloads += [Download(p.repo, p.revision, p.files) for name, p in others.items() if name not in there]
-    weights = [folder / name for name in wanted]
+    downloads = (
+        [] if _all_there(folder, weight_files) else [ModelDownload(origin.repo, folder.name, weight_files)]
+    )
+    downloads += [
+        ModelDownload(p.repo, p.revision, p.files) for name, p in others.items() if name not in there
+    ]
+    weights = [folder / name for name in weight_files]
     weights += [file for name, path in there.items() for file in _weights_of(path, others[name])]
     commits = [folder.name, *(part.revision for part in others.values())]
     return Located(
@@ -105,7 +109,7 @@ def locate(
     )
 
 
-def cached_part(part: Part) -> Path | None:
+def cached_part(part: StoredPart) -> Path | None:
     """Return its folder in the cache, or its single file; None if it is not completely cached."""
     folder = hub.cached(part.repo, part.revision, part.files)
     if folder is None or not _all_there(folder, part.files):
@@ -113,22 +117,22 @@ def cached_part(part: Part) -> Path | None:
     return folder / part.files[0] if len(part.files) == 1 else folder
 
 
-def fetch_part(part: Part) -> Path:
+def fetch_part(part: StoredPart) -> Path:
     """Return `cached_part`, downloaded if necessary.
 
     Raises:
         Unsupported: see `vivace.models.hub.fetch`.
     """
-    found = cached_part(part)
-    if found is None:
-        fetch([Download(part.repo, part.revision, part.files)])
-        found = cached_part(part)
-    if found is None:
+    path = cached_part(part)
+    if path is None:
+        fetch([ModelDownload(part.repo, part.revision, part.files)])
+        path = cached_part(part)
+    if path is None:
         raise Unsupported(f"{part.repo} has no {' or '.join(part.files)} at {part.revision}; update vivace")
-    return found
+    return path
 
 
-def fetch(downloads: Iterable[Download]) -> None:
+def fetch(downloads: Iterable[ModelDownload]) -> None:
     """Download files into the hub's cache, with progress bars if there is a terminal.
 
     After an interruption, complete files are kept.
@@ -136,17 +140,17 @@ def fetch(downloads: Iterable[Download]) -> None:
     Raises:
         Unsupported: no network, no permission, no disk space.
     """
-    for wanted in downloads:
-        hub.check_disk_space(wanted.repo, wanted.revision, wanted.files)
-        hub.fetch(wanted.repo, wanted.revision, wanted.files, bars=True)
+    for download in downloads:
+        hub.check_disk_space(download.repo, download.revision, download.files)
+        hub.fetch(download.repo, download.revision, download.files, bars=True)
 
 
-def _others(origin: Hub) -> dict[str, Part]:
+def _others(origin: Hub) -> dict[str, StoredPart]:
     """Return the parts that come from other repositories, by component."""
     return origin.parts | ({_LORA: origin.lora} if origin.lora is not None else {})
 
 
-def _weights_of(path: Path, part: Part) -> list[Path]:
+def _weights_of(path: Path, part: StoredPart) -> list[Path]:
     if path.is_file():
         return [path]
     return [path / name for name in part.files if name.endswith(".safetensors")]

@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.foreign.files import read_object
-from vivace.foreign.reading import reading
 from vivace.models.bounds import check_numbers
 from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
+from vivace.untrusted.files import read_object
+from vivace.untrusted.reading import reading
 
 INDEX = "model_index.json"
 # model.safetensors, model.fp16.safetensors, model-00001-of-00002.safetensors, model.fp16-00001-of-00002.safetensors,
@@ -86,9 +86,9 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
     return content
 
 
-def _check_classes(wanted: Mapping[str, tuple[str, str]], label: str) -> None:
+def _check_classes(classes: Mapping[str, tuple[str, str]], label: str) -> None:
     """Raise UnusableModel unless every component is a class of diffusers or transformers."""
-    for name, (library, kind) in wanted.items():
+    for name, (library, kind) in classes.items():
         if kind.endswith("Pipeline"):
             raise UnusableModel(
                 f"{label} has a whole pipeline ({kind}) as its {name}; give a pipeline of single models"
@@ -143,19 +143,21 @@ def choose(
     for name in names:
         path = PurePosixPath(name)
         below.setdefault(path.parent.as_posix(), []).append(path.name)
-    wanted = {name: about for name, about in components_of(index).items() if name not in without}
-    for name, (library, _) in wanted.items():
+    components = {name: about for name, about in components_of(index).items() if name not in without}
+    for name, (library, _) in components.items():
         if f"{library}.py" in below.get(name, []) or f"{library}.py" in below.get(".", []):
             raise UnusableModel(
                 f"{label} needs its own code ({library}.py for its {name}); vivace runs no code from models"
             )
-    _check_classes(wanted, label)
+    _check_classes(components, label)
     models = [
-        name for name, (_, kind) in wanted.items() if name not in elsewhere and not kind.endswith(_NO_WEIGHTS)
+        name
+        for name, (_, kind) in components.items()
+        if name not in elsewhere and not kind.endswith(_NO_WEIGHTS)
     ]
     has = {name: _variants(below.get(name, [])) for name in models}
     if variants is None:
-        variants = ("bf16", "fp16") if "transformer" in wanted else ("fp16", "bf16")
+        variants = ("bf16", "fp16") if "transformer" in components else ("fp16", "bf16")
     variant = next((v for v in variants if any(v in sets for sets in has.values())), None)
     if variant is None:
         # A folder with only one precision.
@@ -164,27 +166,27 @@ def choose(
     small = [INDEX]
     weights: list[str] = []
     missing = None
-    for name in wanted:
+    for name in components:
         files = sorted(below.get(name, []))
-        taken = variant if variant in has.get(name, {}) else None
-        small += [f"{name}/{file}" for file in files if _is_small(file, taken)]
+        used = variant if variant in has.get(name, {}) else None
+        small += [f"{name}/{file}" for file in files if _is_small(file, used)]
         if name in has:
-            weights += [f"{name}/{file}" for file in has[name].get(taken, ())]
-            if taken not in has[name]:
+            weights += [f"{name}/{file}" for file in has[name].get(used, ())]
+            if used not in has[name]:
                 missing = missing or _no_weights(label, name, files, has[name])
     return Chosen(tuple(small), tuple(weights), variant, missing)
 
 
 def _variants(files: Iterable[str]) -> dict[str | None, list[str]]:
     """Return complete sets of weights by variant; None stands for weights without a variant."""
-    found: dict[str | None, list[str]] = {}
+    variants: dict[str | None, list[str]] = {}
     totals: dict[str | None, int] = {}
     for file in sorted(files):
         if match := _WEIGHTS.fullmatch(file):
             early, _, total, late = match.groups()
-            found.setdefault(early or late, []).append(file)
+            variants.setdefault(early or late, []).append(file)
             totals[early or late] = int(total) if total else 1
-    return {variant: sets for variant, sets in found.items() if len(sets) >= totals[variant]}
+    return {variant: sets for variant, sets in variants.items() if len(sets) >= totals[variant]}
 
 
 def _is_small(file: str, variant: str | None) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, nearest
-from vivace.foreign.files import is_path, not_there, read_json, user_path
 from vivace.models import hub
 from vivace.models.bounds import ADAPTER, check_files, check_places
 from vivace.models.files import fingerprint
 from vivace.models.find import WEIGHTS
 from vivace.models.headers import check_whole
+from vivace.untrusted.files import is_path, not_there, read_json, user_path
 
 _WEIGHTS = "model.safetensors"
 # A model needs one file of each row; the second names are those of other transformers versions.
@@ -49,7 +49,7 @@ _BLIP = _Kind("blip", "BLIP", "Salesforce/blip-itm-base-coco@refs/pr/5")
 
 
 @dataclass(frozen=True)
-class FoundScorer:
+class LocatedScorer:
     """A local model that scores images: its name, a fingerprint of its files, and their folder.
 
     `prompt_set` is the key in `vivace.models.prompts` of prompts that this model understands. `witness` is a second
@@ -60,7 +60,7 @@ class FoundScorer:
     revision: str
     folder: Path
     prompt_set: str
-    witness: FoundScorer | None = None
+    witness: LocatedScorer | None = None
 
     @property
     def id(self) -> str:
@@ -68,7 +68,7 @@ class FoundScorer:
         return f"{self.name}@{self.revision}" + (f" and {self.witness.id}" if self.witness else "")
 
 
-def find_witness(name: str, *, download: bool = True) -> FoundScorer:
+def find_witness(name: str, *, download: bool = True) -> LocatedScorer:
     """Find a BLIP model for image-text matching by its folder, or by its repository on the hub.
 
     Args, Raises: see `find_scorer`.
@@ -76,7 +76,7 @@ def find_witness(name: str, *, download: bool = True) -> FoundScorer:
     return _find(name, _BLIP, download)
 
 
-def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
+def find_scorer(name: str, *, download: bool = True) -> LocatedScorer:
     """Find a CLIP model by the name of an embedded one, by its folder, or by its repository on the hub.
 
     Args:
@@ -96,7 +96,7 @@ def find_scorer(name: str, *, download: bool = True) -> FoundScorer:
     return _find(name, _CLIP, download)
 
 
-def _find(name: str, kind: _Kind, download: bool) -> FoundScorer:
+def _find(name: str, kind: _Kind, download: bool) -> LocatedScorer:
     embedded = _embedded() if kind is _CLIP else []
     folder = user_path(name)
     try:
@@ -111,9 +111,9 @@ def _find(name: str, kind: _Kind, download: bool) -> FoundScorer:
         raise UnknownModel(not_there(name))
     repo, at, revision = name.strip().partition("@")
     if not _REPOSITORY.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)):
-        known = "".join(f"{scorer}, " for scorer in embedded)
+        names = "".join(f"{scorer}, " for scorer in embedded)
         raise UnknownModel(
-            f"no scorer '{name[:200]}'{nearest(name, embedded)} (give {known}the folder of a {kind.label} model, or a "
+            f"no scorer '{name[:200]}'{nearest(name, embedded)} (give {names}the folder of a {kind.label} model, or a "
             f"repository of the Hugging Face hub such as {kind.known_good})"
         )
     return _found(name.strip(), _on_the_hub(repo, revision or None, kind, download), "real")
@@ -123,10 +123,10 @@ def _embedded() -> list[str]:
     return sorted(path.parent.name for path in WEIGHTS.glob("*/config.json") if _is(path.parent, _CLIP))
 
 
-def _found(name: str, folder: Path, prompt_set: str) -> FoundScorer:
+def _found(name: str, folder: Path, prompt_set: str) -> LocatedScorer:
     # Only the relevant files: a folder in the hub's cache may hold others, downloaded by other programs.
     files = {file: folder / file for file in sorted(_FILES) if (folder / file).is_file()}
-    return FoundScorer(name, fingerprint(files), folder, prompt_set)
+    return LocatedScorer(name, fingerprint(files), folder, prompt_set)
 
 
 def _is(folder: Path, kind: _Kind) -> bool:

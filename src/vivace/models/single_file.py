@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.foreign.reading import reading
 from vivace.models.checkpoints.companions import is_marker, scales_of
-from vivace.models.checkpoints.prediction import MARKERS, Prediction, prediction_of
-from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Names, Signature, signature_of
+from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
+from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Signature, TensorNames, signature_of
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import read_header, read_metadata
+from vivace.untrusted.reading import reading
 
 _FORMATS = {
     **dict.fromkeys((".ckpt", ".pt", ".pth", ".bin", ".pkl"), "a pickle"),
@@ -63,7 +63,7 @@ class Contents:
 
     entry: str
     component: str | None = None
-    prediction: Prediction = field(default=Prediction(), compare=False)
+    prediction: PredictionType = field(default=PredictionType(), compare=False)
     scales: Mapping[str, str] = field(default_factory=dict, compare=False)
     denoiser: Mapping[str, str] = field(default_factory=dict, compare=False)
     num_values: int | None = field(default=None, compare=False)
@@ -113,7 +113,7 @@ def contents_of(path: Path, *, is_configured: bool = False) -> Contents:
 def _contents_of(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str], is_configured: bool
 ) -> Contents:
-    names = Names(tensors)
+    names = TensorNames(tensors)
     row = signature_of(names, tensors)
     if row is None:
         example = f"its {len(tensors)} tensors are called {min(tensors)[:80]!r} and so on"
@@ -134,7 +134,7 @@ def _contents_of(
     else:
         scales = scales_of(path, tensors, metadata)
     is_unet = row.entry in ("sd15", "sdxl", SD2)
-    prediction = prediction_of(path, tensors, metadata) if is_unet else Prediction()
+    prediction = prediction_of(path, tensors, metadata) if is_unet else PredictionType()
     denoiser = _denoiser(names, is_flux=row.entry.startswith("flux"))
     if row.component is None and (other := next((name for name in scales if name not in denoiser), None)):
         raise UnusableModel(
@@ -159,7 +159,7 @@ def _contents_of(
     )
 
 
-def _denoiser(names: Names, *, is_flux: bool) -> dict[str, str]:
+def _denoiser(names: TensorNames, *, is_flux: bool) -> dict[str, str]:
     """Return the names of the denoiser's tensors in the file, and what diffusers calls them."""
     modules = _FLUX_MODULES if is_flux else _UNET_MODULES
     # diffusers knows FLUX.1's tensors without a prefix, and with that of whole files; UNets' only with it.

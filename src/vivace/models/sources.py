@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import WorkloadError
-from vivace.foreign.files import user_path
-from vivace.foreign.pictures import open_mask, open_picture
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.tasks import names_of, task_of
 from vivace.spec.workload import Source, Task, Workload
+from vivace.untrusted.files import user_path
+from vivace.untrusted.pictures import open_mask, open_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,7 +30,7 @@ _TOLERATED_CUT = 0.01
 
 
 @dataclass(frozen=True)
-class Pictures:
+class SourceImages:
     """The pictures of a workload's sources.
 
     Attributes:
@@ -111,8 +111,8 @@ def _task_of(files: str) -> str:
 
 
 def pictures_of(
-    task: Task, files: Files, num_prompts: int, size: tuple[int | None, int | None], limits: Limits
-) -> Pictures:
+    task: Task, files: Files, num_prompts: int, size: tuple[int | None, int | None], limits: PixelLimits
+) -> SourceImages:
     """Read the pictures of a task, or take the default ones, and fit all to one size.
 
     The size is what was asked for; else that of the first file, made smaller if it has more pixels than the model's
@@ -126,22 +126,22 @@ def pictures_of(
         WorkloadError: the numbers of files do not match, or a mask has another size than its picture.
         UsageError: a file cannot be read as a picture.
     """
-    found = list(_given(task, files)) if files else list(_default(task))
-    for each in found:
+    pictures = list(_given(task, files)) if files else list(_default(task))
+    for each in pictures:
         if files and len(each.pictures) not in (1, num_prompts):
             raise WorkloadError(
                 f"{each.flag}: {len(each.pictures)} files for {num_prompts} prompts; give one, or one for each prompt"
             )
-    _check_masks(found)
-    first = found[0].pictures[0]
+    _check_masks(pictures)
+    first = pictures[0].pictures[0]
     height, width = limits.size_of(first if files else None, *size)
-    number = max(len(each.pictures) for each in found) if files else num_prompts
+    number = max(len(each.pictures) for each in pictures) if files else num_prompts
     sources: list[Source] = []
     by_sha: dict[str, Any] = {}
-    notes: dict[str, None] = dict.fromkeys(note for each in found for note in each.notes)
+    notes: dict[str, None] = dict.fromkeys(note for each in pictures for note in each.notes)
     for index in range(number):
         names: dict[str, str] = {}
-        for each in found:
+        for each in pictures:
             picture = each.pictures[index % len(each.pictures)]
             fitted = fit(picture, height, width)
             if files and (note := _note(each, index, picture, height, width)):
@@ -152,11 +152,11 @@ def pictures_of(
         sources.append(Source(**names))
     if len(set(sources)) == 1:
         sources = sources[:1]
-    return Pictures(tuple(sources), by_sha, height, width, tuple(notes))
+    return SourceImages(tuple(sources), by_sha, height, width, tuple(notes))
 
 
 @dataclass(frozen=True)
-class Limits:
+class PixelLimits:
     """Which sizes a model takes.
 
     Attributes:
@@ -219,12 +219,12 @@ def picture_arguments(
         return {}
     names = names_of(pipeline, workload.task)
     sources = [workload.source_of(index) for index in indices]
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for kind, name in (("image", names.image), ("mask", names.mask), ("control", names.control)):
         if name:
-            found = [by_sha[getattr(source, kind)] for source in sources]
-            given[name] = found[0] if len(found) == 1 else found
-    return given
+            pictures = [by_sha[getattr(source, kind)] for source in sources]
+            arguments[name] = pictures[0] if len(pictures) == 1 else pictures
+    return arguments
 
 
 def example_pictures(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,9 +252,9 @@ def opened(task: Task, files: Files) -> tuple[list[Image], list[Image]]:
         WorkloadError: a mask has another size than its picture, or is black.
         UsageError: a file cannot be read as a picture.
     """
-    found = list(_given(task, files))
-    _check_masks(found)
-    by_kind = {each.kind: each.pictures for each in found}
+    pictures = list(_given(task, files))
+    _check_masks(pictures)
+    by_kind = {each.kind: each.pictures for each in pictures}
     return by_kind.get("image", []), by_kind.get("mask", [])
 
 
@@ -305,8 +305,8 @@ def _default(task: Task) -> Iterator[_Found]:
         yield _Found("mask", "", (), masks)
 
 
-def _check_masks(found: Sequence[_Found]) -> None:
-    by_kind = {each.kind: each for each in found}
+def _check_masks(pictures: Sequence[_Found]) -> None:
+    by_kind = {each.kind: each for each in pictures}
     if "mask" not in by_kind:
         return
     images, masks = by_kind["image"], by_kind["mask"]
@@ -329,8 +329,8 @@ def _note(each: _Found, index: int, picture: Image, height: int, width: int) -> 
         1 - side / (scale * own) for side, own in ((width, picture.width), (height, picture.height))
     )
     file = each.files[index % len(each.files)]
-    said = f"{file}: {picture.width}x{picture.height} pixels fitted to {width}x{height}"
+    text = f"{file}: {picture.width}x{picture.height} pixels fitted to {width}x{height}"
     if max(cut_x, cut_y) > _TOLERATED_CUT:
         where = "left and right" if cut_x > cut_y else "top and bottom"
-        said += f", cutting {max(cut_x, cut_y):.0%} off at {where}"
-    return said
+        text += f", cutting {max(cut_x, cut_y):.0%} off at {where}"
+    return text

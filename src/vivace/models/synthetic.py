@@ -108,9 +108,9 @@ def num_parameters(component: Component) -> int:
 
 def _named(name: str) -> Architecture:
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+        names = ", ".join(ARCHITECTURES)
         raise UnknownModel(
-            f"no architecture '{name[:200]}'{nearest(name, ARCHITECTURES)} (there are {known})"
+            f"no architecture '{name[:200]}'{nearest(name, ARCHITECTURES)} (there are {names})"
         )
     return ARCHITECTURES[name]
 

@@ -56,7 +56,7 @@ _CUTS_OFF = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 
 
 @dataclass(frozen=True)
-class Names:
+class InputNames:
     """What a task's pipeline calls its pictures; "" for one that it does not take."""
 
     image: str = ""
@@ -133,15 +133,15 @@ def task_of(kind: str) -> Task:
     return next((task for own in PIPELINES.values() for task, name in own.items() if name == kind), "text")
 
 
-def names_of(pipeline: str, task: Task) -> Names:
+def names_of(pipeline: str, task: Task) -> InputNames:
     """Return what the pictures are called in the call of a task's pipeline.
 
     Args:
         pipeline: that class, or the one that the model is published for.
     """
     if task == "control":
-        return Names(control="control_image" if "Flux" in pipeline else "image")
-    return Names(image="image", mask="mask_image" if task == "inpaint" else "")
+        return InputNames(control="control_image" if "Flux" in pipeline else "image")
+    return InputNames(image="image", mask="mask_image" if task == "inpaint" else "")
 
 
 def for_task(pipe: DiffusionPipeline, kind: str, controlnet: str | None = None) -> Any:
@@ -157,11 +157,11 @@ def for_task(pipe: DiffusionPipeline, kind: str, controlnet: str | None = None) 
         return pipe
     chosen: Any = getattr(diffusers, kind)
     accepted = inspect.signature(chosen.__init__).parameters
-    given: dict[str, Any] = {name: part for name, part in pipe.components.items() if name in accepted}
-    given |= {name: value for name, value in _settings(pipe).items() if name in accepted}
+    arguments: dict[str, Any] = {name: part for name, part in pipe.components.items() if name in accepted}
+    arguments |= {name: value for name, value in _settings(pipe).items() if name in accepted}
     if "controlnet" in accepted:
-        given["controlnet"] = controlnet_for(pipe, controlnet or RANDOM)
-    made = chosen(**given)
+        arguments["controlnet"] = controlnet_for(pipe, controlnet or RANDOM)
+    made = chosen(**arguments)
     if getattr(made, "watermark", None) is not None:
         made.watermark = None  # as `load_pipeline` does
     made.set_progress_bar_config(disable=True)
@@ -171,9 +171,9 @@ def for_task(pipe: DiffusionPipeline, kind: str, controlnet: str | None = None) 
 def _settings(pipe: DiffusionPipeline) -> Mapping[str, Any]:
     """Return the arguments of a pipeline's constructor that are no components, e.g. requires_safety_checker."""
     parts = set(pipe.components)
-    found = {
+    settings = {
         name: value
         for name, value in pipe.config.items()
         if name not in parts and not name.startswith("_") and not isinstance(value, list | tuple)
     }
-    return {"requires_safety_checker": False} | found | {"add_watermarker": False}
+    return {"requires_safety_checker": False} | settings | {"add_watermarker": False}

@@ -41,20 +41,20 @@ def operators(trace: Trace, others: Sequence[Trace] = ()) -> list[OperatorTime]:
     is_gpu = bool(trace.device)
     every = [sums, *map(_sums, others)]
     rows = []
-    for name, one in sums.items():
+    for name, sums_of_operator in sums.items():
         each = [
-            (found[name].self_cuda if is_gpu else found[name].self_cpu) if name in found else 0.0
-            for found in every
+            (sums[name].self_cuda if is_gpu else sums[name].self_cpu) if name in sums else 0.0
+            for sums in every
         ]
         rows.append(
             OperatorTime(
                 name=name,
-                family=one.family,
-                self_cpu_s=one.self_cpu * _US,
-                cpu_s=one.cpu * _US,
-                self_cuda_s=one.self_cuda * _US,
-                cuda_s=one.cuda * _US,
-                num_calls=one.calls,
+                family=sums_of_operator.family,
+                self_cpu_s=sums_of_operator.self_cpu * _US,
+                cpu_s=sums_of_operator.cpu * _US,
+                self_cuda_s=sums_of_operator.self_cuda * _US,
+                cuda_s=sums_of_operator.cuda * _US,
+                num_calls=sums_of_operator.calls,
                 least_s=min(each) * _US,
                 most_s=max(each) * _US,
             )
@@ -76,11 +76,11 @@ def _sums(trace: Trace) -> dict[str, _Sum]:
         row.calls += 1
         if all(around.name != event.name for around in event.ancestors()):
             row.cpu += event.end - event.start
-    for found in trace.device:
-        took = found.end - found.start
-        launcher = _operator_of(found)
+    for device_event in trace.device:
+        took = device_event.end - device_event.start
+        launcher = _operator_of(device_event)
         if launcher is None:
-            row = sums.setdefault(found.name, _Sum(family_of_kernel(found.name, None)))
+            row = sums.setdefault(device_event.name, _Sum(family_of_kernel(device_event.name, None)))
             row.calls += 1
             row.cuda += took
         else:
@@ -88,16 +88,16 @@ def _sums(trace: Trace) -> dict[str, _Sum]:
             for name in {launcher.name, *(around.name for around in launcher.ancestors())}:
                 sums[name].cuda += took
         row.self_cuda += took
-    sums[CALL].cuda = sum(found.end - found.start for found in trace.device)
+    sums[CALL].cuda = sum(event.end - event.start for event in trace.device)
     return sums
 
 
 def kernels(trace: Trace) -> list[KernelTime]:
     """Return the time of the GPU's kernels, copies and memsets by name, the longest first."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(list)
-    known = _Families()
-    for found in trace.device:
-        sums[found.name, known.of_device(found)].append((found.end - found.start) * _US)
+    families_ = _Families()
+    for event in trace.device:
+        sums[event.name, families_.of_device(event)].append((event.end - event.start) * _US)
     rows = [
         KernelTime(name=name, family=family, cuda_s=sum(times), num_calls=len(times))
         for (name, family), times in sums.items()
@@ -109,11 +109,11 @@ def families(trace: Trace) -> list[Share]:
     """Return the self time of host and GPU by family, the largest first."""
     cpu: dict[str, float] = defaultdict(float)
     cuda: dict[str, float] = defaultdict(float)
-    known = _Families()
+    families_ = _Families()
     for event in trace.host:
-        cpu[known.of_host(event)] += event.self_us
-    for found in trace.device:
-        cuda[known.of_device(found)] += found.end - found.start
+        cpu[families_.of_host(event)] += event.self_us
+    for device_event in trace.device:
+        cuda[families_.of_device(device_event)] += device_event.end - device_event.start
     return _shares(cpu, cuda)
 
 
@@ -123,14 +123,14 @@ def components(trace: Trace) -> list[Share]:
     cuda: dict[str, float] = defaultdict(float)
     for event in trace.host:
         cpu[event.component] += event.self_us
-    for found in trace.device:
-        cuda[found.component] += found.end - found.start
+    for device_event in trace.device:
+        cuda[device_event.component] += device_event.end - device_event.start
     return _shares(cpu, cuda)
 
 
 def busy_us(trace: Trace) -> float:
     """Return the time in which the GPU worked inside the call; work that overlaps counts once."""
-    return covered((max(found.start, trace.start), found.end) for found in trace.device)
+    return covered((max(event.start, trace.start), event.end) for event in trace.device)
 
 
 def gaps(trace: Trace) -> list[Gap]:
@@ -148,16 +148,16 @@ def gaps(trace: Trace) -> list[Gap]:
     )
     sums: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     reached = trace.start
-    for found in trace.device:
-        if found.start > reached:
-            launcher = found.launch
-            until = found.start if launcher is None else min(found.start, max(reached, launcher.start))
-            before = found.name
+    for event in trace.device:
+        if event.start > reached:
+            launcher = event.launch
+            until = event.start if launcher is None else min(event.start, max(reached, launcher.start))
+            before = event.name
             if launcher is not None:
                 before = (launcher.path() or [launcher.name])[0]
             late = until - reached - _shared((reached, until), waits)
-            sums[found.component, before].append((found.start - reached, late))
-        reached = max(reached, found.end)
+            sums[event.component, before].append((event.start - reached, late))
+        reached = max(reached, event.end)
     if trace.end > reached:
         late = trace.end - reached - _shared((reached, trace.end), waits)
         sums[_last_component(trace), END].append((trace.end - reached, late))
@@ -176,8 +176,8 @@ def gaps(trace: Trace) -> list[Gap]:
 
 def memory(trace: Trace) -> MemoryTimeline | None:
     """Return the allocated bytes over the call, of the GPU if the trace has any of it; None without allocations."""
-    is_cuda = any(one.is_cuda for one in trace.memory)
-    events = [one for one in trace.memory if one.is_cuda is is_cuda]
+    is_cuda = any(event.is_cuda for event in trace.memory)
+    events = [event for event in trace.memory if event.is_cuda is is_cuda]
     if not events:
         return None
     spans = component_at(trace)
@@ -189,19 +189,19 @@ def memory(trace: Trace) -> MemoryTimeline | None:
     peak, at_peak = before, dict(by_component)
     peaks: dict[str, int] = defaultdict(int)
     index = 0
-    for one in events:
-        while index < len(spans) and spans[index][1] <= one.at:
+    for event in events:
+        while index < len(spans) and spans[index][1] <= event.at:
             index += 1
-        now = spans[index][2] if index < len(spans) and spans[index][0] <= one.at else OTHER
-        held += one.num_bytes
-        if one.num_bytes >= 0:
-            live[one.address] = (now, one.num_bytes)
-            by_component[now] = by_component.get(now, 0) + one.num_bytes
+        now = spans[index][2] if index < len(spans) and spans[index][0] <= event.at else OTHER
+        held += event.num_bytes
+        if event.num_bytes >= 0:
+            live[event.address] = (now, event.num_bytes)
+            by_component[now] = by_component.get(now, 0) + event.num_bytes
         else:
-            owner, _ = live.pop(one.address, (BEFORE, 0))
-            by_component[owner] += one.num_bytes
+            owner, _ = live.pop(event.address, (BEFORE, 0))
+            by_component[owner] += event.num_bytes
         peaks[now] = max(peaks[now], held)
-        points.append(((one.at - trace.start) * _US, held))
+        points.append(((event.at - trace.start) * _US, held))
         if held > peak:
             peak, at_peak = held, dict(by_component)
     return MemoryTimeline(
@@ -234,11 +234,11 @@ def _row(sums: dict[str, _Sum], event: HostEvent) -> _Sum:
     return sums[event.name]
 
 
-def _operator_of(found: DeviceEvent) -> HostEvent | None:
+def _operator_of(event: DeviceEvent) -> HostEvent | None:
     """Return the innermost operator that launched a kernel."""
-    if found.launch is None:
+    if event.launch is None:
         return None
-    around = (found.launch, *found.launch.ancestors())
+    around = (event.launch, *event.launch.ancestors())
     return next((event for event in around if event.kind == "operator"), None)
 
 
@@ -253,36 +253,36 @@ class _Families:
             return PYTHON
         return CUDA_CALLS if event.kind == "cuda" else self._of_operators(event) or OTHER
 
-    def of_device(self, found: DeviceEvent) -> str:
+    def of_device(self, event: DeviceEvent) -> str:
         return family_of_kernel(
-            found.name, None if found.launch is None else self._of_operators(found.launch)
+            event.name, None if event.launch is None else self._of_operators(event.launch)
         )
 
     def _of_operators(self, event: HostEvent) -> str | None:
         """Return the family by the operators around an event and by its own name; None if none of them tells."""
         left = []
-        one: HostEvent | None = event
-        while one is not None and one not in self._known:
-            left.append(one)
-            one = one.parent
-        family = None if one is None else self._known[one]
-        for one in reversed(left):
-            if family is None and one.kind == "operator":
-                family = family_of(one.name)
-            self._known[one] = family
+        ancestor: HostEvent | None = event
+        while ancestor is not None and ancestor not in self._known:
+            left.append(ancestor)
+            ancestor = ancestor.parent
+        family = None if ancestor is None else self._known[ancestor]
+        for ancestor in reversed(left):
+            if family is None and ancestor.kind == "operator":
+                family = family_of(ancestor.name)
+            self._known[ancestor] = family
         return family
 
 
 def _last_component(trace: Trace) -> str:
-    return max(trace.device, key=lambda found: found.end).component
+    return max(trace.device, key=lambda event: event.end).component
 
 
-def _shared(one: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
+def _shared(span: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
     """Return how much of a range the others cover, which are in order and apart from each other."""
-    index = bisect_right(others, one[0], key=lambda other: other[1])
+    index = bisect_right(others, span[0], key=lambda other: other[1])
     total = 0.0
-    while index < len(others) and others[index][0] < one[1]:
-        total += min(one[1], others[index][1]) - max(one[0], others[index][0])
+    while index < len(others) and others[index][0] < span[1]:
+        total += min(span[1], others[index][1]) - max(span[0], others[index][0])
         index += 1
     return total
 

@@ -62,14 +62,14 @@ def family_of(name: str) -> str | None:
     return next((family for family, pattern in _PATTERNS if pattern.search(name)), None)
 
 
-def family_of_kernel(name: str, known: str | None) -> str:
+def family_of_kernel(name: str, family: str | None) -> str:
     """Return the family of a kernel, copy or memset on a GPU.
 
     Args:
-        known: by the operators that launched it; None if they do not tell, or if none did, as in a CUDA graph. Copies
+        family: by the operators that launched it; None if they do not tell, or if none did, as in a CUDA graph. Copies
             and collectives tell what they are; of other kernels the operators know more than the name.
     """
     own = family_of(name)
     if own == "communication" or name.startswith(("Memcpy", "Memset")):
         return own or "copy"
-    return known or own or OTHER
+    return family or own or OTHER

@@ -54,7 +54,7 @@ def located(waits: Iterable[Wait], calls: Sequence[PythonCall]) -> list[HostWait
         calls: of the thread that waits; those around a wait are its callers. Lines in PyTorch itself are passed over
             for the line that called it.
     """
-    found: dict[tuple[str, str, str, str, int, str, bool], list[Wait]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str, int, str, bool], list[Wait]] = defaultdict(list)
     ordered = sorted(calls, key=lambda call: (call.start, -call.end))
     stack: list[PythonCall] = []
     index = 0
@@ -68,7 +68,7 @@ def located(waits: Iterable[Wait], calls: Sequence[PythonCall]) -> list[HostWait
         place = next((call for call in around if not call.file.startswith(_LIBRARY)), None)
         place = place or next(iter(around), PythonCall(0, 0, "?", 0, "?", False))
         key = (wait.kind, wait.what, wait.component, place.file, place.line, place.function, place.is_exact)
-        found[key].append(wait)
+        groups[key].append(wait)
     rows = [
         HostWait(
             kind=kind,
@@ -82,6 +82,6 @@ def located(waits: Iterable[Wait], calls: Sequence[PythonCall]) -> list[HostWait
             seconds=sum(wait.end - wait.start for wait in waits_) / 1e9,
             num_bytes=sum(wait.num_bytes for wait in waits_),
         )
-        for (kind, what, component, file, line, function, is_exact), waits_ in found.items()
+        for (kind, what, component, file, line, function, is_exact), waits_ in groups.items()
     ]
     return sorted(rows, key=lambda row: (-row.seconds, row.file, row.line))

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from vivace.contract import COMPONENTS, component_of
 from vivace.profiling.host_waits import located
 from vivace.profiling.recorded import python_calls, read_results, read_waits
 from vivace.profiling.trace import CALL_LABEL, COMPONENT_LABEL, Trace
 from vivace.spec.profiling import HostWait
+from vivace.technique import COMPONENTS, component_of
 
 
 def traced(pipe: Any, call: Callable[[], Any], file: Path | None = None) -> Trace:
@@ -21,12 +21,12 @@ def traced(pipe: Any, call: Callable[[], Any], file: Path | None = None) -> Trac
     Args:
         file: for its Chrome trace; None to write none.
     """
-    with _labelled(pipe), _profiler(profile_memory=True) as found:
+    with _labelled(pipe), _profiler(profile_memory=True) as profiler:
         _run(call)
     if file is not None:
-        found.export_chrome_trace(str(file))
+        profiler.export_chrome_trace(str(file))
     with uncollected():
-        return read_results(found.profiler.kineto_results)
+        return read_results(profiler.profiler.kineto_results)
 
 
 def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
@@ -38,9 +38,9 @@ def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
 
     # Metadata tell the bytes of copies.
     config = _ExperimentalConfig(expose_kineto_event_metadata=True)
-    with _labelled(pipe), _profiler(with_stack=True, experimental_config=config) as found:
+    with _labelled(pipe), _profiler(with_stack=True, experimental_config=config) as profiler:
         _run(call)
-    results = found.profiler.kineto_results
+    results = profiler.profiler.kineto_results
     with uncollected():
         waits = read_waits(results)
         return located(waits, python_calls(results, [wait.start for wait in waits]))

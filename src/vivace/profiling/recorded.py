@@ -83,10 +83,10 @@ def _allocations(results: Any, zero: int) -> Iterator[MemoryEvent]:
         if children := event.children:
             left += children
         elif event.name == _MEMORY:
-            found = event.extra_fields
+            fields = event.extra_fields
             at = (event.start_time_ns - zero) / 1000
-            is_cuda = found.device.type == "cuda"
-            yield MemoryEvent(at, found.alloc_size, found.ptr or 0, found.total_allocated, is_cuda)
+            is_cuda = fields.device.type == "cuda"
+            yield MemoryEvent(at, fields.alloc_size, fields.ptr or 0, fields.total_allocated, is_cuda)
 
 
 def read_waits(results: Any) -> list[Wait]:
@@ -104,8 +104,8 @@ def read_waits(results: Any) -> list[Wait]:
         if event.device_type() == DeviceType.CPU:
             host.append((name, event))
         elif name.startswith(_TO_HOST):
-            told = _BYTES.search(event.metadata_json())
-            copies[event.correlation_id()] = name, int(told[1]) if told else 0
+            match = _BYTES.search(event.metadata_json())
+            copies[event.correlation_id()] = name, int(match[1]) if match else 0
     call = next(event for name, event in host if name == CALL_LABEL)
     first, last = call.start_ns(), call.start_ns() + call.duration_ns()
     spans = [
@@ -116,7 +116,7 @@ def read_waits(results: Any) -> list[Wait]:
     reads_wait = any(name in READS for name, _ in host) and all(
         event.device_type() == DeviceType.CPU for event in events
     )
-    found = []
+    waits = []
     for name, event in host:
         start = event.start_ns()
         if not first <= start <= last:
@@ -131,8 +131,8 @@ def read_waits(results: Any) -> list[Wait]:
             kind = "read"
         if kind:
             component = next((who for begin, end, who in spans if begin <= start < end), OTHER_COMPONENT)
-            found.append(Wait(kind, what, component, start, start + event.duration_ns(), num_bytes))
-    return found
+            waits.append(Wait(kind, what, component, start, start + event.duration_ns(), num_bytes))
+    return waits
 
 
 def _looked_at(events: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -159,17 +159,17 @@ def python_calls(results: Any, times: Iterable[int]) -> list[PythonCall]:
         # What has not ended has an end before its start.
         return index < len(ordered) and (ordered[index] <= end or end < start)
 
-    found = []
+    calls = []
     left = [event for event in results.experimental_event_tree() if is_around(event)][::-1]
     while left:
-        one = left.pop()
-        fields = one.extra_fields
+        event = left.pop()
+        fields = event.extra_fields
         for name, is_exact in (("caller", True), ("callsite", False)):
             place = _place(getattr(fields, name, None))
             if place is not None:
-                found.append(PythonCall(one.start_time_ns, one.end_time_ns, *place, is_exact))
-        left += [event for event in one.children if is_around(event)][::-1]
-    return found
+                calls.append(PythonCall(event.start_time_ns, event.end_time_ns, *place, is_exact))
+        left += [event for event in event.children if is_around(event)][::-1]
+    return calls
 
 
 def _place(state: Any) -> tuple[str, int, str] | None:

@@ -45,15 +45,15 @@ class HostEvent:
 
     def ancestors(self) -> Iterator[HostEvent]:
         """Yield the events that this one is inside of, the innermost first, without vivace's labels."""
-        found = self.parent
-        while found is not None:
-            if found.kind != "label":
-                yield found
-            found = found.parent
+        event = self.parent
+        while event is not None:
+            if event.kind != "label":
+                yield event
+            event = event.parent
 
     def path(self) -> list[str]:
         """Return the names of the operators around it and its own, the outermost first; CUDA calls are left out."""
-        around = [one.name for one in (self, *self.ancestors()) if one.kind == "operator"]
+        around = [event.name for event in (self, *self.ancestors()) if event.kind == "operator"]
         return around[::-1]
 
 
@@ -117,15 +117,15 @@ def trace_of(
     trace = Trace(call.start, call.end, inside)
     _name_components(inside, component_at(trace))
     launches = {event.correlation: event for event in inside if event.correlation is not None}
-    for found in device:
-        found.launch = None if found.correlation is None else launches.get(found.correlation)
+    for event in device:
+        event.launch = None if event.correlation is None else launches.get(event.correlation)
         # The device's clock is not the host's to the microsecond, so the launch decides where there is one.
-        if found.launch is not None or call.start <= found.start < call.end:
-            trace.device.append(found)
-    trace.device.sort(key=lambda found: found.start)
-    trace.end = max([call.end, *(found.end for found in trace.device)])
+        if event.launch is not None or call.start <= event.start < call.end:
+            trace.device.append(event)
+    trace.device.sort(key=lambda event: event.start)
+    trace.end = max([call.end, *(event.end for event in trace.device)])
     trace.memory = sorted(
-        (one for one in memory if call.start <= one.at <= trace.end), key=lambda one: one.at
+        (event for event in memory if call.start <= event.at <= trace.end), key=lambda event: event.at
     )
     names = dict.fromkeys(event.name for event in inside)
     trace.compiling = [name for name in names if any(mark in name for mark in _COMPILING)]

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from vivace.contract import Arithmetic, Machine, Target, Technique
 from vivace.spec.recipe import print_value
+from vivace.technique import Arithmetic, Machine, Target, Technique
 from vivace.techniques import ALIASES
 
 
@@ -48,10 +48,10 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
     other knobs: with the first value that this goes with, and those that do something else to numbers then.
     """
     target = Target.of_machine(machine)
-    found = []
+    states = []
     for text, knobs in _variants(technique).items():
         chosen = technique(**knobs)
-        found.append(
+        states.append(
             {
                 "recipe": text,
                 "weights": chosen.arithmetic.weights,
@@ -59,7 +59,7 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
                 "unsupported": chosen.unsupported(target),
             }
         )
-    return found
+    return states
 
 
 def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
@@ -69,26 +69,26 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
     first, *others = technique.knobs()
     field = technique.knobs()[first]
     firsts: list[Any] = list(_choices(field)) or [_typical(first, field)]
-    found: dict[str, dict[str, Any]] = {}
+    variants: dict[str, dict[str, Any]] = {}
     for value in firsts:
         knobs = {first: value} | _completion(technique, {first: value}, others)
         words = [str(value), *(f"{name}={choice}" for name, choice in knobs.items() if name != first)]
-        found[technique.name + (f"({', '.join(words)})" if value is not None else "")] = knobs
+        variants[technique.name + (f"({', '.join(words)})" if value is not None else "")] = knobs
     for name in others:
         other = technique.knobs()[name]
         for choice in _choices(other):
             if not other.is_required() and choice == other.default:
                 continue
-            seen: set[Arithmetic] = set()
+            arithmetics: set[Arithmetic] = set()
             for value in firsts:
                 chosen = _valid(technique, {first: value, name: choice})
                 # Not everything goes together: a scale per tensor is for some schemes only.
-                if chosen is None or chosen.arithmetic in seen:
+                if chosen is None or chosen.arithmetic in arithmetics:
                     continue
-                seen.add(chosen.arithmetic)
-                given = f"{value}, " if field.is_required() or value != field.default else ""
-                found[f"{technique.name}({given}{name}={choice})"] = {first: value, name: choice}
-    return found
+                arithmetics.add(chosen.arithmetic)
+                argument = f"{value}, " if field.is_required() or value != field.default else ""
+                variants[f"{technique.name}({argument}{name}={choice})"] = {first: value, name: choice}
+    return variants
 
 
 def _completion(technique: type[Technique], knobs: dict[str, Any], others: list[str]) -> dict[str, Any]:

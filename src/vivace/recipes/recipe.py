@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from vivace.contract import COMPONENTS, Rule, Technique
 from vivace.errors import RecipeError
+from vivace.spec.input_errors import expectation_of
 from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
 from vivace.spec.sizes import Size
-from vivace.spec.words import wanted
+from vivace.technique import COMPONENTS, Rule, Technique
 from vivace.techniques import TECHNIQUES
 
 
@@ -132,8 +132,8 @@ class Recipe:
         Raises:
             RecipeError: one of them conflicts with what remains.
         """
-        taken = frozenset().union(*(technique.slots for technique in added))
-        return Recipe.of((*(t for t in self.techniques if not taken & t.slots), *added))
+        slots = frozenset().union(*(technique.slots for technique in added))
+        return Recipe.of((*(t for t in self.techniques if not slots & t.slots), *added))
 
 
 def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
@@ -186,6 +186,6 @@ def _technique(call: TechniqueCall, text: str) -> Technique:
         problem = error.errors()[0]
         knob = str(problem["loc"][0]) if problem["loc"] else "its knobs"
         raise RecipeError(
-            f"this version of vivace has another {call.name}: {knob} {wanted(error)}", text, 0
+            f"this version of vivace has another {call.name}: {knob} {expectation_of(error)}", text, 0
         ) from None
     raise RecipeError(f"this version of vivace has no technique '{call.name}'", text, 0)

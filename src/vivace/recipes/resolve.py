@@ -7,11 +7,11 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from vivace.contract import COMPONENTS, DENOISERS, Component, Technique
 from vivace.errors import RecipeError, nearest
 from vivace.recipes.recipe import Recipe, conflicts, in_order
+from vivace.spec.input_errors import expectation_of, shorten
 from vivace.spec.recipe import BASELINE, ParsedTechnique, parse_recipe
-from vivace.spec.words import shorten, wanted
+from vivace.technique import COMPONENTS, DENOISERS, Component, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 
 _TARGET_ALIASES: dict[str, Component] = dict.fromkeys(DENOISERS, "denoiser")
@@ -24,25 +24,25 @@ def resolve(text: str) -> Recipe:
         RecipeError: an unknown technique, knob or target, a value out of range, or two techniques that conflict.
     """
     parsed = parse_recipe(text)
-    techniques = [_resolve_one(text, one) for one in parsed]
-    places = {id(technique): one for technique, one in zip(techniques, parsed, strict=True)}
+    techniques = [_resolve_one(text, spec) for spec in parsed]
+    places = {id(technique): spec for technique, spec in zip(techniques, parsed, strict=True)}
     ordered = in_order(techniques)
     for conflict in conflicts(ordered):
         # Point at the one that was written later.
-        one = max((places[id(t)] for t in (conflict.technique, conflict.other)), key=lambda p: p.start)
-        raise RecipeError(conflict.reason, text, one.start, len(one.name))
+        place = max((places[id(t)] for t in (conflict.technique, conflict.other)), key=lambda p: p.start)
+        raise RecipeError(conflict.reason, text, place.start, len(place.name))
     return Recipe(ordered)
 
 
 def _resolve_one(text: str, parsed: ParsedTechnique) -> Technique:
-    name, given = parsed.name, list(parsed.arguments)
+    name, arguments = parsed.name, list(parsed.arguments)
     knobs: dict[str, object] = {}
     if name in ALIASES:
         name, value = ALIASES[name]
         first = next(iter(TECHNIQUES[name].knobs()))
         if value is not None:
             knobs[first] = value
-        for argument in given if value is not None else ():
+        for argument in arguments if value is not None else ():
             if argument.name is None or argument.name == first:
                 raise RecipeError(
                     f"'{parsed.name}' already stands for {name}({value}), so {first} cannot be given",
@@ -64,7 +64,7 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> Technique:
     fields = list(technique.knobs())
     places: dict[str, tuple[int, int]] = {}
     positional = iter(f for f in fields)
-    for argument in given:
+    for argument in arguments:
         key = argument.name
         if key is None:
             key = next(positional, None)
@@ -74,9 +74,9 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> Technique:
                     f"too many arguments: {name} {takes}", text, argument.start, argument.length
                 )
         elif key not in fields:
-            known = f" (its knobs: {', '.join(fields)})" if fields else " (it has none)"
+            knob_list = f" (its knobs: {', '.join(fields)})" if fields else " (it has none)"
             raise RecipeError(
-                f"{name} has no knob '{key}'{nearest(key, fields)}{known}",
+                f"{name} has no knob '{key}'{nearest(key, fields)}{knob_list}",
                 text,
                 argument.start,
                 argument.length,
@@ -116,7 +116,7 @@ def _instance(
         problem = error.errors()[0]
         if not problem["loc"]:  # knobs that are right one by one, but not together
             raise RecipeError(
-                f"{technique.name}: {wanted(error)}", text, parsed.start, len(parsed.name)
+                f"{technique.name}: {expectation_of(error)}", text, parsed.start, len(parsed.name)
             ) from None
         key = str(problem["loc"][0])
         wanted_text = _wanted(key, technique)
@@ -150,7 +150,7 @@ def _wanted(key: str, technique: type[Technique]) -> str:
     if choices:
         return f"{key} must be one of {', '.join(choices)}"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
-    kind = " or ".join(word for wanted, word in names.items() if wanted in _kinds(field)) or "a value"
+    kind = " or ".join(word for kind, word in names.items() if kind in _kinds(field)) or "a value"
     words = {"Ge": "at least", "Gt": "more than", "Le": "at most", "Lt": "less than"}
     limits = []
     for limit in _limits(field):
@@ -162,22 +162,22 @@ def _wanted(key: str, technique: type[Technique]) -> str:
 
 def _limits(field: FieldInfo) -> list[Any]:
     """The range of a knob. Of an optional number pydantic keeps it inside the number's own annotation."""
-    found = list(field.metadata)
+    limits = list(field.metadata)
     for argument in get_args(field.annotation):
-        found += getattr(argument, "__metadata__", ())
-    return found
+        limits += getattr(argument, "__metadata__", ())
+    return limits
 
 
 def _targets(text: str, parsed: ParsedTechnique, technique: type[Technique]) -> tuple[str, ...]:
     if not parsed.targets:
         return tuple(technique.default_targets)
-    found: list[Component] = []
+    targets: list[Component] = []
     for word, start in parsed.targets:
         target = _TARGET_ALIASES.get(word, cast("Component", word))
         if target not in COMPONENTS:
-            known = [*COMPONENTS, *_TARGET_ALIASES]
+            names = [*COMPONENTS, *_TARGET_ALIASES]
             raise RecipeError(
-                f"no target '{word}'{nearest(word, known)} (targets: {', '.join(COMPONENTS)})",
+                f"no target '{word}'{nearest(word, names)} (targets: {', '.join(COMPONENTS)})",
                 text,
                 start,
                 len(word),
@@ -187,7 +187,7 @@ def _targets(text: str, parsed: ParsedTechnique, technique: type[Technique]) -> 
             raise RecipeError(
                 f"{technique.name} cannot be aimed at {target}; it takes {takes}", text, start, len(word)
             )
-        if target in found:
+        if target in targets:
             raise RecipeError(f"target '{target}' is given twice", text, start, len(word))
-        found.append(target)
-    return tuple(c for c in COMPONENTS if c in found)
+        targets.append(target)
+    return tuple(c for c in COMPONENTS if c in targets)

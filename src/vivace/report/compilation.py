@@ -27,9 +27,9 @@ class Compilation:
 
     @property
     def seconds(self) -> float:
-        found = self.fresh_s if self.fresh_s is not None else self.cached_s
-        assert found is not None
-        return found
+        seconds = self.fresh_s if self.fresh_s is not None else self.cached_s
+        assert seconds is not None
+        return seconds
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -57,16 +57,16 @@ def compilation(record: Record, gain_s: float | None) -> Compilation | None:
 
 
 def _first_compile_time(rounds: Sequence[Round]) -> float | None:
-    for one in rounds:
-        if one.samples and one.first_call_s is not None:
-            return max(0.0, one.first_call_s - statistics.median(s.total_s for s in one.samples))
+    for round_ in rounds:
+        if round_.samples and round_.first_call_s is not None:
+            return max(0.0, round_.first_call_s - statistics.median(s.total_s for s in round_.samples))
     return None
 
 
-def _is_cached(one: Round) -> bool:
-    return _num(one, "graphs_from_cache") > 0 and _num(one, "graphs_not_in_cache") == 0
+def _is_cached(round_: Round) -> bool:
+    return _num(round_, "graphs_from_cache") > 0 and _num(round_, "graphs_not_in_cache") == 0
 
 
-def _num(one: Round, name: str) -> int:
-    value = one.evidence.get(name, 0)
+def _num(round_: Round, name: str) -> int:
+    value = round_.evidence.get(name, 0)
     return int(value) if isinstance(value, int | float) else 0

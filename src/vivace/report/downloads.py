@@ -21,7 +21,7 @@ _TYPES = {"csv": "text/csv;charset=utf-8", "json": "application/json", "txt": "t
 
 
 @dataclass(frozen=True)
-class Download:
+class OfferedFile:
     """A file to save. `uri` is None if it is too large to be embedded."""
 
     kind: str
@@ -30,7 +30,7 @@ class Download:
     num_bytes: int
 
 
-def table_files(rows: Sequence[Row], stem: str, max_bytes: int = MAX_LINK_BYTES) -> tuple[Download, ...]:
+def table_files(rows: Sequence[Row], stem: str, max_bytes: int = MAX_LINK_BYTES) -> tuple[OfferedFile, ...]:
     """Return the rows as CSV and JSON files, with the content that `vivace bench --format` prints.
 
     A large JSON file has the same content without line breaks.
@@ -48,13 +48,13 @@ def table_files(rows: Sequence[Row], stem: str, max_bytes: int = MAX_LINK_BYTES)
     )
 
 
-def text_file(text: str, kind: str, stem: str, max_bytes: int = MAX_LINK_BYTES) -> Download:
+def text_file(text: str, kind: str, stem: str, max_bytes: int = MAX_LINK_BYTES) -> OfferedFile:
     """Return a text as a file of a kind (csv, json, txt)."""
     content = text.encode()
     uri = None
     if link_bytes(text) <= max_bytes:
         uri = f"data:{_TYPES[kind]};base64,{base64.b64encode(content).decode()}"
-    return Download(kind, f"{file_stem(stem)}.{kind}", uri, len(content))
+    return OfferedFile(kind, f"{file_stem(stem)}.{kind}", uri, len(content))
 
 
 def link_bytes(text: str) -> int:

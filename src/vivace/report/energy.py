@@ -67,8 +67,8 @@ def cost_per_1000(median_s: float, price_per_hour: float) -> float:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return statistics.median(found) if found else None
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def _reason(windows: list[GpuWindow]) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vivace.report.quality import Fidelity, Kept
-from vivace.report.variety import Share, Variety
+from vivace.report.quality import Fidelity, KeptShare
+from vivace.report.variety import Variety, VarietyShare
 from vivace.spec.limits import Limits
 from vivace.spec.record import HIDDEN, Record
 from vivace.stats import MIN_GROUPS, Gate, Interval, gate
@@ -30,25 +30,25 @@ class Judgement:
 
 
 def judge(
-    record: Record, baseline: Record, found: Fidelity | None, floor: Fidelity | None, limits: Limits
+    record: Record, baseline: Record, fidelity: Fidelity | None, floor: Fidelity | None, limits: Limits
 ) -> Judgement | None:
     """Return the gate's verdict on a recipe; None if there was no quality pass and no image is broken.
 
     Broken images (black, flat, noise) fail any recipe; `judge_figures` decides on the others.
     """
-    said = broken_pictures(record, baseline)
-    if said is not None:
-        return Judgement(Gate.FAILED, said, "broken")
-    if found is None:
+    reason = broken_pictures(record, baseline)
+    if reason is not None:
+        return Judgement(Gate.FAILED, reason, "broken")
+    if fidelity is None:
         return None
     pictures = record.rounds[0].pictures
     if pictures and all(HIDDEN in picture.faults for picture in pictures):
-        said = (
+        reason = (
             "the model's safety checker replaced all images by black ones, of this recipe and of the baseline"
         )
-        return Judgement(Gate.UNCLEAR, said, "broken")
+        return Judgement(Gate.UNCLEAR, reason, "broken")
     return judge_figures(
-        found,
+        fidelity,
         floor,
         limits,
         same_picture=record.trial.recipe.same_picture,
@@ -57,7 +57,7 @@ def judge(
 
 
 def judge_figures(
-    found: Fidelity, floor: Fidelity | None, limits: Limits, *, same_picture: bool, edits: bool = False
+    fidelity: Fidelity, floor: Fidelity | None, limits: Limits, *, same_picture: bool, edits: bool = False
 ) -> Judgement:
     """Return the gate's verdict on images that are not broken.
 
@@ -70,22 +70,22 @@ def judge_figures(
         same_picture: whether the images should be the same as the baseline's.
         edits: whether the images should be like the pictures that they were made from.
     """
-    if found.num_identical == found.num_pictures:
+    if fidelity.num_identical == fidelity.num_pictures:
         return Judgement(Gate.PASSED, "all images are identical to the baseline's")
     judgements: list[Judgement] = []
     clip = limits.for_scorer(None).clip
     if isinstance(clip, float):
-        judgements.append(_judge_margin(found, "clip", clip))
-    if found.witness is not None and limits.witness is not None:
-        judgements.append(_judge_margin(found, "witness", limits.witness))
-    if found.outside is not None and limits.outside is not None:
-        judgements.append(_judge_outside(found, found.outside, limits.outside))
-    if edits and found.source is not None and limits.source is not None:
-        judgements.append(_judge_margin(found, "source", limits.source))
+        judgements.append(_judge_margin(fidelity, "clip", clip))
+    if fidelity.witness is not None and limits.witness is not None:
+        judgements.append(_judge_margin(fidelity, "witness", limits.witness))
+    if fidelity.outside is not None and limits.outside is not None:
+        judgements.append(_judge_outside(fidelity, fidelity.outside, limits.outside))
+    if edits and fidelity.source is not None and limits.source is not None:
+        judgements.append(_judge_margin(fidelity, "source", limits.source))
     if same_picture:
-        judgements += _judge_fidelity(found, floor, limits)
+        judgements += _judge_fidelity(fidelity, floor, limits)
     elif limits.variety is not None:
-        judgements = _with_variety(judgements, found, limits.variety)
+        judgements = _with_variety(judgements, fidelity, limits.variety)
     return _worst(judgements, "no limit on quality is set")
 
 
@@ -101,36 +101,36 @@ def broken_pictures(record: Record, baseline: Record) -> str | None:
 
 
 def broken(faults: Sequence[Sequence[str]]) -> str | None:
-    """Say how many of all images are broken, given the faults of each; None if few enough are."""
-    bad = [tuple(found) for found in faults if found]
-    if all(found == ("flat",) for found in bad) and len(bad) <= MAX_FLAT_SHARE * len(faults):
+    """Describe how many of all images are broken, given the faults of each; None if few enough are."""
+    bad = [tuple(names) for names in faults if names]
+    if all(faulty == ("flat",) for faulty in bad) and len(bad) <= MAX_FLAT_SHARE * len(faults):
         return None
-    kinds = ", ".join(sorted({fault for found in bad for fault in found}))
+    kinds = ", ".join(sorted({fault for faulty in bad for fault in faulty}))
     return f"{len(bad)} of {len(faults)} images are broken ({kinds})"
 
 
-def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> list[Judgement]:
+def _judge_fidelity(fidelity: Fidelity, floor: Fidelity | None, limits: Limits) -> list[Judgement]:
     judgements: list[Judgement] = []
     if limits.match is not None:
-        if found.match is None:
-            said = "the images were compared by an older vivace; the same `vivace bench` again adds what is missing"
-            judgements.append(Judgement(Gate.UNCLEAR, said, "match"))
+        if fidelity.match is None:
+            reason = "the images were compared by an older vivace; the same `vivace bench` again adds what is missing"
+            judgements.append(Judgement(Gate.UNCLEAR, reason, "match"))
         else:
             minimum, relaxed = limits.match, ""
             reached = None if floor is None or floor.match is None else floor.match.bounds.low
             if reached is not None and reached < minimum:
                 minimum, relaxed = reached, _OF_ITSELF
-            judgements.append(_judge_kept(found, "match", "match", found.match, minimum, relaxed))
-    for name, label, unit, value, wanted, itself in (
-        ("ssim", "SSIM", "", found.ssim, limits.ssim, floor.ssim if floor else None),
-        ("psnr_db", "PSNR", " dB", found.psnr_db, limits.psnr_db, floor.psnr_db if floor else None),
+            judgements.append(_judge_kept(fidelity, "match", "match", fidelity.match, minimum, relaxed))
+    for name, label, unit, value, limit, itself in (
+        ("ssim", "SSIM", "", fidelity.ssim, limits.ssim, floor.ssim if floor else None),
+        ("psnr_db", "PSNR", " dB", fidelity.psnr_db, limits.psnr_db, floor.psnr_db if floor else None),
     ):
-        if wanted is None:
+        if limit is None:
             continue
         if value is None:
             judgements.append(Judgement(Gate.UNCLEAR, f"no {label} could be computed"))
             continue
-        minimum, relaxed = wanted, ""
+        minimum, relaxed = limit, ""
         if itself is not None and itself.low is not None and itself.low < minimum:
             minimum, relaxed = itself.low, _OF_ITSELF
         digits = 3 if name == "ssim" else 1
@@ -141,18 +141,18 @@ def _judge_fidelity(found: Fidelity, floor: Fidelity | None, limits: Limits) -> 
 _OF_ITSELF = ", which is what the baseline reaches against itself"
 
 
-def _judge_outside(found: Fidelity, kept: Kept, limit: float) -> Judgement:
+def _judge_outside(fidelity: Fidelity, kept: KeptShare, limit: float) -> Judgement:
     """Judge what is left of the sources outside of their masks, but ask for no more than the baseline leaves."""
     minimum, relaxed = limit, ""
-    reached = None if found.outside_of_baseline is None else found.outside_of_baseline.low
+    reached = None if fidelity.outside_of_baseline is None else fidelity.outside_of_baseline.low
     if reached is not None and reached < minimum:
         minimum, relaxed = reached, ", which is what the baseline leaves"
-    return _judge_kept(found, "outside", "match outside the mask", kept, minimum, relaxed)
+    return _judge_kept(fidelity, "outside", "match outside the mask", kept, minimum, relaxed)
 
 
-def _judge_margin(found: Fidelity, name: str, minimum: float) -> Judgement:
+def _judge_margin(fidelity: Fidelity, name: str, minimum: float) -> Judgement:
     """Judge what is kept of the margin of the CLIP model, for prompts or for sources, or of the second witness."""
-    kept: Kept | None = getattr(found, name)
+    kept: KeptShare | None = getattr(fidelity, name)
     label = {
         "clip": "CLIP margin kept",
         "witness": "second witness's margin kept",
@@ -161,13 +161,13 @@ def _judge_margin(found: Fidelity, name: str, minimum: float) -> Judgement:
     if kept is None:
         reason = (
             "no CLIP model scored the images"
-            if found.clip_score is None
-            else few_prompts(found.num_prompts)
-            if found.num_prompts < MIN_GROUPS
+            if fidelity.clip_score is None
+            else few_prompts(fidelity.num_prompts)
+            if fidelity.num_prompts < MIN_GROUPS
             else "CLIP scores the baseline's images no higher with their own prompts than with others"
         )
         return Judgement(Gate.UNCLEAR, reason, name)
-    return _judge_kept(found, name, label, kept, minimum, "")
+    return _judge_kept(fidelity, name, label, kept, minimum, "")
 
 
 def judge_variety(variety: Variety, minimum: float) -> Judgement | None:
@@ -182,11 +182,11 @@ def judge_variety(variety: Variety, minimum: float) -> Judgement | None:
         )
         reason = f"all seeds of {which} give nearly the same image, and the baseline's do not"
         return Judgement(Gate.FAILED, reason, "variety")
-    wanted = f"the limit is {100 * minimum:g} %"
+    limit = f"the limit is {100 * minimum:g} %"
     if lowest.bounds.high is not None and lowest.bounds.high < minimum:
         reason = (
             f"{_among(lowest, variety)} {_percent(lowest.bounds.point)} % of the baseline's, below "
-            f"{_percent(lowest.bounds.high)} with 90 % confidence: {wanted}"
+            f"{_percent(lowest.bounds.high)} with 90 % confidence: {limit}"
         )
         return Judgement(Gate.FAILED, reason, "variety")
     bounds = variety.bounds
@@ -196,8 +196,8 @@ def judge_variety(variety: Variety, minimum: float) -> Judgement | None:
     text = f"{label} {_percent(bounds.point)} % of the baseline's"
     if bounds.low < minimum:
         between = f"[{_percent(bounds.low)}, {_percent(bounds.high)}]"
-        return Judgement(Gate.UNCLEAR, f"{text} {between}: too few images to decide, {wanted}", "variety")
-    reason = f"{text}, above {_percent(bounds.low)} with 95 % confidence; {wanted}"
+        return Judgement(Gate.UNCLEAR, f"{text} {between}: too few images to decide, {limit}", "variety")
+    reason = f"{text}, above {_percent(bounds.low)} with 95 % confidence; {limit}"
     if variety.num_seeds == 1:
         reason += "; with one seed a prompt nothing tells whether seeds differ"
     return Judgement(Gate.PASSED, reason, "variety")
@@ -209,18 +209,18 @@ _NOT_COMPARED = (
 )
 
 
-def _with_variety(judgements: Sequence[Judgement], found: Fidelity, minimum: float) -> list[Judgement]:
+def _with_variety(judgements: Sequence[Judgement], fidelity: Fidelity, minimum: float) -> list[Judgement]:
     """Add the verdict on the images' variety. Alone it passes nothing: what differs may show anything."""
-    if found.variety is None:
-        is_old = bool(judgements) and found.num_pictures > 1 and not found.has_thumbnails
+    if fidelity.variety is None:
+        is_old = bool(judgements) and fidelity.num_pictures > 1 and not fidelity.has_thumbnails
         return [*judgements, Judgement(Gate.PASSED, _NOT_COMPARED, "variety")] if is_old else [*judgements]
-    added = judge_variety(found.variety, minimum)
+    added = judge_variety(fidelity.variety, minimum)
     if added is None or not (judgements or added.gate is Gate.FAILED):
         return [*judgements]
     return [*judgements, added]
 
 
-def _among(share: Share, variety: Variety) -> str:
+def _among(share: VarietyShare, variety: Variety) -> str:
     """Name what is compared, e.g. "differences between the closest seeds of each prompt (colours)"."""
     what = {
         ("seeds", False): "differences between seeds",
@@ -234,26 +234,26 @@ def _among(share: Share, variety: Variety) -> str:
 
 
 def _judge_kept(
-    found: Fidelity, name: str, label: str, kept: Kept, minimum: float, relaxed: str
+    fidelity: Fidelity, name: str, label: str, kept: KeptShare, minimum: float, relaxed: str
 ) -> Judgement:
-    said, bounds = f"{label} {_percent(kept.mean.point)} %", kept.bounds
-    wanted = f"the limit is {100 * minimum:g} %{relaxed}"
+    text, bounds = f"{label} {_percent(kept.mean.point)} %", kept.bounds
+    limit = f"the limit is {100 * minimum:g} %{relaxed}"
     if kept.worst.best < LOST and kept.worst.num_pictures > 1:
         of_all = f"{label} at most {_percent(kept.worst.best)} %"
         prompt = f'in all {kept.worst.num_pictures} images of "{kept.worst.prompt}"'
-        return Judgement(Gate.FAILED, f"{of_all} {prompt}; {said} over all prompts", name)
+        return Judgement(Gate.FAILED, f"{of_all} {prompt}; {text} over all prompts", name)
     if bounds.low is None or bounds.high is None:
-        return Judgement(Gate.UNCLEAR, f"{said}: {few_prompts(found.num_prompts)}", name)
+        return Judgement(Gate.UNCLEAR, f"{text}: {few_prompts(fidelity.num_prompts)}", name)
     # The interval is that of the capped mean; the uncapped mean could lie outside it.
     capped = f"{label} {_percent(bounds.point)} %, single images capped"
     verdict = gate(bounds, minimum)
     if verdict is Gate.FAILED:
-        reason = f"{said}, below {_percent(bounds.high)} with 90 % confidence: {wanted}"
+        reason = f"{text}, below {_percent(bounds.high)} with 90 % confidence: {limit}"
     elif verdict is Gate.PASSED:
-        reason = f"{capped}, above {_percent(bounds.low)} with 95 % confidence; {wanted}"
+        reason = f"{capped}, above {_percent(bounds.low)} with 95 % confidence; {limit}"
     else:
         between = f"[{_percent(bounds.low)}, {_percent(bounds.high)}]"
-        reason = f"{capped} {between}: too few images to decide, {wanted}"
+        reason = f"{capped} {between}: too few images to decide, {limit}"
     return Judgement(verdict, reason, name)
 
 
@@ -273,10 +273,10 @@ def _judge_figure(
     if value.low is None or value.high is None:
         return Judgement(verdict, f"{text}{unit}: a verdict needs {MIN_GROUPS} prompts")
     text += f" [{value.low:.{digits}f}, {value.high:.{digits}f}]{unit}"
-    wanted = f"the limit is {minimum:.{digits}f}{unit}{relaxed}"
+    limit = f"the limit is {minimum:.{digits}f}{unit}{relaxed}"
     if verdict is Gate.UNCLEAR:
-        return Judgement(verdict, f"{text}: too few images to decide, {wanted}")
-    return Judgement(verdict, f"{text}; {wanted}" if verdict is Gate.PASSED else f"{text}: {wanted}")
+        return Judgement(verdict, f"{text}: too few images to decide, {limit}")
+    return Judgement(verdict, f"{text}; {limit}" if verdict is Gate.PASSED else f"{text}: {limit}")
 
 
 def _worst(judgements: Sequence[Judgement], otherwise: str) -> Judgement:

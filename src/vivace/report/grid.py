@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from PIL import Image, ImageChops
 
 from vivace.report.rows import Row
-from vivace.spec.figures import PictureFigures
-from vivace.spec.record import Picture
+from vivace.spec.figures import ImageFigures
+from vivace.spec.record import ImageRecord
 
 ReadPicture = Callable[[str], bytes | None]
 PictureKey = tuple[int, str, int]  # index, prompt, seed
@@ -37,13 +37,13 @@ _SMALL_SIDE = 160  # pixels; images up to this size are shown in narrow columns,
 
 
 @dataclass(frozen=True)
-class Column:
+class GridColumn:
     number: int
     row: Row
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedImage:
     """An image as a data URI. Sizes are in pixels; `is_thumbnail` if it is smaller than the stored image."""
 
     uri: str
@@ -53,17 +53,17 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """An image in the grid, or the reason why there is none.
 
     `difference` is the amplified difference to the baseline's image; `difference_note` gives its maximum, or the reason
     why there is none. Both are None in the baseline's column.
     """
 
-    picture: Embedded | None
+    picture: EmbeddedImage | None
     title: str
     note: str | None
-    difference: Embedded | None = None
+    difference: EmbeddedImage | None = None
     difference_note: str | None = None
 
 
@@ -73,17 +73,17 @@ class GridRow:
 
     prompt: str
     seed: int
-    cells: tuple[Cell, ...]
-    sources: tuple[tuple[str, Embedded], ...] = ()
+    cells: tuple[GridCell, ...]
+    sources: tuple[tuple[str, EmbeddedImage], ...] = ()
 
 
 @dataclass(frozen=True)
 class Grid:
     """All columns and rows. `order` describes which rows are shown, and in what order."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[GridColumn, ...]
     rows: tuple[GridRow, ...]
-    without_pictures: tuple[Column, ...]
+    without_pictures: tuple[GridColumn, ...]
     order: str
     is_small: bool
     has_thumbnails: bool
@@ -107,10 +107,10 @@ def grid(rows: Sequence[Row], read_picture: ReadPicture, max_bytes: int) -> Grid
         max_bytes: limit on all embedded images together; one row is shown in any case.
     """
     pictures = {number: _pictures(row) for number, row in enumerate(rows, 1)}
-    columns = tuple(Column(n, row) for n, row in enumerate(rows, 1) if pictures[n])
-    keys = sorted({key for found in pictures.values() for key in found})
+    columns = tuple(GridColumn(n, row) for n, row in enumerate(rows, 1) if pictures[n])
+    keys = sorted({key for by_key in pictures.values() for key in by_key})
     losses = {c.number: _losses(c.row, pictures[c.number], rows[0], pictures[1]) for c in columns}
-    ranks = {number: _ranks(found) for number, found in losses.items()}
+    ranks = {number: _ranks(values) for number, values in losses.items()}
     ordered = sorted(keys, key=lambda key: _sort_key(key, ranks, losses))
     shown: list[GridRow] = []
     left = max_bytes
@@ -126,44 +126,49 @@ def grid(rows: Sequence[Row], read_picture: ReadPicture, max_bytes: int) -> Grid
     return Grid(
         columns=columns,
         rows=tuple(shown),
-        without_pictures=tuple(Column(n, row) for n, row in enumerate(rows, 1) if not pictures[n]),
+        without_pictures=tuple(GridColumn(n, row) for n, row in enumerate(rows, 1) if not pictures[n]),
         order=_describe_order(len(shown), len(keys), columns, ranks),
         is_small=max((max(e.width, e.height) for e in embedded), default=0) <= _SMALL_SIDE,
         has_thumbnails=any(e.is_thumbnail for e in embedded),
     )
 
 
-def _pictures(row: Row) -> dict[PictureKey, Picture]:
+def _pictures(row: Row) -> dict[PictureKey, ImageRecord]:
     """Return a row's images by index, prompt and seed: only images of the same prompt and noise are comparable.
 
     A retried trial may have generated its images in a later round than the first.
     """
-    found = next((r.pictures for r in row.record.rounds if r.pictures), ())
-    return {(p.index, p.prompt, p.seed): p for p in found}
+    pictures = next((r.pictures for r in row.record.rounds if r.pictures), ())
+    return {(p.index, p.prompt, p.seed): p for p in pictures}
 
 
-def _sources(row: Row, key: PictureKey, read_picture: ReadPicture) -> tuple[tuple[str, Embedded], ...]:
+def _sources(row: Row, key: PictureKey, read_picture: ReadPicture) -> tuple[tuple[str, EmbeddedImage], ...]:
     """Return the pictures that an image was made from, with their names; none for text."""
     source = row.record.trial.workload.source_of(key[0])
     if source is None:
         return ()
     named = (("source", source.image), ("mask", source.mask), ("control", source.control))
-    found = ((name, _cell(read_picture(sha), None).picture) for name, sha in named if sha is not None)
-    return tuple((name, embedded) for name, embedded in found if embedded is not None)
+    embedded_sources = (
+        (name, _cell(read_picture(sha), None).picture) for name, sha in named if sha is not None
+    )
+    return tuple((name, embedded) for name, embedded in embedded_sources if embedded is not None)
 
 
 def _losses(
-    row: Row, pictures: Mapping[PictureKey, Picture], baseline: Row, references: Mapping[PictureKey, Picture]
+    row: Row,
+    pictures: Mapping[PictureKey, ImageRecord],
+    baseline: Row,
+    references: Mapping[PictureKey, ImageRecord],
 ) -> dict[PictureKey, float]:
     """Return the loss of each image that has one."""
     figures, originals = _by_picture(row), _by_picture(baseline)
     margin = _margin(baseline) if not row.record.trial.recipe.same_picture else None
-    found = {}
+    losses = {}
     for key, picture in pictures.items():
         reference = references.get(key)
         if picture.faults:
             if row.is_baseline or reference is None or not reference.faults:
-                found[key] = math.inf
+                losses[key] = math.inf
             continue
         if reference is None:
             continue
@@ -173,11 +178,11 @@ def _losses(
             margin,
         )
         if loss > _MIN_LOSS:
-            found[key] = loss
-    return found
+            losses[key] = loss
+    return losses
 
 
-def _loss(figures: PictureFigures | None, original: PictureFigures | None, margin: float | None) -> float:
+def _loss(figures: ImageFigures | None, original: ImageFigures | None, margin: float | None) -> float:
     if figures is None or figures.is_identical:
         return 0.0
     score = figures.alone.get("clip_score")
@@ -187,18 +192,18 @@ def _loss(figures: PictureFigures | None, original: PictureFigures | None, margi
     return 1 - figures.against.get("ssim", 1.0)
 
 
-def _by_picture(row: Row) -> dict[tuple[str, str, str], PictureFigures]:
+def _by_picture(row: Row) -> dict[tuple[str, str, str], ImageFigures]:
     return {(f.sha256, f.reference, f.prompt): f for f in row.figures}
 
 
 def _margin(baseline: Row) -> float | None:
     """Return how much better the baseline's images fit their own prompts than others; None if they do not."""
-    found = [
+    margins = [
         f.alone["clip_score"] - f.alone["clip_score_of_others"]
         for f in baseline.figures
         if {"clip_score", "clip_score_of_others"} <= f.alone.keys()
     ]
-    margin = sum(found) / len(found) if found else 0.0
+    margin = sum(margins) / len(margins) if margins else 0.0
     return margin if margin > 0 else None
 
 
@@ -214,13 +219,16 @@ def _sort_key(
     losses: Mapping[int, Mapping[PictureKey, float]],
 ) -> tuple[float, float, PictureKey]:
     """Order rows by their best rank, then by their greatest loss."""
-    rank = min((found[key] for found in ranks.values() if key in found), default=math.inf)
-    loss = max((found[key] for found in losses.values() if key in found), default=0.0)
+    rank = min((by_key[key] for by_key in ranks.values() if key in by_key), default=math.inf)
+    loss = max((by_key[key] for by_key in losses.values() if key in by_key), default=0.0)
     return rank, -loss, key
 
 
 def _describe_order(
-    num_shown: int, num_rows: int, columns: Sequence[Column], ranks: Mapping[int, Mapping[PictureKey, int]]
+    num_shown: int,
+    num_rows: int,
+    columns: Sequence[GridColumn],
+    ranks: Mapping[int, Mapping[PictureKey, int]],
 ) -> str:
     part = "" if num_shown == num_rows else f" {num_shown} of {num_rows}"
     ranked = [c for c in columns if ranks[c.number]]
@@ -234,24 +242,24 @@ def _describe_order(
 
 def _cells(
     key: PictureKey,
-    columns: Sequence[Column],
-    pictures: Mapping[int, Mapping[PictureKey, Picture]],
+    columns: Sequence[GridColumn],
+    pictures: Mapping[int, Mapping[PictureKey, ImageRecord]],
     ranks: Mapping[int, Mapping[PictureKey, int]],
     read_picture: ReadPicture,
-) -> tuple[Cell, ...]:
+) -> tuple[GridCell, ...]:
     """Return one row of the grid. Each distinct image is read and decoded once."""
     reference = pictures[1].get(key) if columns[0].row.is_baseline else None
     original = _decode(read_picture(reference.sha256)) if reference is not None else None
-    known: dict[str, Cell] = {}
+    by_sha: dict[str, GridCell] = {}
     cells = []
     for column in columns:
         picture = pictures[column.number].get(key)
         if picture is None:
-            cells.append(Cell(None, "", "not generated"))
+            cells.append(GridCell(None, "", "not generated"))
             continue
-        if picture.sha256 not in known:
-            known[picture.sha256] = _cell(read_picture(picture.sha256), original)
-        cell = known[picture.sha256]
+        if picture.sha256 not in by_sha:
+            by_sha[picture.sha256] = _cell(read_picture(picture.sha256), original)
+        cell = by_sha[picture.sha256]
         if column.row.is_baseline:
             cell = replace(cell, difference=None, difference_note=None)
         title = f"{column.row.recipe}: {picture.prompt} (seed {picture.seed})"
@@ -261,17 +269,19 @@ def _cells(
     return tuple(cells)
 
 
-def _note(row: Row, picture: Picture, reference: Picture | None, cell: Cell, is_worst: bool) -> str | None:
+def _note(
+    row: Row, picture: ImageRecord, reference: ImageRecord | None, cell: GridCell, is_worst: bool
+) -> str | None:
     """Return the caption of an image: its faults, and the figure that the recipe is held to."""
     parts = list(picture.faults)
-    found = _by_picture(row).get((picture.sha256, reference.sha256 if reference else "", picture.prompt))
+    figures = _by_picture(row).get((picture.sha256, reference.sha256 if reference else "", picture.prompt))
     if not row.is_baseline and cell.difference_note == _IDENTICAL:
         parts.append("identical to the baseline’s")
-    elif found is not None:
-        if "clip_score" in found.alone and (row.is_baseline or not row.record.trial.recipe.same_picture):
-            parts.append(f"CLIP {found.alone['clip_score']:.1f}")
-        elif "ssim" in found.against:
-            parts.append(f"SSIM {found.against['ssim']:.3f}")
+    elif figures is not None:
+        if "clip_score" in figures.alone and (row.is_baseline or not row.record.trial.recipe.same_picture):
+            parts.append(f"CLIP {figures.alone['clip_score']:.1f}")
+        elif "ssim" in figures.against:
+            parts.append(f"SSIM {figures.against['ssim']:.3f}")
     if is_worst:
         parts.append("this recipe’s worst")
     return ", ".join(parts) or None
@@ -280,29 +290,29 @@ def _note(row: Row, picture: Picture, reference: Picture | None, cell: Cell, is_
 _IDENTICAL = "identical"
 
 
-def _cell(png: bytes | None, original: Image.Image | None) -> Cell:
+def _cell(png: bytes | None, original: Image.Image | None) -> GridCell:
     """Return the image, unchanged or as a thumbnail, with its difference to the baseline's."""
     if png is None:
-        return Cell(None, "", "the image file is missing")
+        return GridCell(None, "", "the image file is missing")
     image = _decode(png)
     if image is None:
-        return Cell(None, "", "the image file is damaged")
+        return GridCell(None, "", "the image file is damaged")
     if max(image.size) <= MAX_EMBEDDED_SIDE:
-        shown = Embedded(_data_uri("png", png), image.width, image.height)
+        shown = EmbeddedImage(_data_uri("png", png), image.width, image.height)
     else:
         shown = replace(_webp(_small(image), quality=85), is_thumbnail=True)
     if original is None:
-        return Cell(shown, "", None, None, "no image of the baseline")
+        return GridCell(shown, "", None, None, "no image of the baseline")
     if image.size != original.size:
         sizes = f"{image.width} × {image.height} px, the baseline’s {original.width} × {original.height}"
-        return Cell(shown, "", None, None, sizes)
+        return GridCell(shown, "", None, None, sizes)
     # Subtracted at full size: thumbnails would average pixel-level differences away.
     difference = ImageChops.difference(image, original)
     largest = max(high for _, high in difference.getextrema())  # type: ignore[misc]
     if largest == 0:
-        return Cell(shown, "", None, None, _IDENTICAL)
+        return GridCell(shown, "", None, None, _IDENTICAL)
     amplified = _small(difference).point([min(255, AMPLIFIED * v) for v in range(256)] * 3)
-    return Cell(shown, "", None, _webp(amplified, quality=50), f"at most {largest} of 255")
+    return GridCell(shown, "", None, _webp(amplified, quality=50), f"at most {largest} of 255")
 
 
 def _decode(png: bytes | None) -> Image.Image | None:
@@ -324,10 +334,10 @@ def _small(image: Image.Image) -> Image.Image:
     return small
 
 
-def _webp(image: Image.Image, quality: int) -> Embedded:
+def _webp(image: Image.Image, quality: int) -> EmbeddedImage:
     out = io.BytesIO()
     image.save(out, "WEBP", quality=quality, method=4)
-    return Embedded(_data_uri("webp", out.getvalue()), image.width, image.height)
+    return EmbeddedImage(_data_uri("webp", out.getvalue()), image.width, image.height)
 
 
 def _data_uri(kind: str, content: bytes) -> str:

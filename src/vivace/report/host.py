@@ -44,8 +44,10 @@ def cpu_ratio(record: Record, baseline: Record) -> float | None:
 
 def _python_ms(record: Record) -> float | None:
     """Return the median over all rounds, measured before and after the timed calls."""
-    found = [r.conditions.get(name) for r in record.rounds for name in ("python_ms", "python_after_ms")]
-    return statistics.median(numbers) if (numbers := [ms for ms in found if isinstance(ms, float)]) else None
+    times_ms = [r.conditions.get(name) for r in record.rounds for name in ("python_ms", "python_after_ms")]
+    return (
+        statistics.median(numbers) if (numbers := [ms for ms in times_ms if isinstance(ms, float)]) else None
+    )
 
 
 def has_changed(ratio: float | None) -> bool:
@@ -91,10 +93,12 @@ def allowing_for(stretch: float, gain: LogMean, num_rounds: int) -> tuple[Interv
         stretch: see `stretch_of`.
         gain: the logarithm of the speed-up as measured.
     """
-    found, own = gain.interval(), verdict(gain, num_rounds)
+    interval, own = gain.interval(), verdict(gain, num_rounds)
     if stretch == 1.0:
-        return found, own
+        return interval, own
     corrected = verdict(LogMean(gain.mean + math.log(stretch), gain.error, gain.dof), num_rounds)
-    if found.low is not None and found.high is not None:
-        found = Interval(found.point, found.low * min(1.0, stretch), found.high * max(1.0, stretch))
-    return found, own if own is corrected else Verdict.UNCLEAR
+    if interval.low is not None and interval.high is not None:
+        interval = Interval(
+            interval.point, interval.low * min(1.0, stretch), interval.high * max(1.0, stretch)
+        )
+    return interval, own if own is corrected else Verdict.UNCLEAR

@@ -21,20 +21,20 @@ def place_labels(
         inside: the box that holds all labels.
     """
     dots = [(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in points]
-    taken: list[Box] = []
-    found = []
+    boxes: list[Box] = []
+    centres = []
     for text, point in zip(texts, points, strict=True):
         candidates = list(_around(point, 7.0 * len(text) + 3))
         # If nothing else is free a label may cross a bar, but never a dot or another label.
-        for obstacles in ([*dots, *taken, *bars], [*dots, *taken], taken):
+        for obstacles in ([*dots, *boxes, *bars], [*dots, *boxes], boxes):
             free = (b for b in candidates if _fits(b, inside) and not any(_overlap(b, o) for o in obstacles))
             box = next(free, None)
             if box is not None:
                 break
         box = box or candidates[0]
-        taken.append(box)
-        found.append((round((box[0] + box[2]) / 2, 1), round((box[1] + box[3]) / 2, 1)))
-    return found
+        boxes.append(box)
+        centres.append((round((box[0] + box[2]) / 2, 1), round((box[1] + box[3]) / 2, 1)))
+    return centres
 
 
 def _around(point: tuple[float, float], width: float) -> Iterator[Box]:

@@ -122,5 +122,5 @@ def _at(ceilings: Ceilings, operation: Operation, precision: str, amount: float)
 
 
 def _outside_s(rounds: tuple[Round, ...], batch: int) -> float:
-    found = [s.stages_s.get("other", 0.0) / batch for r in rounds for s in r.samples]
-    return statistics.median(found) if found else 0.0
+    outside_s = [s.stages_s.get("other", 0.0) / batch for r in rounds for s in r.samples]
+    return statistics.median(outside_s) if outside_s else 0.0

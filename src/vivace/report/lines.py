@@ -15,7 +15,7 @@ _GATES = (Gate.PASSED, Gate.UNCLEAR, Gate.FAILED)
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """One row of the table.
 
     `quality` is the gate's verdict with short evidence; `quality_reason` is the full reason unless it passed.
@@ -42,19 +42,19 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RowFigures:
     """All figures of the quality pass: column headings, and the cells of each recipe."""
 
     headings: tuple[str, ...]
-    rows: tuple[tuple[Line, tuple[str, ...]], ...]
+    rows: tuple[tuple[TextLine, tuple[str, ...]], ...]
 
 
 def line_of(
     number: int, row: Row, baseline: Row, warnings: Sequence[str], shared_reasons: Mapping[str, Sequence[int]]
-) -> Line:
+) -> TextLine:
     judged = row.judgement if row.latency is not None else None
     reason = None if judged is None or judged.gate is Gate.PASSED else judged.reason
-    return Line(
+    return TextLine(
         number,
         row,
         quality=None if judged is None else (judged.gate.value, _evidence(row, baseline)),
@@ -65,50 +65,52 @@ def line_of(
 
 def shared_quality_reasons(rows: Sequence[Row]) -> dict[str, list[int]]:
     """Return the reasons for unclear quality that several rows share, with the numbers of those rows."""
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for number, row in enumerate(rows, 1):
         if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
-            found.setdefault(row.judgement.reason, []).append(number)
-    return {reason: numbers for reason, numbers in found.items() if len(numbers) > 1}
+            numbers.setdefault(row.judgement.reason, []).append(number)
+    return {reason: numbers for reason, numbers in numbers.items() if len(numbers) > 1}
 
 
 def _evidence(row: Row, baseline: Row) -> str:
     """Return short evidence for the verdict on quality: "match 0.994", "CLIP kept 97 % [95, 99]"."""
-    found, limits = row.fidelity, row.limits
+    fidelity, limits = row.fidelity, row.limits
     if broken_pictures(row.record, baseline.record) is not None:
         return "broken images"
-    if found is None:
+    if fidelity is None:
         return ""
-    if found.num_identical == found.num_pictures:
+    if fidelity.num_identical == fidelity.num_pictures:
         return "identical"
     parts = []
     if limits.clip is not None:
-        parts.append("no CLIP score" if found.clip_kept is None else f"CLIP kept {_percent(found.clip_kept)}")
-    if found.witness is not None and limits.witness is not None:
-        parts.append(f"second witness {_percent(found.witness.mean)}")
+        parts.append(
+            "no CLIP score" if fidelity.clip_kept is None else f"CLIP kept {_percent(fidelity.clip_kept)}"
+        )
+    if fidelity.witness is not None and limits.witness is not None:
+        parts.append(f"second witness {_percent(fidelity.witness.mean)}")
     if row.record.trial.recipe.same_picture:
-        if found.match is not None and limits.match is not None:
-            parts.append(f"match {found.match.mean.point:.3f}")
-        if found.ssim is not None and limits.ssim is not None:
-            parts.append(f"SSIM {found.ssim.point:.3f}")
-        if found.psnr_db is not None and limits.psnr_db is not None:
-            parts.append(f"PSNR {found.psnr_db.point:.1f} dB")
+        if fidelity.match is not None and limits.match is not None:
+            parts.append(f"match {fidelity.match.mean.point:.3f}")
+        if fidelity.ssim is not None and limits.ssim is not None:
+            parts.append(f"SSIM {fidelity.ssim.point:.3f}")
+        if fidelity.psnr_db is not None and limits.psnr_db is not None:
+            parts.append(f"PSNR {fidelity.psnr_db.point:.1f} dB")
     return ", ".join(parts)
 
 
-def figures_of(lines: Sequence[Line]) -> Figures | None:
+def figures_of(lines: Sequence[TextLine]) -> RowFigures | None:
     """Return the table of figures, without columns that are empty for all recipes; None without a quality pass."""
-    found = [(line, line.row.fidelity) for line in lines if line.row.fidelity is not None]
-    cells = [(line, _figure_cells(fidelity, line.row.is_baseline)) for line, fidelity in found]
+    fidelity = [(line, line.row.fidelity) for line in lines if line.row.fidelity is not None]
+    cells = [(line, _figure_cells(fidelity, line.row.is_baseline)) for line, fidelity in fidelity]
     headings = [h for h in (cells[0][1] if cells else ()) if any(c[h] != "–" for _, c in cells)]
     if not headings:
         return None
-    return Figures(
+    return RowFigures(
         tuple(headings), tuple((line, tuple(figures[h] for h in headings)) for line, figures in cells)
     )
 
 
-def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
+def _figure_cells(fidelity: Fidelity, is_baseline: bool) -> dict[str, str]:
     """Return means by heading; no-reference figures with their change against the baseline."""
     missing = "–"
 
@@ -116,16 +118,18 @@ def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
         return missing if is_baseline or interval is None else f"{interval.point:.{digits}f}"
 
     cells = {
-        "identical": missing if is_baseline else f"{found.num_identical} of {found.num_pictures}",
-        "match": mean(None if found.match is None else found.match.mean, 3),
-        "SSIM": mean(found.ssim, 3),
+        "identical": missing if is_baseline else f"{fidelity.num_identical} of {fidelity.num_pictures}",
+        "match": mean(None if fidelity.match is None else fidelity.match.mean, 3),
+        "SSIM": mean(fidelity.ssim, 3),
         "PSNR, worst": missing
-        if found.psnr_db is None or is_baseline
-        else f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f} dB",
-        "LPIPS": mean(found.lpips, 3),
-        "CLIP kept": missing if found.clip_kept is None or is_baseline else _percent(found.clip_kept),
-        "second witness": missing if found.witness is None or is_baseline else _percent(found.witness.mean),
-        "CLIP similarity": mean(found.clip_similarity, 1),
+        if fidelity.psnr_db is None or is_baseline
+        else f"{fidelity.psnr_db.point:.1f}, {fidelity.worst_psnr_db:.1f} dB",
+        "LPIPS": mean(fidelity.lpips, 3),
+        "CLIP kept": missing if fidelity.clip_kept is None or is_baseline else _percent(fidelity.clip_kept),
+        "second witness": missing
+        if fidelity.witness is None or is_baseline
+        else _percent(fidelity.witness.mean),
+        "CLIP similarity": mean(fidelity.clip_similarity, 1),
     }
     for name, heading, digits in (
         ("clip_score", "CLIP score", 1),
@@ -133,7 +137,7 @@ def _figure_cells(found: Fidelity, is_baseline: bool) -> dict[str, str]:
         ("colourfulness", "colourfulness", 1),
         ("entropy_bits", "entropy, bits", 2),
     ):
-        compared = found.alone.get(name)
+        compared = fidelity.alone.get(name)
         cells[heading] = missing if compared is None else f"{compared.mean:.{digits}f}"
         if compared is not None and not is_baseline:
             change = round(compared.difference.point, digits) + 0.0  # no "−0.0"

@@ -13,13 +13,13 @@ from vivace.stats import Levels, level_at
 
 def levels_of(baseline: Record) -> dict[int, Levels]:
     """Return the levels of each of the baseline's rounds that have canaries: its own, and those of the canaries."""
-    found = {}
+    levels = {}
     for round_ in baseline.rounds:
         if round_.samples and round_.canaries:
             points = [(_time(round_.started_at), _level([s.total_s for s in round_.samples]))]
             points += [(_time(canary.started_at), _level(canary.samples_s)) for canary in round_.canaries]
-            found[round_.index] = sorted(points)
-    return found
+            levels[round_.index] = sorted(points)
+    return levels
 
 
 def moves_of(levels: dict[int, Levels]) -> list[float]:
@@ -38,15 +38,15 @@ def baseline_beside(
         samples: the baseline's, by round.
         rounds: of the recipe.
     """
-    levels, found = levels_of(baseline), dict(samples)
+    levels, corrected = levels_of(baseline), dict(samples)
     own = {r.index: r.samples for r in baseline.rounds if r.samples}
     for round_ in rounds:
         points = levels.get(round_.index, [])
         if len(points) > 1 and round_.index in samples:
             measured = _level([s.total_s for s in own[round_.index]])
             factor = math.exp(level_at(points, _time(round_.started_at)) - measured)
-            found[round_.index] = tuple(x * factor for x in samples[round_.index])
-    return found
+            corrected[round_.index] = tuple(x * factor for x in samples[round_.index])
+    return corrected
 
 
 def _level(seconds: list[float] | tuple[float, ...]) -> float:
@@ -54,5 +54,5 @@ def _level(seconds: list[float] | tuple[float, ...]) -> float:
 
 
 def _time(started_at: str) -> float:
-    found = datetime.fromisoformat(started_at)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    started = datetime.fromisoformat(started_at)
+    return (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()

@@ -17,9 +17,9 @@ from importlib import resources
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vivace.report.downloads import MAX_LINK_BYTES, Download, table_files
+from vivace.report.downloads import MAX_LINK_BYTES, OfferedFile, table_files
 from vivace.report.grid import Grid, ReadPicture, grid
-from vivace.report.lines import Figures, Line, figures_of, line_of, shared_quality_reasons
+from vivace.report.lines import RowFigures, TextLine, figures_of, line_of, shared_quality_reasons
 from vivace.report.plots import Breakdown, WaterfallBar, breakdowns, waterfall
 from vivace.report.reproduce import Reproduction, reproduction
 from vivace.report.rows import Row, shared_warnings
@@ -67,15 +67,15 @@ class _View:
     particulars: str
     best: Row | None
     standing: str
-    downloads: tuple[Download, ...]
+    downloads: tuple[OfferedFile, ...]
     workload: str
     batch: int
     command: str
     again: Reproduction
     is_tiny: bool
     is_synthetic: bool
-    lines: tuple[Line, ...]
-    figures: Figures | None
+    lines: tuple[TextLine, ...]
+    figures: RowFigures | None
     shared_warnings: tuple[str, ...]
     memory_note: str | None
     quality_notes: tuple[str, ...]
@@ -83,7 +83,7 @@ class _View:
     breakdowns: tuple[Breakdown, ...]
     plots: tuple[Plot, ...]
     strips: Strips | None
-    unplotted: tuple[Line, ...]
+    unplotted: tuple[TextLine, ...]
     grid: Grid
     facts: tuple[tuple[str, str], ...]
 
@@ -130,7 +130,7 @@ def render_page(
     )
 
 
-def _all_tables(sections: Sequence[Section], max_bytes: int) -> tuple[Download, ...]:
+def _all_tables(sections: Sequence[Section], max_bytes: int) -> tuple[OfferedFile, ...]:
     """Return the rows of all sections as files; none for a single section, which has its own."""
     if len(sections) < 2:
         return ()
@@ -164,14 +164,14 @@ def _digest(text: str) -> str:
 
 def environment(*packages: str) -> Environment:
     """Return the templates of these packages and of the report, with the report's filters."""
-    found = Environment(
+    environment = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "vivace.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
+    environment.filters |= {
         "seconds": seconds,
         "size": size,
         "between_s": between_s,
@@ -185,7 +185,7 @@ def environment(*packages: str) -> Environment:
         "breakable": breakable,
         "shortened": lambda text: breakable(shortened(short_form(text))),
     }
-    return found
+    return environment
 
 
 def section_view(
@@ -343,12 +343,12 @@ def _at_place(record: Record) -> str:
 
 
 def _memory_note(rows: Sequence[Row]) -> str | None:
-    """Say what the memory figures count, and how much memory was in use before the model was loaded."""
-    found = [r.memory for r in rows if r.memory is not None]
-    if not found:
+    """Describe what the memory figures count, and how much memory was in use before the model was loaded."""
+    memories = [r.memory for r in rows if r.memory is not None]
+    if not memories:
         return None
     if rows[0].record.environment.device == "cpu":
-        before = size(max(m.before_bytes for m in found))
+        before = size(max(m.before_bytes for m in memories))
         return (
             "Memory is the process's resident set, including Python and its libraries: "
             f"{before} were in use before the model was loaded."

@@ -112,7 +112,7 @@ def _parent(above: Sequence[Row], row: Row) -> int:
     """Return the index of the row above that this one extends; 0, the baseline, if it extends no other."""
     techniques = _techniques(row)
     nested = [
-        (len(found), index) for index, other in enumerate(above) if (found := _techniques(other)) < techniques
+        (len(fewer), index) for index, other in enumerate(above) if (fewer := _techniques(other)) < techniques
     ]
     return max(nested, default=(0, 0))[1]
 
@@ -150,7 +150,7 @@ def breakdowns(rows: Sequence[Row]) -> tuple[Breakdown, ...]:
     longest = max((sum(r.stages_s.values()) for _, r in measured), default=0.0)
     if longest <= 0:
         return ()
-    found = []
+    breakdowns = []
     for number, row in measured:
         # Known stages in the order of the call, then unknown stages of newer records.
         stages = [s for s in STAGES if s in row.stages_s] + sorted(set(row.stages_s) - set(STAGES))
@@ -160,5 +160,5 @@ def breakdowns(rows: Sequence[Row]) -> tuple[Breakdown, ...]:
             bars.append(Bar(stage if stage in STAGES else "other", round(start, 2), round(width, 2)))
             start += width
         figures = tuple((stage, seconds(row.stages_s[stage])) for stage in stages)
-        found.append(Breakdown(number, row.recipe, row.failed_quality, tuple(bars), figures))
-    return tuple(found)
+        breakdowns.append(Breakdown(number, row.recipe, row.failed_quality, tuple(bars), figures))
+    return tuple(breakdowns)

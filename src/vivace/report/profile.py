@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vivace.foreign.text import csv_cell, markdown_cell, plain
 from vivace.report.summary import seconds, size
 from vivace.spec.profiling import HostWait, MemoryTimeline, Profile, Share
+from vivace.untrusted.text import csv_cell, markdown_cell, plain
 
 TOP = 20
 _NAME_WIDTH = 56  # characters
@@ -21,7 +21,7 @@ _SHOWN_CHANGE = 0.005
 
 
 @dataclass(frozen=True)
-class Section:
+class ProfileSection:
     """A table with a title; cells are text, the first column is a name. `note` is printed below it."""
 
     title: str
@@ -33,7 +33,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Change:
+class ProfileChange:
     """How an operator's self time differs between two profiles: on the GPU, else on the CPU.
 
     Attributes:
@@ -57,11 +57,11 @@ class Change:
         return asdict(self) | {"difference_s": self.difference_s}
 
 
-def changes(before: Profile, after: Profile) -> list[Change]:
+def changes(before: Profile, after: Profile) -> list[ProfileChange]:
     """Return the change of each operator's self time from one profile to another, the largest first."""
     is_gpu = before.gpu_busy_s is not None and after.gpu_busy_s is not None
-    old, new = ({row.name: row for row in one.operators} for one in (before, after))
-    found = []
+    old, new = ({row.name: row for row in profile.operators} for profile in (before, after))
+    changes = []
     for name in {**old, **new}:
         b, a = old.get(name), new.get(name)
         b_s, a_s = (0.0 if row is None else row.self_cuda_s if is_gpu else row.self_cpu_s for row in (b, a))
@@ -74,8 +74,8 @@ def changes(before: Profile, after: Profile) -> list[Change]:
         else:
             kind = "shrank" if a.most_s < b.least_s else "grew" if a.least_s > b.most_s else "same"
         calls = (0 if b is None else b.num_calls, 0 if a is None else a.num_calls)
-        found.append(Change(name, row.family, kind, b_s, a_s, *calls))
-    return sorted(found, key=lambda one: (-abs(one.difference_s), one.name))
+        changes.append(ProfileChange(name, row.family, kind, b_s, a_s, *calls))
+    return sorted(changes, key=lambda change: (-abs(change.difference_s), change.name))
 
 
 def table_rows(profile: Profile) -> list[dict[str, Any]]:
@@ -112,9 +112,9 @@ def profile_csv(profile: Profile) -> str:
     return _csv(table_rows(profile))
 
 
-def changes_csv(found: Sequence[Change]) -> str:
+def changes_csv(changes: Sequence[ProfileChange]) -> str:
     """Return changes as CSV."""
-    return _csv([one.to_dict() for one in found])
+    return _csv([change.to_dict() for change in changes])
 
 
 def profile_text(profile: Profile, format_: str, top: int = TOP) -> str:
@@ -123,17 +123,17 @@ def profile_text(profile: Profile, format_: str, top: int = TOP) -> str:
     Args:
         top: rows of the operator table, and of the other tables that can be long.
     """
-    parts = [_heading(profile, format_), *(_shown(one, format_) for one in sections(profile, top))]
+    parts = [_heading(profile, format_), *(_shown(section, format_) for section in sections(profile, top))]
     parts += [f"note: {warning}" for warning in profile.warnings]
     return "\n\n".join(parts) + "\n"
 
 
 def changes_text(before: Profile, after: Profile, format_: str, top: int = TOP) -> str:
     """Return two profiles side by side as text, "table" or "md": shares, and what happened to operators."""
-    return "\n\n".join(_shown(one, format_) for one in _side_by_side(before, after, top)) + "\n"
+    return "\n\n".join(_shown(section, format_) for section in _side_by_side(before, after, top)) + "\n"
 
 
-def sections(profile: Profile, top: int = TOP) -> Iterator[Section]:
+def sections(profile: Profile, top: int = TOP) -> Iterator[ProfileSection]:
     """Yield the profile's tables; those without rows are left out."""
     yield _operator_section(profile, top)
     is_gpu = profile.gpu_busy_s is not None
@@ -141,10 +141,10 @@ def sections(profile: Profile, top: int = TOP) -> Iterator[Section]:
     yield _share_section("Time by component", "component", profile.components, is_gpu)
     if profile.gaps:
         rows = [
-            (one.component, one.before, str(one.count), seconds(one.idle_s), seconds(one.host_late_s))
-            for one in profile.gaps[:top]
+            (gap.component, gap.before, str(gap.count), seconds(gap.idle_s), seconds(gap.host_late_s))
+            for gap in profile.gaps[:top]
         ]
-        yield Section(
+        yield ProfileSection(
             "GPU idle, by what ended it",
             ("component", "before", "gaps", "idle", "of it host late"),
             rows,
@@ -186,7 +186,7 @@ def _calls(number: int) -> str:
     return "one call" if number == 1 else f"the median of {number} calls"
 
 
-def _operator_section(profile: Profile, top: int) -> Section:
+def _operator_section(profile: Profile, top: int) -> ProfileSection:
     headings: tuple[str, ...] = (
         "Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg", "Self CUDA", "Self CUDA %",
         "CUDA total", "CUDA time avg", "# of Calls",
@@ -195,44 +195,49 @@ def _operator_section(profile: Profile, top: int) -> Section:
         "self_cpu_percent", "self_cpu_s", "cpu_total_percent", "cpu_total_s", "cpu_time_avg_s", "self_cuda_s",
         "self_cuda_percent", "cuda_total_s", "cuda_time_avg_s",
     )  # fmt: skip
-    found = table_rows(profile)
+    operators = table_rows(profile)
     rows: list[tuple[str, ...]] = [
-        (row["name"], *(_cell(key, row[key]) for key in keys), str(row["num_calls"])) for row in found[:top]
+        (row["name"], *(_cell(key, row[key]) for key in keys), str(row["num_calls"]))
+        for row in operators[:top]
     ]
     if profile.gpu_busy_s is None:
         headings, rows = _without_cuda(headings), [_without_cuda(row) for row in rows]
-    rest = len(found) - top
+    rest = len(operators) - top
     note = (
         f"Self CPU time total: {seconds(profile.self_cpu_s)}"
         + ("" if profile.gpu_busy_s is None else f"; self CUDA time total: {seconds(profile.self_cuda_s)}")
-        + (f"; {rest} more rows with --top {len(found)}" if rest > 0 else "")
+        + (f"; {rest} more rows with --top {len(operators)}" if rest > 0 else "")
     )
-    return Section("Operators", headings, rows, note)
+    return ProfileSection("Operators", headings, rows, note)
 
 
 def _without_cuda(cells: tuple[str, ...]) -> tuple[str, ...]:
     return (*cells[:6], cells[-1])
 
 
-def _share_section(title: str, what: str, shares: Sequence[Share], is_gpu: bool) -> Section:
-    cpu, cuda = sum(one.cpu_s for one in shares), sum(one.cuda_s for one in shares)
+def _share_section(title: str, what: str, shares: Sequence[Share], is_gpu: bool) -> ProfileSection:
+    cpu, cuda = sum(share.cpu_s for share in shares), sum(share.cuda_s for share in shares)
     rows = []
-    for one in shares:
-        cells = [one.name, seconds(one.cpu_s), f"{_percent(one.cpu_s, cpu):.2f}%"]
+    for share in shares:
+        cells = [share.name, seconds(share.cpu_s), f"{_percent(share.cpu_s, cpu):.2f}%"]
         if is_gpu:
-            cells += [seconds(one.cuda_s), f"{_percent(one.cuda_s, cuda):.2f}%"]
+            cells += [seconds(share.cuda_s), f"{_percent(share.cuda_s, cuda):.2f}%"]
         rows.append(tuple(cells))
-    return Section(title, (what, "Self CPU", "Self CPU %", *(("Self CUDA", "Self CUDA %") * is_gpu)), rows)
+    return ProfileSection(
+        title, (what, "Self CPU", "Self CPU %", *(("Self CUDA", "Self CUDA %") * is_gpu)), rows
+    )
 
 
-def _wait_section(waits: Sequence[HostWait], top: int, is_gpu: bool) -> Section:
+def _wait_section(waits: Sequence[HostWait], top: int, is_gpu: bool) -> ProfileSection:
     rows = [
-        (one.kind, one.what, place(one), one.component, str(one.count), seconds(one.seconds),
-         size(one.num_bytes) if one.num_bytes else "-")
-        for one in waits[:top]
+        (wait.kind, wait.what, place(wait), wait.component, str(wait.count), seconds(wait.seconds),
+         size(wait.num_bytes) if wait.num_bytes else "-")
+        for wait in waits[:top]
     ]  # fmt: skip
     title = "The host waits for the GPU" if is_gpu else "Values read: on a GPU, the host would wait here"
-    return Section(title, ("kind", "what", "where", "component", "count", "time", "bytes"), rows, num_left=4)
+    return ProfileSection(
+        title, ("kind", "what", "where", "component", "count", "time", "bytes"), rows, num_left=4
+    )
 
 
 def place(wait: HostWait) -> str:
@@ -240,14 +245,14 @@ def place(wait: HostWait) -> str:
     return f"{wait.file}:{'' if wait.is_exact else 'from '}{wait.line} in {wait.function}"
 
 
-def _memory_section(memory: MemoryTimeline, length_s: float) -> Section:
+def _memory_section(memory: MemoryTimeline, length_s: float) -> ProfileSection:
     rows = [
         (name, size(memory.at_peak_bytes.get(name, 0)), size(peak) if peak is not None else "-")
         for name, peak in _by_component(memory)
     ]
     what = f"{memory.kind}, {size(memory.before_bytes)} at the start" if memory.before_bytes else memory.kind
     note = f"peak {size(memory.peak_bytes)} ({what})\n{sparkline(memory, length_s)}"
-    return Section("Memory", ("allocated by", "held at the peak", "most held meanwhile"), rows, note)
+    return ProfileSection("Memory", ("allocated by", "held at the peak", "most held meanwhile"), rows, note)
 
 
 def _by_component(memory: MemoryTimeline) -> Iterator[tuple[str, int | None]]:
@@ -274,34 +279,40 @@ def sparkline(memory: MemoryTimeline, length_s: float, width: int = _BAR_WIDTH) 
     return "".join(_BARS[1 + round((value - low) / span * (len(_BARS) - 2))] for value in most)
 
 
-def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Section]:
+def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[ProfileSection]:
     names = (before.trial.title, after.trial.title)
     is_gpu = before.gpu_busy_s is not None and after.gpu_busy_s is not None
     rows = [("call, without the profiler", *_pair(before.plain_s, after.plain_s))]
     if before.gpu_busy_s is not None and after.gpu_busy_s is not None:
         rows.append(("GPU busy", *_pair(before.gpu_busy_s, after.gpu_busy_s)))
         rows.append(("GPU idle, host late", *_pair(before.host_late_s or 0, after.host_late_s or 0)))
-    yield Section("Before and after", ("", *names, "difference"), rows)
+    yield ProfileSection("Before and after", ("", *names, "difference"), rows)
     for title, old, new in (
         ("Self time by kernel family", before.families, after.families),
         ("Self time by component", before.components, after.components),
     ):
-        b, a = ({one.name: one.cuda_s if is_gpu else one.cpu_s for one in shares} for shares in (old, new))
+        b, a = (
+            {share.name: share.cuda_s if is_gpu else share.cpu_s for share in shares} for shares in (old, new)
+        )
         order = sorted({**b, **a}, key=lambda name: -max(b.get(name, 0), a.get(name, 0)))
-        yield Section(
+        yield ProfileSection(
             title,
             ("", *names, "difference"),
             [(name, *_pair(b.get(name, 0), a.get(name, 0))) for name in order],
         )
     least = _SHOWN_CHANGE * max(before.plain_s, after.plain_s)
-    found = [one for one in changes(before, after) if abs(one.difference_s) >= least and one.kind != "same"]
+    differing = [
+        change
+        for change in changes(before, after)
+        if abs(change.difference_s) >= least and change.kind != "same"
+    ]
     operators = [
-        (one.name, one.kind, seconds(one.before_s) if one.before_calls else "-",
-         seconds(one.after_s) if one.after_calls else "-", _signed(one.difference_s),
-         f"{one.before_calls} / {one.after_calls}")
-        for one in found[:top]
+        (change.name, change.kind, seconds(change.before_s) if change.before_calls else "-",
+         seconds(change.after_s) if change.after_calls else "-", _signed(change.difference_s),
+         f"{change.before_calls} / {change.after_calls}")
+        for change in differing[:top]
     ]  # fmt: skip
-    yield Section(
+    yield ProfileSection(
         "Operators that went, shrank, grew or appeared",
         ("Name", "change", *names, "difference", "# of Calls"),
         operators,
@@ -318,7 +329,7 @@ def _signed(value: float) -> str:
     return ("-" if value < 0 else "+") + seconds(abs(value))
 
 
-def _shown(section: Section, format_: str) -> str:
+def _shown(section: ProfileSection, format_: str) -> str:
     if format_ == "md":
         lines = [f"### {section.title}", ""]
         lines += [

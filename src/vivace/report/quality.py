@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.report.variety import Variety, variety
-from vivace.spec.figures import PictureFigures, QualityPass, key_of
-from vivace.spec.record import Picture, Record
+from vivace.spec.figures import ImageFigures, QualityPass, key_of
+from vivace.spec.record import ImageRecord, Record
 from vivace.stats import Interval, mean_interval
 
 CAP = 0.2
@@ -25,7 +25,7 @@ ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedFigure:
     """A no-reference figure: its mean, and the mean of the paired differences to the baseline's images."""
 
     mean: float
@@ -42,7 +42,7 @@ class Worst:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptShare:
     """What images keep of the baseline's: of its CLIP margin, or of its contrast (`match`).
 
     Attributes:
@@ -82,17 +82,17 @@ class Fidelity:
     psnr_db: Interval | None
     worst_psnr_db: float | None
     ssim: Interval | None
-    match: Kept | None = None
-    clip: Kept | None = None
-    witness: Kept | None = None
+    match: KeptShare | None = None
+    clip: KeptShare | None = None
+    witness: KeptShare | None = None
     clip_score: Interval | None = None
     clip_similarity: Interval | None = None
     lpips: Interval | None = None
-    alone: Mapping[str, Compared] = field(default_factory=dict)
-    outside: Kept | None = None
+    alone: Mapping[str, ComparedFigure] = field(default_factory=dict)
+    outside: KeptShare | None = None
     outside_of_baseline: Interval | None = None
     outside_psnr_db: Interval | None = None
-    source: Kept | None = None
+    source: KeptShare | None = None
     source_similarity: Interval | None = None
     variety: Variety | None = None
     has_thumbnails: bool = False
@@ -103,40 +103,40 @@ class Fidelity:
         return None if self.clip is None else self.clip.mean
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"num_pictures": self.num_pictures, "num_identical": self.num_identical}
-        found["num_prompts"] = self.num_prompts
-        found["worst_psnr_db"] = self.worst_psnr_db
+        fields: dict[str, Any] = {"num_pictures": self.num_pictures, "num_identical": self.num_identical}
+        fields["num_prompts"] = self.num_prompts
+        fields["worst_psnr_db"] = self.worst_psnr_db
         for name in ("psnr_db", "ssim", "clip_score", "clip_similarity", "lpips"):
-            found[name] = interval_json(getattr(self, name))
+            fields[name] = interval_json(getattr(self, name))
         for name in ("outside_psnr_db", "source_similarity"):
             if getattr(self, name) is not None:
-                found[name] = interval_json(getattr(self, name))
+                fields[name] = interval_json(getattr(self, name))
         for name in ("clip", "witness", "match", *(n for n in ("outside", "source") if getattr(self, n))):
-            kept: Kept | None = getattr(self, name)
-            found[f"{name}_kept"] = None if kept is None else interval_json(kept.mean)
-            found[f"{name}_bounds"] = None if kept is None else interval_json(kept.bounds, "bounds")
-            found[f"{name}_worst"] = (
+            kept: KeptShare | None = getattr(self, name)
+            fields[f"{name}_kept"] = None if kept is None else interval_json(kept.mean)
+            fields[f"{name}_bounds"] = None if kept is None else interval_json(kept.bounds, "bounds")
+            fields[f"{name}_worst"] = (
                 None if kept is None else {"prompt": kept.worst.prompt, "best": kept.worst.best}
             )
         if self.variety is not None:
-            found["variety_bounds"] = interval_json(self.variety.bounds, "bounds")
-            found["variety_lowest"] = interval_json(self.variety.lowest.bounds, "bounds")
-        found["alone"] = {
+            fields["variety_bounds"] = interval_json(self.variety.bounds, "bounds")
+            fields["variety_lowest"] = interval_json(self.variety.lowest.bounds, "bounds")
+        fields["alone"] = {
             name: {"mean": c.mean, "difference": interval_json(c.difference)}
             for name, c in self.alone.items()
         }
-        return found
+        return fields
 
 
 @dataclass(frozen=True)
 class PairedFigures:
     """Figures of a record's images, and of the baseline's images of the same prompts and seeds."""
 
-    figures: tuple[PictureFigures, ...]
-    references: tuple[PictureFigures, ...]
+    figures: tuple[ImageFigures, ...]
+    references: tuple[ImageFigures, ...]
 
 
-def paired_figures(pictures: Sequence[Picture], baseline: Record, found: QualityPass) -> PairedFigures:
+def paired_figures(pictures: Sequence[ImageRecord], baseline: Record, quality: QualityPass) -> PairedFigures:
     """Pair the stored figures of images with the baseline's. Images without figures are left out."""
     references = {(p.prompt, p.seed): p.sha256 for p in baseline.rounds[0].pictures}
     rows, originals = [], []
@@ -145,9 +145,9 @@ def paired_figures(pictures: Sequence[Picture], baseline: Record, found: Quality
         if sha is None:
             continue
         workload = baseline.trial.workload
-        row = found.figures.get(key_of(picture, sha, workload, found.scorer))
+        row = quality.figures.get(key_of(picture, sha, workload, quality.scorer))
         as_drawn = picture.model_copy(update={"sha256": sha})
-        original = found.figures.get(key_of(as_drawn, sha, workload, found.scorer))
+        original = quality.figures.get(key_of(as_drawn, sha, workload, quality.scorer))
         if row is not None and original is not None:
             rows.append(row)
             originals.append(original)
@@ -161,7 +161,7 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
     rows, prompts = pairs.figures, [f.prompt for f in pairs.figures]
     psnr = [(f.against["psnr_db"], f.prompt) for f in rows if "psnr_db" in f.against]
     matches = [1.0 if f.is_identical else f.against.get("match") for f in rows]
-    known = [m for m in matches if m is not None]
+    present = [m for m in matches if m is not None]
     return Fidelity(
         num_pictures=len(rows),
         num_identical=sum(1 for f in rows if f.is_identical),
@@ -169,7 +169,7 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         psnr_db=_over_prompts(psnr) if psnr else None,
         worst_psnr_db=min((p for p, _ in psnr), default=None),
         ssim=_mean(rows, "ssim", identical=1.0),
-        match=_kept(known, prompts) if len(known) == len(rows) else None,
+        match=_kept(present, prompts) if len(present) == len(rows) else None,
         clip=_margin_kept(pairs, "clip_score"),
         witness=_margin_kept(pairs, "witness_score"),
         clip_score=_mean_alone(rows, "clip_score"),
@@ -182,16 +182,16 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         source_similarity=_mean_alone(rows, "source_similarity"),
         variety=variety(pairs.figures, pairs.references),
         has_thumbnails=all(row.thumbnail is not None for row in (*rows, *pairs.references)),
-        alone={name: found for name in ALONE if (found := _compared(pairs, name)) is not None},
+        alone={name: kept for name in ALONE if (kept := _compared(pairs, name)) is not None},
     )
 
 
-def _outside(rows: Sequence[PictureFigures]) -> Kept | None:
-    found = [(f.alone["outside_match"], f.prompt) for f in rows if "outside_match" in f.alone]
-    return _kept([share for share, _ in found], [prompt for _, prompt in found]) if found else None
+def _outside(rows: Sequence[ImageFigures]) -> KeptShare | None:
+    shares = [(f.alone["outside_match"], f.prompt) for f in rows if "outside_match" in f.alone]
+    return _kept([share for share, _ in shares], [prompt for _, prompt in shares]) if shares else None
 
 
-def _compared(pairs: PairedFigures, name: str) -> Compared | None:
+def _compared(pairs: PairedFigures, name: str) -> ComparedFigure | None:
     values = [
         (f.alone[name], r.alone[name], f.prompt)
         for f, r in zip(pairs.figures, pairs.references, strict=True)
@@ -200,10 +200,10 @@ def _compared(pairs: PairedFigures, name: str) -> Compared | None:
     if not values:
         return None
     difference = _over_prompts([(a - b, prompt) for a, b, prompt in values])
-    return Compared(sum(a for a, _, _ in values) / len(values), difference)
+    return ComparedFigure(sum(a for a, _, _ in values) / len(values), difference)
 
 
-def _margin_kept(pairs: PairedFigures, name: str) -> Kept | None:
+def _margin_kept(pairs: PairedFigures, name: str) -> KeptShare | None:
     """Summarise 1 - (drop of the score) / (the baseline's mean margin) of each image.
 
     None without scores, and if the baseline's images have no positive margin.
@@ -221,12 +221,12 @@ def _margin_kept(pairs: PairedFigures, name: str) -> Kept | None:
     )
 
 
-def _kept(shares: Sequence[float], prompts: Sequence[str]) -> Kept:
+def _kept(shares: Sequence[float], prompts: Sequence[str]) -> KeptShare:
     best: dict[str, list[float]] = {}
     for share, prompt in zip(shares, prompts, strict=True):
         best.setdefault(prompt, []).append(share)
     prompt, of_prompt = min(best.items(), key=lambda item: (len(item[1]) == 1, max(item[1])))
-    return Kept(
+    return KeptShare(
         mean_interval(shares, prompts),
         _bounds([min(max(share, 1 - CAP), 1 + CAP) for share in shares], prompts),
         Worst(prompt, max(of_prompt), len(of_prompt)),
@@ -239,16 +239,16 @@ def _bounds(shares: Sequence[float], prompts: Sequence[str]) -> Interval:
     return Interval(lower.point, lower.low, upper.high)
 
 
-def _mean(rows: Sequence[PictureFigures], name: str, *, identical: float) -> Interval | None:
+def _mean(rows: Sequence[ImageFigures], name: str, *, identical: float) -> Interval | None:
     values = [identical if f.is_identical else f.against.get(name) for f in rows]
-    known = [(v, f.prompt) for v, f in zip(values, rows, strict=True) if v is not None]
+    present = [(v, f.prompt) for v, f in zip(values, rows, strict=True) if v is not None]
     is_measured = any(name in f.against for f in rows) or all(f.is_identical for f in rows)
-    return _over_prompts(known) if known and is_measured else None
+    return _over_prompts(present) if present and is_measured else None
 
 
-def _mean_alone(rows: Sequence[PictureFigures], name: str) -> Interval | None:
-    known = [(f.alone[name], f.prompt) for f in rows if name in f.alone]
-    return _over_prompts(known) if known else None
+def _mean_alone(rows: Sequence[ImageFigures], name: str) -> Interval | None:
+    present = [(f.alone[name], f.prompt) for f in rows if name in f.alone]
+    return _over_prompts(present) if present else None
 
 
 def _over_prompts(values: Sequence[tuple[float, str]]) -> Interval:

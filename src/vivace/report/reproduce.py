@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.foreign.text import lines_of
-from vivace.report.downloads import Download, text_file
+from vivace.report.downloads import OfferedFile, text_file
 from vivace.report.rows import Row
 from vivace.spec.workload import Workload
+from vivace.untrusted.text import lines_of
 
 PROMPTS_FILE = "prompts"
 _MAX_SHOWN = 20_000  # characters of prompts in the page
@@ -29,7 +29,7 @@ class Reproduction:
     command: str
     prompts: tuple[str, ...]
     num_hidden: int
-    file: Download | None
+    file: OfferedFile | None
 
 
 def reproduction(rows: Sequence[Row]) -> Reproduction:

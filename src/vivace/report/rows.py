@@ -15,7 +15,7 @@ from vivace.report.latency import Latency, ends_of, latency_of
 from vivace.report.limit import Limit, limit_of
 from vivace.report.movement import baseline_beside, levels_of, moves_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
-from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.figures import ImageFigures, NoiseFloor, QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.recipe import short_form
 from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Memory, Outcome, Record
@@ -61,7 +61,7 @@ class Row:
     noise_floor: Fidelity | None = None
     """How close the baseline's images are to themselves under a harmless change; only in the baseline's row."""
     floor: NoiseFloor | None = None
-    figures: tuple[PictureFigures, ...] = ()
+    figures: tuple[ImageFigures, ...] = ()
     limits: Limits = DEFAULT_LIMITS
     compilation: Compilation | None = None
     """None if nothing was compiled."""
@@ -146,39 +146,39 @@ class Row:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before trusting the row."""
-        found = list(self.record.rounds[0].warnings)
+        warnings = list(self.record.rounds[0].warnings)
         if self.record.trial.model.is_synthetic:
-            found.insert(0, RANDOM_WEIGHTS)
+            warnings.insert(0, RANDOM_WEIGHTS)
         if len(self.record.rounds) == 1 and self.record.outcome is Outcome.MEASURED:
-            found.append(ONE_ROUND)
+            warnings.append(ONE_ROUND)
         if any(r.steady is False and r.outcome is Outcome.MEASURED for r in self.record.rounds):
-            found.append(UNSTEADY)
+            warnings.append(UNSTEADY)
         evidence: list[dict[str, Any]] = [r.evidence for r in self.record.rounds]
         if graphs := max(found_in.get(CAPTURED_WHILE_TIMED, 0) for found_in in evidence):
-            found.append(
+            warnings.append(
                 f"{graphs} CUDA graph{'' if graphs == 1 else 's'} captured during the timed calls, which made them "
                 "longer: each new shape needs one, such as that of a prompt of another length"
             )
         pictures = self.record.rounds[0].pictures
         if hidden := [picture for picture in pictures if HIDDEN in picture.faults]:
             which = ", ".join(f"{picture.prompt!r} with seed {picture.seed}" for picture in hidden[:3])
-            found.append(
+            warnings.append(
                 f"the model's safety checker replaced {len(hidden)} of {len(pictures)} images by black ones, which say "
                 f"nothing of quality: {which}{', ...' if len(hidden) > 3 else ''}"
             )
         if self.limit is not None and self.limit.problem is not None:
-            found.append(self.limit.problem)
+            warnings.append(self.limit.problem)
         if self.gpu is not None and self.gpu.slowed_down is not None:
-            found.append(f"the GPU's clocks were held down: {self.gpu.slowed_down}")
+            warnings.append(f"the GPU's clocks were held down: {self.gpu.slowed_down}")
         if self.cpu_share is not None and self.cpu_share < LEAST_CPU_SHARE:
-            found.append(
+            warnings.append(
                 f"another program kept the CPU busy: this process got {self.cpu_share:.0%} of its threads' time"
             )
         if self.latency is not None and (drift := self.cpu_drift) is not None:
-            found.append(
+            warnings.append(
                 f"the CPU ran Python {drift} as while the baseline was measured: {self._cpu_comparable}"
             )
-        return tuple(found)
+        return tuple(warnings)
 
     @property
     def _cpu_comparable(self) -> str:
@@ -231,18 +231,18 @@ class Row:
         """Return the gate's verdict, the limits that it used and, for the baseline, the noise floor."""
         if self.judgement is None and self.fidelity is None:
             return None
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "verdict": None if self.judgement is None else self.judgement.gate.value,
             "reason": None if self.judgement is None else self.judgement.reason,
             "limits": self.limits.model_dump(mode="json"),
         }
         if self.floor is not None:
-            found["noise_floor"] = {
+            fields["noise_floor"] = {
                 "recipe": self.floor.recipe,
                 "reason": self.floor.reason,
                 "fidelity": None if self.noise_floor is None else self.noise_floor.to_json(),
             }
-        return found
+        return fields
 
 
 NO_QUALITY = QualityPass()
@@ -260,10 +260,10 @@ def rows_of(
     limits = limits.for_scorer(quality.scorer)
     samples = [_samples(record) for record in records]
     moves = moves_of(levels_of(records[0])) if records else []
-    spread = learn_spread([found for found in samples if found], moves=moves)
+    spread = learn_spread([seconds for seconds in samples if seconds], moves=moves)
     rows = [
-        _row(record, found, records[0], samples[0], spread, is_baseline=i == 0)
-        for i, (record, found) in enumerate(zip(records, samples, strict=True))
+        _row(record, seconds, records[0], samples[0], spread, is_baseline=i == 0)
+        for i, (record, seconds) in enumerate(zip(records, samples, strict=True))
     ]
     rows = [_with_compilation(row, rows[0]) for row in rows]
     rows = [_unclear_if_disturbed(row, rows[0]) for row in rows]
@@ -276,11 +276,11 @@ def log_speedups(records: Sequence[Record]) -> list[tuple[Record, LogMean | None
         return []
     samples = [_samples(record) for record in records]
     spread = learn_spread([s for s in samples if s], moves=moves_of(levels_of(records[0])))
-    found: list[tuple[Record, LogMean | None, int]] = []
+    ratios: list[tuple[Record, LogMean | None, int]] = []
     for record, own in zip(records[1:], samples[1:], strict=True):
         ratio = _log_speedup(record, own, records[0], samples[0], spread)
-        found.append((record, ratio, len(set(samples[0]) & set(own))))
-    return found
+        ratios.append((record, ratio, len(set(samples[0]) & set(own))))
+    return ratios
 
 
 def _log_speedup(
@@ -309,8 +309,8 @@ def _unclear_if_disturbed(row: Row, baseline: Row) -> Row:
 
 
 def _gpu_busy_s(record: Record) -> float | None:
-    found = [r.gpu_busy_s for r in record.rounds if r.gpu_busy_s is not None]
-    return statistics.median(found) / record.trial.workload.batch if found else None
+    busy_s = [r.gpu_busy_s for r in record.rounds if r.gpu_busy_s is not None]
+    return statistics.median(busy_s) / record.trial.workload.batch if busy_s else None
 
 
 def _with_compilation(row: Row, baseline: Row) -> Row:
@@ -326,12 +326,12 @@ def _judged(row: Row, baseline: Record, quality: QualityPass, limits: Limits) ->
     pairs = paired_figures(row.record.rounds[0].pictures, baseline, quality)
     floor = quality.floor
     reached = fidelity(paired_figures(floor.pictures, baseline, quality)) if floor is not None else None
-    found = fidelity(pairs)
-    judgement = judge(row.record, baseline, None if row.is_baseline else found, reached, limits)
+    compared = fidelity(pairs)
+    judgement = judge(row.record, baseline, None if row.is_baseline else compared, reached, limits)
     return replace(
         row,
         figures=pairs.figures,
-        fidelity=found,
+        fidelity=compared,
         judgement=judgement,
         limits=limits,
         noise_floor=reached if row.is_baseline else None,
@@ -395,5 +395,5 @@ def _samples(record: Record) -> dict[int, tuple[float, ...]]:
 
 def _memory(record: Record) -> Memory | None:
     """Return the memory of the round with the highest peak: what a GPU must provide."""
-    found = [r.memory for r in record.rounds if r.memory is not None]
-    return max(found, key=lambda m: m.peak_bytes) if found else None
+    memories = [r.memory for r in record.rounds if r.memory is not None]
+    return max(memories, key=lambda m: m.peak_bytes) if memories else None

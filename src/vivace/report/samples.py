@@ -69,11 +69,11 @@ def strips(rows: Sequence[Row]) -> Strips | None:
     )
     reach = deviations[min(len(deviations) - 1, int(_WITHIN * len(deviations)))]
     scale = next((s for s in _SCALES if s >= reach), _SCALES[-1])
-    found = tuple(
+    strips = tuple(
         _strip(number, row, latency.median.point, latency.samples_s, scale)
         for number, row, latency in measured
     )
-    return Strips(f"{100 * scale:.0f} %", found, any(strip.beyond for strip in found))
+    return Strips(f"{100 * scale:.0f} %", strips, any(strip.beyond for strip in strips))
 
 
 def _strip(number: int, row: Row, middle_s: float, rounds: Sequence[Sequence[float]], scale: float) -> Strip:

@@ -126,8 +126,8 @@ class Measure:
 
 def plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     """Return speed against quality and speed against memory; a plot with fewer than two points is left out."""
-    found = [_quality_plot(rows), _memory_plot(rows)]
-    return tuple(plot for plot in found if plot is not None)
+    plots = [_quality_plot(rows), _memory_plot(rows)]
+    return tuple(plot for plot in plots if plot is not None)
 
 
 def _quality_plot(rows: Sequence[Row]) -> Plot | None:
@@ -150,9 +150,9 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
         about = "1 is the baseline’s image, pixel by pixel"
     else:
         return None
-    found = [(number, row) for number, row in enumerate(rows, 1) if row.latency is not None]
+    measured = [(number, row) for number, row in enumerate(rows, 1) if row.latency is not None]
     values = []
-    for number, row in found:
+    for number, row in measured:
         x, y = _speed(row, rows[0]), _quality(row, percent=measure.unit == "%")
         if x is not None and y is not None:
             values.append(_value(number, row, x, y, f"{x.point:.2f}×, {_quality_said(y, measure.unit)}"))
@@ -161,11 +161,11 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
 
 def _memory_plot(rows: Sequence[Row]) -> Plot | None:
     """Plot peak memory; nothing where no baseline was measured."""
-    found = [
+    measured = [
         (n, r, r.memory) for n, r in enumerate(rows, 1) if r.latency is not None and r.memory is not None
     ]
     values = []
-    for number, row, memory in found:
+    for number, row, memory in measured:
         x, y = _speed(row, rows[0]), Interval(float(memory.peak_bytes), None, None)
         if x is not None:
             values.append(_value(number, row, x, y, f"{x.point:.2f}×, {size(memory.peak_bytes)}"))
@@ -228,10 +228,10 @@ def _scatter(name: str, width: int, height: int, values: Sequence[Value], measur
     ]
     x_bars = [_bar(x_axis, v.x) for v in values]
     y_bars = [None if cut else _bar(y_axis, v.y) for v, cut in zip(values, below, strict=True)]
-    taken = [(a[0], y - 1, a[1], y + 1) for a, (_, y) in zip(x_bars, drawn, strict=True) if a]
-    taken += [(x - 1, min(b), x + 1, max(b)) for b, (x, _) in zip(y_bars, drawn, strict=True) if b]
+    boxes = [(a[0], y - 1, a[1], y + 1) for a, (_, y) in zip(x_bars, drawn, strict=True) if a]
+    boxes += [(x - 1, min(b), x + 1, max(b)) for b, (x, _) in zip(y_bars, drawn, strict=True) if b]
     inside: Box = (left, top, right, bottom)
-    labels = place_labels([str(v.number) for v in values], drawn, taken, inside)
+    labels = place_labels([str(v.number) for v in values], drawn, boxes, inside)
     points = tuple(
         Point(
             number=v.number,

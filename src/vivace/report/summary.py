@@ -30,12 +30,12 @@ def headline(rows: Sequence[Row]) -> str:
         kind = "recipe that passes on quality" if only_failed else "recipe"
         return f"No {kind} was faster than {baseline.name} beyond the noise of this measurement."
     assert best.speedup is not None
-    said = "is the fastest"
+    text = "is the fastest"
     if _is_doubtful(best) and not best.record.trial.model.is_synthetic:
-        said = "was the fastest, but its quality is not proven"
+        text = "was the fastest, but its quality is not proven"
     elif best.record.trial.model.is_synthetic or _equals(rows, best):
-        said = "was the fastest"
-    return f"{best.name} {said}: {ratio(best.speedup)} the speed of {baseline.name}."
+        text = "was the fastest"
+    return f"{best.name} {text}: {ratio(best.speedup)} the speed of {baseline.name}."
 
 
 def particulars(rows: Sequence[Row]) -> list[str]:
@@ -45,10 +45,10 @@ def particulars(rows: Sequence[Row]) -> list[str]:
     baseline, best = rows[0], fastest(rows)
     if baseline.latency is None:
         return ["Nothing can be compared with it."]
-    said = (
+    text = (
         [] if best is None else [*_ties(rows, best), _time_and_memory(best, baseline), *_quality(rows, best)]
     )
-    return said + _caveats(rows)
+    return text + _caveats(rows)
 
 
 def fastest(rows: Sequence[Row]) -> Row | None:
@@ -60,7 +60,7 @@ def fastest(rows: Sequence[Row]) -> Row | None:
 
 
 def standing(row: Row) -> str:
-    """Say what is not known of a fast recipe's quality; empty if it passes."""
+    """Describe what is not known of a fast recipe's quality; empty if it passes."""
     if row.judgement is None or row.record.trial.model.is_synthetic:
         return "quality not judged"
     return "quality not proven" if _is_doubtful(row) else ""
@@ -96,16 +96,16 @@ def _ties(rows: Sequence[Row], best: Row) -> list[str]:
 def _time_and_memory(best: Row, baseline: Row) -> str:
     assert best.latency is not None
     assert baseline.latency is not None
-    said = (
+    text = (
         f"{seconds(best.latency.median.point)} an image instead of {seconds(baseline.latency.median.point)}"
     )
     if best.memory is not None and baseline.memory is not None:
-        said += f", peak memory {size(best.memory.peak_bytes)} ({change(best, baseline)})"
-    return said + "."
+        text += f", peak memory {size(best.memory.peak_bytes)} ({change(best, baseline)})"
+    return text + "."
 
 
 def _quality(rows: Sequence[Row], best: Row) -> list[str]:
-    """Say whether the quality of the fastest recipe passes, and which one was faster without proof of its quality."""
+    """Describe whether the quality of the fastest recipe passes, and which one was faster without proof of its quality."""
     if best.record.trial.model.is_synthetic:
         return ["Random weights: its effect on image quality is not known."]
     if best.judgement is None:
@@ -113,13 +113,13 @@ def _quality(rows: Sequence[Row], best: Row) -> list[str]:
         return [] if same else ["Compare the images before you trust it."]
     if _is_doubtful(best):
         return ["Compare the images before you trust it."]
-    said = [f"Its quality passes: {best.judgement.reason}."]
+    sentences = [f"Its quality passes: {best.judgement.reason}."]
     candidates = _candidates(rows)
     doubtful = max((r for r in _faster(rows) if r not in candidates), key=_gain, default=best)
     if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
         more = f"{doubtful.name} was faster still, {ratio(doubtful.speedup)}"
-        said.append(f"{more}, but its quality is not proven.")
-    return said
+        sentences.append(f"{more}, but its quality is not proven.")
+    return sentences
 
 
 def _gain(row: Row) -> float:
@@ -173,14 +173,14 @@ def noise_floor(baseline: Row) -> str:
     if reached is None:
         return f"no noise floor: {floor.reason}" if floor.reason else ""
     if reached.num_identical == reached.num_pictures:
-        said = "identical images"
+        text = "identical images"
     else:
-        said = "" if reached.ssim is None else f"SSIM {reached.ssim.point:.3f}"
+        text = "" if reached.ssim is None else f"SSIM {reached.ssim.point:.3f}"
         if reached.psnr_db is not None and reached.worst_psnr_db is not None:
-            said += f", PSNR {reached.psnr_db.point:.1f} dB, worst {reached.worst_psnr_db:.1f}"
+            text += f", PSNR {reached.psnr_db.point:.1f} dB, worst {reached.worst_psnr_db:.1f}"
         if reached.clip_kept is not None:
-            said += f", CLIP margin kept {100 * reached.clip_kept.point:.1f} %"
-    return f"noise floor, the baseline against itself ({floor.recipe}, {reached.num_pictures} images): {said}"
+            text += f", CLIP margin kept {100 * reached.clip_kept.point:.1f} %"
+    return f"noise floor, the baseline against itself ({floor.recipe}, {reached.num_pictures} images): {text}"
 
 
 def fidelity(row: Row) -> str:
@@ -188,12 +188,12 @@ def fidelity(row: Row) -> str:
 
     Empty without a quality pass, and for the baseline itself.
     """
-    found = row.fidelity
-    if found is None or row.is_baseline:
+    fidelity = row.fidelity
+    if fidelity is None or row.is_baseline:
         return ""
-    if found.psnr_db is None:
-        return "identical" if found.num_identical == found.num_pictures else "not comparable"
-    return f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f}"
+    if fidelity.psnr_db is None:
+        return "identical" if fidelity.num_identical == fidelity.num_pictures else "not comparable"
+    return f"{fidelity.psnr_db.point:.1f}, {fidelity.worst_psnr_db:.1f}"
 
 
 def clip_kept(row: Row) -> str:
@@ -201,10 +201,10 @@ def clip_kept(row: Row) -> str:
 
     Empty without a scorer, and for the baseline.
     """
-    found = row.fidelity
-    if found is None or found.clip_kept is None or row.is_baseline:
+    fidelity = row.fidelity
+    if fidelity is None or fidelity.clip_kept is None or row.is_baseline:
         return ""
-    return f"{100 * found.clip_kept.point:.1f} %"
+    return f"{100 * fidelity.clip_kept.point:.1f} %"
 
 
 def quality(row: Row) -> str:
@@ -217,58 +217,59 @@ def paid_back(row: Row) -> str:
 
     Empty if nothing was compiled.
     """
-    found = row.compilation
-    if found is None:
+    compilation = row.compilation
+    if compilation is None:
         return ""
-    if found.fresh_s is None:
-        said = f"the first call took {seconds(found.seconds)} longer than later ones, with code from the disk cache"
+    if compilation.fresh_s is None:
+        longer = seconds(compilation.seconds)
+        text = f"the first call took {longer} longer than later ones, with code from the disk cache"
     else:
-        said = f"compiling took {seconds(found.fresh_s)}"
-        if found.cached_s is not None:
-            said += f", {seconds(found.cached_s)} from the disk cache"
+        text = f"compiling took {seconds(compilation.fresh_s)}"
+        if compilation.cached_s is not None:
+            text += f", {seconds(compilation.cached_s)} from the disk cache"
     if row.is_baseline:
-        return said
-    if found.break_even_images is None:
-        return f"{said}; never paid back: no gain over the baseline was shown"
-    return f"{said}; paid back from image {found.break_even_images:,} on"
+        return text
+    if compilation.break_even_images is None:
+        return f"{text}; never paid back: no gain over the baseline was shown"
+    return f"{text}; paid back from image {compilation.break_even_images:,} on"
 
 
 def limit_in_words(row: Row) -> str:
-    """Say how far a row is from its limit, and where the rest of the time goes; "" if no ceilings were measured."""
-    found = row.limit
-    if found is None:
+    """Describe how far a row is from its limit, and where the rest of the time goes; "" if no ceilings were measured."""
+    limit = row.limit
+    if limit is None:
         return ""
-    if found.limit_s is None or found.share is None:
-        return f"no limit: {found.reason}"
-    said = f"{100 * found.share:.0f} % of the speed at this device's limit, {seconds(found.limit_s)} an image"
-    lost = (
-        (found.kernels_s, "in kernels"),
-        (found.gaps_s, "in gaps between them"),
-        (found.outside_s, "outside of the components"),
+    if limit.limit_s is None or limit.share is None:
+        return f"no limit: {limit.reason}"
+    text = f"{100 * limit.share:.0f} % of the speed at this device's limit, {seconds(limit.limit_s)} an image"
+    parts = (
+        (limit.kernels_s, "in kernels"),
+        (limit.gaps_s, "in launch gaps"),
+        (limit.outside_s, "outside of the components"),
     )
-    told = [f"{signed_seconds(value)} {where}" for value, where in lost if value is not None]
-    return said + (f"; lost are {', '.join(told)}" if told else "")
+    rest = [f"{signed_seconds(value)} {where}" for value, where in parts if value is not None]
+    return text + (f"; the rest: {', '.join(rest)}" if rest else "")
 
 
 def gpu_in_words(row: Row) -> str:
-    """Say what an image costs and what the GPU did: "812 J an image (counter), 590 W, ..."; "" if neither is known."""
-    said = []
+    """Describe what an image costs and what the GPU did: "812 J an image (counter), 590 W, ..."; "" if neither is known."""
+    parts = []
     if row.cost_per_1000 is not None:
-        said.append(f"1,000 images cost {money(row.cost_per_1000)} at {row.price_per_hour:g} an hour")
-    found = row.gpu
-    if found is None:
-        return "; ".join(said)
-    told = []
-    if found.energy_j is not None:
-        told.append(f"{joules(found.energy_j)} an image ({found.energy_from})")
-    for value, unit in ((found.power_w, "W"), (found.sm_clock_mhz, "MHz"), (found.max_temperature_c, "°C")):
+        parts.append(f"1,000 images cost {money(row.cost_per_1000)} at {row.price_per_hour:g} an hour")
+    gpu = row.gpu
+    if gpu is None:
+        return "; ".join(parts)
+    figures = []
+    if gpu.energy_j is not None:
+        figures.append(f"{joules(gpu.energy_j)} an image ({gpu.energy_from})")
+    for value, unit in ((gpu.power_w, "W"), (gpu.sm_clock_mhz, "MHz"), (gpu.max_temperature_c, "°C")):
         if value is not None:
-            told.append(f"{value:.0f} {unit}")
-    if found.throttled:
-        told.append(f"clocks held down by: {', '.join(found.throttled)}")
-    if found.reason is not None:
-        told.append(found.reason)
-    return "; ".join([*said, *([f"GPU: {', '.join(told)}"] if told else [])])
+            figures.append(f"{value:.0f} {unit}")
+    if gpu.throttled:
+        figures.append(f"clocks held down by: {', '.join(gpu.throttled)}")
+    if gpu.reason is not None:
+        figures.append(gpu.reason)
+    return "; ".join([*parts, *([f"GPU: {', '.join(figures)}"] if figures else [])])
 
 
 def money(value: float) -> str:

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vivace.foreign.text import csv_cell, markdown_cell, markdown_code_cell
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import (
     clip_kept,
@@ -26,6 +25,7 @@ from vivace.report.summary import (
     size,
 )
 from vivace.stats import Gate
+from vivace.untrusted.text import csv_cell, markdown_cell, markdown_code_cell
 
 FORMATS = ("table", "json", "csv", "md")
 _COST = "cost of 1,000"
@@ -83,9 +83,9 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
             heading, justify="left" if heading in _LEFT else "right", no_wrap=i > 0, overflow="fold"
         )
     shared = shared_warnings(rows)
-    for row, found in zip(rows, cells, strict=True):
+    for row, texts_of_row in zip(rows, cells, strict=True):
         style = "dim" if row.latency is None else "red" if row.failed_quality else None
-        texts = ["\n".join(broken(found[0], recipe_width)), *(found[i] for i in shown[1:])]
+        texts = ["\n".join(broken(texts_of_row[0], recipe_width)), *(texts_of_row[i] for i in shown[1:])]
         table.add_row(*map(Text, texts), style=style)  # Text: brackets in a recipe are not rich markup
     console.print(table)
     for row in rows:
@@ -100,13 +100,13 @@ def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int
         cells: the headings, and the cells of each row.
     """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    told = [any(cell != "-" for cell in column[1:]) for column in zip(*cells, strict=True)]
-    shown = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or told[i]]
-    wanted = min(widths[0], _RECIPE_WIDTH)
+    is_filled = [any(cell != "-" for cell in column[1:]) for column in zip(*cells, strict=True)]
+    shown = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or is_filled[i]]
+    least_width = min(widths[0], _RECIPE_WIDTH)
     while True:
         left = width - sum(widths[i] + _GAP for i in shown[1:]) - _GAP
         ranks = {_COLUMNS[i][1] for i in shown}
-        if left >= wanted or ranks == {0}:
+        if left >= least_width or ranks == {0}:
             return shown, max(left, len("recipe"))
         shown = [i for i in shown if _COLUMNS[i][1] < max(ranks)]
 
@@ -130,7 +130,7 @@ def whole_words(text: str, width: int) -> str:
 def _cells(row: Row) -> list[str]:
     if row.latency is None:
         return [row.name, "-", "-", row.outcome.value, *["-"] * (len(_COLUMNS) - 4)]
-    found = row.fidelity
+    figures = row.fidelity
     return [
         row.name,
         plus_minus(row.latency.median),
@@ -138,13 +138,15 @@ def _cells(row: Row) -> list[str]:
         _verdict(row),
         quality(row) or "-",
         "-" if row.cost_per_1000 is None else money(row.cost_per_1000),
-        f"{found.ssim.point:.3f}"
-        if found is not None and found.ssim is not None and not row.is_baseline
+        f"{figures.ssim.point:.3f}"
+        if figures is not None and figures.ssim is not None and not row.is_baseline
         else "-",
         fidelity(row) or "-",
         clip_kept(row) or "-",
-        f"{found.outside_psnr_db.point:.1f} dB" if found is not None and found.outside_psnr_db else "-",
-        f"{found.source_similarity.point:.1f}" if found is not None and found.source_similarity else "-",
+        f"{figures.outside_psnr_db.point:.1f} dB" if figures is not None and figures.outside_psnr_db else "-",
+        f"{figures.source_similarity.point:.1f}"
+        if figures is not None and figures.source_similarity
+        else "-",
         seconds(step) if (step := _step_s(row)) is not None else "-",
         seconds(row.stages_s["steps"]),
         seconds(row.stages_s["vae"]),
@@ -169,12 +171,12 @@ def _verdict(row: Row) -> str:
 
 def _note(row: Row, shared: Sequence[str] = ()) -> str:
     """Return the reason, the compile time and the warnings of a row."""
-    said = [row.reason] if row.reason else []
+    notes = [row.reason] if row.reason else []
     if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
-        said.append(f"quality unclear: {row.judgement.reason}")
+        notes.append(f"quality unclear: {row.judgement.reason}")
     if paid := paid_back(row):
-        said.append(paid)
-    return "; ".join([*said, *(w for w in row.warnings if w not in shared)])
+        notes.append(paid)
+    return "; ".join([*notes, *(w for w in row.warnings if w not in shared)])
 
 
 def _markdown(rows: Sequence[Row]) -> str:
@@ -187,8 +189,8 @@ def _markdown(rows: Sequence[Row]) -> str:
     headings = [_COLUMNS[i][0] for i in shown] + ["notes"]
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for row in rows:
-        found = _cells(row)
-        recipe, *cells = [*(found[i] for i in shown), _note(row)]
+        texts = _cells(row)
+        recipe, *cells = [*(texts[i] for i in shown), _note(row)]
         lines.append("| " + " | ".join([markdown_code_cell(recipe), *map(markdown_cell, cells)]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -219,14 +221,14 @@ def _csv(rows: Sequence[Row]) -> str:
 
 def csv_row(row: Row) -> dict[str, object]:
     """Return a row as flat data; fields that it lacks are None."""
-    found = _csv_fields(row)
-    return {name: found.get(name) for name in _CSV_FIELDS}
+    fields = _csv_fields(row)
+    return {name: fields.get(name) for name in _CSV_FIELDS}
 
 
 def _csv_fields(row: Row) -> dict[str, object]:
     environment, workload = row.record.environment, row.record.trial.workload
     sizes = ("batch", "height", "width", "num_inference_steps", "guidance_scale", "text", "task", "strength")
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         **{name: getattr(workload, name) for name in sizes},
         "model": row.model,
         "source": row.record.trial.model.source,
@@ -239,8 +241,8 @@ def _csv_fields(row: Row) -> dict[str, object]:
         **_csv_place(row),
     }
     if row.latency is None:
-        return found
-    found |= {
+        return fields
+    fields |= {
         "median_s": row.latency.median.point,
         "ci95_low_s": row.latency.median.low,
         "ci95_high_s": row.latency.median.high,
@@ -259,7 +261,7 @@ def _csv_fields(row: Row) -> dict[str, object]:
         "load_s": row.load_s,
     }
     if row.gpu is not None:
-        found |= {
+        fields |= {
             "energy_j": row.gpu.energy_j,
             "energy_from": row.gpu.energy_from,
             "power_w": row.gpu.power_w,
@@ -268,7 +270,7 @@ def _csv_fields(row: Row) -> dict[str, object]:
             "throttled": ", ".join(row.gpu.throttled),
         }
     if row.limit is not None:
-        found |= {
+        fields |= {
             "limit_s": row.limit.limit_s,
             "limit_share": row.limit.share,
             "lost_to_kernels_s": row.limit.kernels_s,
@@ -276,27 +278,27 @@ def _csv_fields(row: Row) -> dict[str, object]:
             "outside_components_s": row.limit.outside_s,
         }
     if row.compilation is not None:
-        found |= {
+        fields |= {
             "compile_fresh_s": row.compilation.fresh_s,
             "compile_cached_s": row.compilation.cached_s,
             "break_even_images": row.compilation.break_even_images,
         }
-    found |= {f"{stage}_s": value for stage, value in row.stages_s.items()}
+    fields |= {f"{stage}_s": value for stage, value in row.stages_s.items()}
     if row.speedup is not None:
-        found |= {
+        fields |= {
             "speedup": row.speedup.point,
             "speedup_low": row.speedup.low,
             "speedup_high": row.speedup.high,
             "verdict": _verdict(row),
         }
-    found |= _csv_quality(row)
+    fields |= _csv_quality(row)
     if row.memory is not None:
-        found |= {
+        fields |= {
             "model_bytes": row.memory.model_bytes,
             "peak_bytes": row.memory.peak_bytes,
             "weights_bytes": row.memory.weights_bytes,
         }
-    return found
+    return fields
 
 
 def _csv_place(row: Row) -> dict[str, object]:
@@ -304,8 +306,8 @@ def _csv_place(row: Row) -> dict[str, object]:
     place = row.record.environment.place
     if place is not None:
         return {"gpu_index": place.index, "gpu_uuid": place.uuid, "host": place.host}
-    seen = row.record.rounds[0].conditions
-    return {"gpu_index": seen.get("gpu_index"), "gpu_uuid": seen.get("gpu_uuid")}
+    conditions = row.record.rounds[0].conditions
+    return {"gpu_index": conditions.get("gpu_index"), "gpu_uuid": conditions.get("gpu_uuid")}
 
 
 _CSV_INTERVALS = (
@@ -314,22 +316,22 @@ _CSV_INTERVALS = (
 
 
 def _csv_quality(row: Row) -> dict[str, object]:
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     if row.judgement is not None:
-        found |= {"quality": row.judgement.gate.value, "quality_reason": row.judgement.reason}
+        fields |= {"quality": row.judgement.gate.value, "quality_reason": row.judgement.reason}
     if row.fidelity is not None:
         for name in ("num_pictures", "num_identical", "worst_psnr_db"):
-            found[name] = getattr(row.fidelity, name)
+            fields[name] = getattr(row.fidelity, name)
         for name in _CSV_INTERVALS:
             interval = getattr(row.fidelity, name)
-            found[name] = None if interval is None else interval.point
+            fields[name] = None if interval is None else interval.point
         for name in ("sharpness", "colourfulness", "entropy_bits"):
             if name in row.fidelity.alone:
-                found[name] = row.fidelity.alone[name].mean
+                fields[name] = row.fidelity.alone[name].mean
         kept_shares = {"match": "match", "witness_kept": "witness", "outside_match": "outside"}
         for name, attribute in kept_shares.items():
             share = getattr(row.fidelity, attribute)
-            found[name] = None if share is None else share.mean.point
+            fields[name] = None if share is None else share.mean.point
         kept = row.fidelity.clip_kept
-        found |= {} if kept is None else {"clip_kept_low": kept.low, "clip_kept_high": kept.high}
-    return found
+        fields |= {} if kept is None else {"clip_kept_low": kept.low, "clip_kept_high": kept.high}
+    return fields

@@ -45,7 +45,7 @@ def count(number: int, noun: str) -> str:
 def date(text: str) -> str:
     """Format a date, e.g. "2026-11-20 11:04 UTC". Text that is not a date is returned as it is."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return text
-    return f"{found.astimezone(UTC) if found.tzinfo else found:%Y-%m-%d %H:%M} UTC"
+    return f"{time.astimezone(UTC) if time.tzinfo else time:%Y-%m-%d %H:%M} UTC"

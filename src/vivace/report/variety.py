@@ -27,7 +27,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.spec.figures import PictureFigures
+from vivace.spec.figures import ImageFigures
 from vivace.spec.vectors import unpacked
 from vivace.stats import Interval, mean_interval
 
@@ -46,7 +46,7 @@ _MOST_IMAGES = 400
 
 
 @dataclass(frozen=True)
-class Share:
+class VarietyShare:
     """What is kept of the differences by one distance.
 
     Attributes:
@@ -74,12 +74,12 @@ class Variety:
     """
 
     bounds: Interval
-    shares: tuple[Share, ...]
+    shares: tuple[VarietyShare, ...]
     num_seeds: int
     copies: tuple[str, ...]
 
     @property
-    def lowest(self) -> Share:
+    def lowest(self) -> VarietyShare:
         """The share that is surest to be low."""
         return min(
             self.shares,
@@ -87,7 +87,7 @@ class Variety:
         )
 
 
-def variety(figures: Sequence[PictureFigures], references: Sequence[PictureFigures]) -> Variety | None:
+def variety(figures: Sequence[ImageFigures], references: Sequence[ImageFigures]) -> Variety | None:
     """Compare how much images differ; None if any was stored without a thumbnail, or if there is but one.
 
     Args:
@@ -113,7 +113,8 @@ def variety(figures: Sequence[PictureFigures], references: Sequence[PictureFigur
             values.setdefault(prompt, []).append(value)
     means = [(prompt, float(np.mean(of))) for prompt, of in values.items()]
     shares = [
-        Share(*label, bounds=_bounds(by_prompt)) for label, by_prompt in sorted((*seeds, *across), key=str)
+        VarietyShare(*label, bounds=_bounds(by_prompt))
+        for label, by_prompt in sorted((*seeds, *across), key=str)
     ]
     return Variety(
         bounds=_bounds(means),
@@ -127,19 +128,19 @@ _Label = tuple[str, str, bool]
 _ByPrompt = list[tuple[str, float]]
 
 
-def _descriptions(rows: Sequence[PictureFigures]) -> dict[str, Vectors]:
+def _descriptions(rows: Sequence[ImageFigures]) -> dict[str, Vectors]:
     """Return vectors (N, width) by distance."""
     thumbnails = np.stack([unpacked(row.thumbnail or "") for row in rows]).reshape(len(rows), -1, 3)
     shapes = thumbnails - thumbnails.mean(axis=1, keepdims=True)
     # The root of the mean square, in levels of 255, instead of the sum.
     scale = math.sqrt(thumbnails.shape[1] * 3)
-    found = {
+    vectors = {
         "colours": thumbnails.reshape(len(rows), -1) / scale,
         "shapes": shapes.reshape(len(rows), -1) / scale,
     }
     if all(row.embedding is not None for row in rows):
-        found["content"] = np.stack([unpacked(row.embedding or "") for row in rows])
-    return found
+        vectors["content"] = np.stack([unpacked(row.embedding or "") for row in rows])
+    return vectors
 
 
 def _distances(vectors: Vectors) -> Vectors:

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.contract import component_of
 from vivace.errors import OutputError, Unsupported, UsageError
-from vivace.models.find import Found
+from vivace.machinery.step_caching import magcache_ratios, teacache_fit
+from vivace.machinery.step_caching.block_residual import unknown_blocks, watching_residuals
+from vivace.machinery.step_caching.magcache_ratios import Ratios
+from vivace.machinery.step_caching.teacache_fit import Fit, watching_changes
+from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, open_session
-from vivace.step_caching import magcache_ratios, teacache_fit
-from vivace.step_caching.block_residual import unknown_blocks, watching_residuals
-from vivace.step_caching.magcache_ratios import Ratios
-from vivace.step_caching.teacache_fit import Fit, watching_changes
+from vivace.technique import component_of
 
 OnImage = Callable[[int], None]
 """Called after each image with the number of images so far."""
 
 
 def calibrate_teacache(
-    found: Found,
+    located: LocatedModel,
     device: str,
     prompts: Sequence[str],
     *,
@@ -47,7 +47,7 @@ def calibrate_teacache(
         UsageError: too few steps or images for the degree.
         OutputError: the file cannot be written.
     """
-    session = _open("teacache", found, device, prompts, call)
+    session = _open("teacache", located, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")
     on_image(0)
     with watching_changes(transformer) as (changes, start_image):
@@ -56,14 +56,14 @@ def calibrate_teacache(
             _generate(session, prompts, k)
             on_image(k + 1)
     try:
-        fit = teacache_fit.fit_polynomial(changes, degree, _name(found), int(session.pipe.num_timesteps))
+        fit = teacache_fit.fit_polynomial(changes, degree, _name(located), int(session.pipe.num_timesteps))
     except ValueError as error:
         raise UsageError(f"teacache: {error}; give more --pictures or --num-inference-steps") from None
     return fit, _saved(lambda: teacache_fit.keep(fit, transformer))
 
 
 def calibrate_magcache(
-    found: Found,
+    located: LocatedModel,
     device: str,
     prompts: Sequence[str],
     *,
@@ -72,7 +72,7 @@ def calibrate_magcache(
     on_image: OnImage = lambda num_images: None,
 ) -> tuple[Ratios, Path]:
     """Measure MagCache's table of ratios and save it for this model; see `calibrate_teacache`."""
-    session = _open("magcache", found, device, prompts, call)
+    session = _open("magcache", located, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")
     on_image(0)
     tables: list[tuple[float, ...]] = []
@@ -84,19 +84,19 @@ def calibrate_magcache(
         except ValueError as error:
             raise UsageError(f"magcache: {error}; give another --num-inference-steps") from None
         on_image(k + 1)
-    ratios = magcache_ratios.mean_of(tables, _name(found))
+    ratios = magcache_ratios.mean_of(tables, _name(located))
     return ratios, _saved(lambda: magcache_ratios.keep(ratios, transformer))
 
 
 def _open(
-    technique: str, found: Found, device: str, prompts: Sequence[str], call: dict[str, Any] | None
+    technique: str, located: LocatedModel, device: str, prompts: Sequence[str], call: dict[str, Any] | None
 ) -> Session:
-    if found.model.is_synthetic:
+    if located.model.is_synthetic:
         raise Unsupported(
-            f"{technique}: {found.model.name} has random weights, so there is nothing to measure; "
+            f"{technique}: {located.model.name} has random weights, so there is nothing to measure; "
             f"give a fixed schedule, {technique}(hits=0.5)"
         )
-    session = open_session(found, resolve("baseline"), device, call, prompts)
+    session = open_session(located, resolve("baseline"), device, call, prompts)
     if (reason := unknown_blocks(component_of(session.pipe, "denoiser"))) is not None:
         raise Unsupported(f"{technique}: {reason}")
     return session
@@ -108,8 +108,8 @@ def _generate(session: Session, prompts: Sequence[str], k: int) -> None:
     session(prompts[k % len(prompts)], generator=torch.Generator("cpu").manual_seed(k))
 
 
-def _name(found: Found) -> str:
-    return f"{found.model.name}@{found.model.revision}"
+def _name(located: LocatedModel) -> str:
+    return f"{located.model.name}@{located.model.revision}"
 
 
 def _saved(save: Callable[[], Path]) -> Path:

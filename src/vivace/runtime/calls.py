@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import CallContext, call_parameters, ignores_guidance_scale
 from vivace.models.sources import example_pictures
 from vivace.spec.workload import steps_for, steps_run
+from vivace.technique import CallContext, call_parameters, ignores_guidance_scale
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -29,8 +29,8 @@ def with_size_of_picture(
     Args:
         given: the arguments of the call.
     """
-    found = _of_its_picture(defaults, given)
-    return _area(pipe, found | given) | found
+    sizes = _of_its_picture(defaults, given)
+    return _area(pipe, sizes | given) | sizes
 
 
 def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:

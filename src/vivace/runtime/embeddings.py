@@ -32,12 +32,12 @@ _INSTRUCTION = "complex_human_instruction"
 """Sana's argument for what its language model is told to do with a prompt."""
 
 
-def _names(pipeline: str, found: Any) -> tuple[str | None, ...] | None:
-    if not isinstance(found, tuple):
+def _names(pipeline: str, encoded: Any) -> tuple[str | None, ...] | None:
+    if not isinstance(encoded, tuple):
         return None
     family = family_of_pipeline(pipeline)
-    names = family.embeddings.get(pipeline) if family is not None else _NAMES.get(len(found))
-    return names if names is not None and len(names) == len(found) else None
+    names = family.embeddings.get(pipeline) if family is not None else _NAMES.get(len(encoded))
+    return names if names is not None and len(names) == len(encoded) else None
 
 
 def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
@@ -74,16 +74,16 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         k: v for k, v in arguments.items() if k in accepted and not (k == "max_sequence_length" and v is None)
     }
     with torch.no_grad(), session.surroundings():
-        found = pipe.encode_prompt(**given)
-        names = _names(name, found)
+        encoded = pipe.encode_prompt(**given)
+        names = _names(name, encoded)
         if names is None:
             raise Unsupported(f"{name} returns embeddings in an unknown format; measure with --text prompts")
         embeddings = {
-            key: value for key, value in zip(names, found, strict=True) if key and value is not None
+            key: value for key, value in zip(names, encoded, strict=True) if key and value is not None
         }
         negative = session.arguments.get("negative_prompt")
         # True CFG: the negative prompt is encoded like a prompt.
         if negative is not None and "negative_prompt_embeds" not in names:
-            found = pipe.encode_prompt(**given | {"prompt": [negative] * len(prompts)})
-            embeddings |= {f"negative_{key}": value for key, value in zip(names, found, strict=True) if key}
+            encoded = pipe.encode_prompt(**given | {"prompt": [negative] * len(prompts)})
+            embeddings |= {f"negative_{key}": value for key, value in zip(names, encoded, strict=True) if key}
     return embeddings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vivace.lora.hot import exchange
+from vivace.machinery.lora.hot import exchange
 from vivace.runtime.taking_turns import turn
 
 if TYPE_CHECKING:

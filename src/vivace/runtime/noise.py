@@ -13,8 +13,8 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from vivace.contract import call_parameters, weights_dtype
-from vivace.samplers.overridden import Method, override
+from vivace.machinery.samplers.overridden import Method, override
+from vivace.technique import call_parameters, weights_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -73,9 +73,11 @@ def _sample_latents_in_fp32(vae: Any) -> None:
         own = next(vae.encoder.parameters()).dtype
         # Weights that are stored in 8 bits are cast, to the dtype of what they meet.
         output = encode(x.to(own) if own.is_floating_point and own.itemsize > 1 else x, *args, **kwargs)
-        found = getattr(output, "latent_dist", None)
-        if found is not None and hasattr(found, "parameters"):
-            output.latent_dist = type(found)(found.parameters.float(), deterministic=found.deterministic)
+        distribution = getattr(output, "latent_dist", None)
+        if distribution is not None and hasattr(distribution, "parameters"):
+            output.latent_dist = type(distribution)(
+                distribution.parameters.float(), deterministic=distribution.deterministic
+            )
         return output
 
     vae.encode = encode_in_fp32

@@ -2,7 +2,7 @@
 
     python -m vivace.runtime.peer        reads requests on standard input, writes answers on standard output
 
-See `vivace.multi_gpu.processes`. It ends when its standard input is closed, and so when its parent ends.
+See `vivace.machinery.multi_gpu.processes`. It ends when its standard input is closed, and so when its parent ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import traceback
 from typing import IO, TYPE_CHECKING
 
 from vivace.errors import NoEffect
-from vivace.multi_gpu.processes import TIMEOUT, join, receive, send
+from vivace.machinery.multi_gpu.processes import TIMEOUT, join, receive, send
 
 if TYPE_CHECKING:
-    from vivace.multi_gpu.sharded_denoiser import PeerDenoiser
+    from vivace.machinery.multi_gpu.sharded_denoiser import PeerDenoiser
     from vivace.runtime.session import Session
 
 
@@ -50,8 +50,8 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     import torch
     import torch.distributed as dist
 
+    from vivace.machinery.multi_gpu.sharded_denoiser import PeerDenoiser
     from vivace.models.quiet import quiet
-    from vivace.multi_gpu.sharded_denoiser import PeerDenoiser
 
     about = receive(requests)
     torch.set_num_threads(about["threads"])
@@ -80,11 +80,11 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _session(denoiser: PeerDenoiser) -> Session:
     """Apply the techniques after `parallel` to the denoiser, the only component of its pipeline."""
-    from vivace.contract import ModelFacts, Placement, Target
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
     from vivace.spec.recipe import BASELINE
+    from vivace.technique import ModelFacts, Placement, Target
 
     def open_session(recipe: str) -> Session:
         about = denoiser.about

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vivace.contract.traits import traits_given, with_traits
 from vivace.errors import VivaceError
+from vivace.technique.traits import traits_given, with_traits
 
 
 @contextmanager
@@ -24,11 +24,11 @@ def put_back_on_error(pipe: Any) -> Iterator[None]:
         yield
     except BaseException as error:
         if not before.restore():
-            told = "weights of the pipeline have been changed before this, so load it again"
+            note = "weights of the pipeline have been changed before this, so load it again"
             if isinstance(error, VivaceError):
-                error.args = (f"{error}; {told}", *error.args[1:])
+                error.args = (f"{error}; {note}", *error.args[1:])
             else:
-                error.add_note(told)
+                error.add_note(note)
         raise
 
 

@@ -7,32 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from vivace.contract import (
-    CallContext,
-    Component,
-    Effect,
-    ModelFacts,
-    Placement,
-    Request,
-    Script,
-    Stage,
-    Target,
-    Technique,
-    call_parameters,
-    component_of,
-    weights_dtype,
-    without_clashes,
-    working_part,
-)
-from vivace.contract.traits import exclusion, give
 from vivace.errors import NoEffect, Unsupported, WorkloadError
-from vivace.lora.distillations import distillations
-from vivace.lora.merge import merge
+from vivace.machinery.lora.distillations import distillations
+from vivace.machinery.lora.merge import merge
+from vivace.machinery.quantization.layers import move_to
+from vivace.machinery.samplers.limits import refused_steps
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
-from vivace.models.find import Found, find_model
+from vivace.models.find import LocatedModel, find_model
 from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
 from vivace.models.prompts import PROMPT_SETS
-from vivace.quantization.layers import move_to
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import (
@@ -54,9 +37,26 @@ from vivace.runtime.safety import warn_of_hidden
 from vivace.runtime.sizes import warm_up
 from vivace.runtime.step_ends import with_step_ends
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
-from vivace.samplers.limits import refused_steps
 from vivace.spec.recipe import BASELINE
 from vivace.spec.workload import Task
+from vivace.technique import (
+    CallContext,
+    Component,
+    Effect,
+    ModelFacts,
+    Placement,
+    Request,
+    Script,
+    Stage,
+    Target,
+    Technique,
+    call_parameters,
+    component_of,
+    weights_dtype,
+    without_clashes,
+    working_part,
+)
+from vivace.technique.traits import exclusion, give
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -84,7 +84,7 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto", task: Task
 
 
 def open_session(
-    found: Found,
+    located: LocatedModel,
     recipe: Recipe,
     device: str,
     defaults: dict[str, Any] | None = None,
@@ -95,20 +95,20 @@ def open_session(
     """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
     check_works(device)
     on_host = recipe.loads_from_host
-    pipe = load_pipeline(found, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge)
-    return session_of(pipe, found, recipe, device, defaults, prompts)
+    pipe = load_pipeline(located, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge)
+    return session_of(pipe, located, recipe, device, defaults, prompts)
 
 
 def session_of(
     pipe: DiffusionPipeline,
-    found: Found,
+    located: LocatedModel,
     recipe: Recipe,
     device: str,
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
     on_technique: OnTechnique | None = None,
 ) -> Session:
-    """Apply a recipe to a pipeline that was loaded from `found`. It draws the same noise in every dtype.
+    """Apply a recipe to a pipeline that was loaded from `located`. It draws the same noise in every dtype.
 
     Args:
         device: torch's type of device.
@@ -119,7 +119,7 @@ def session_of(
     Raises:
         Unsupported, NoEffect: see `vivace.errors`.
     """
-    tiny = found.tiny_vae
+    tiny = located.tiny_vae
     target = Target(
         where=Placement(
             machine=this_machine(device),
@@ -127,21 +127,21 @@ def session_of(
         ),
         pipe=pipe,
         model=ModelFacts(
-            name=f"{found.model.name}@{found.model.revision}",
-            defaults=signature_defaults(pipe) | found.call | found.defaults | (defaults or {}),
+            name=f"{located.model.name}@{located.model.revision}",
+            defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
-            tiny_vae_arguments=tiny_vae_arguments(found),
-            distillations=distillations(found.entry),
-            has_random_weights=found.model.is_synthetic,
+            tiny_vae_arguments=tiny_vae_arguments(located),
+            distillations=distillations(located.entry),
+            has_random_weights=located.model.is_synthetic,
         ),
         asked=Request(
             prompts=tuple(prompts)
-            or (PROMPT_SETS[found.prompt_set] if found.entry is None else found.entry.prompts),
-            given=example_call(pipe, found.defaults | (defaults or {})),
+            or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
+            given=example_call(pipe, located.defaults | (defaults or {})),
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
-    session.warnings[:0] = found.notes
+    session.warnings[:0] = located.notes
     follow_denoiser(pipe, device)
     draw_noise_in_fp32(pipe)
     return session
@@ -351,11 +351,11 @@ class Session:
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
         """Return what techniques observed during the calls so far."""
-        found: dict[str, int | float | str | list[str]] = {}
+        evidence: dict[str, int | float | str | list[str]] = {}
         for _, effect in self._applied:
             if effect.evidence is not None:
-                found |= effect.evidence()
-        return found
+                evidence |= effect.evidence()
+        return evidence
 
     def forget_prompts(self) -> None:
         """Let the prompts of the next call count as new, for techniques that remember those of earlier calls."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivace.compilation.compiled_code import counting_graphs
+from vivace.machinery.compilation.compiled_code import counting_graphs
 from vivace.measure.accelerator import synchronise
 from vivace.models.sources import example_pictures
 from vivace.spec.sizes import Size
@@ -58,8 +58,8 @@ def draw_twice(
     session: Session, prompts: Sequence[str], seeds: Sequence[int], **call: Any
 ) -> tuple[WarmedSize, ...]:
     """Draw twice at each announced size, or at the default size."""
-    known = session.defaults
-    own = Size(known["width"], known["height"]) if {"width", "height"} <= known.keys() else None
+    defaults = session.defaults
+    own = Size(defaults["width"], defaults["height"]) if {"width", "height"} <= defaults.keys() else None
     sizes: tuple[Size | None, ...] = session.recipe.announced_sizes or (own,)
     return tuple(_draw_twice(session, list(prompts), seeds, size, call) for size in sizes)
 
@@ -69,14 +69,14 @@ def _draw_twice(
 ) -> WarmedSize:
     import torch
 
-    asked = {} if size is None else {"width": size.width, "height": size.height}
-    pictures = {} if size is None else example_pictures(type(session.pipe).__name__, asked)
+    size_arguments = {} if size is None else {"width": size.width, "height": size.height}
+    pictures = {} if size is None else example_pictures(type(session.pipe).__name__, size_arguments)
     counted = counting_graphs()
     seconds, graphs = [], []
     for _ in range(2):
         generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
         start = time.perf_counter()
-        session(prompts, generator=generators, **(asked | pictures | call))
+        session(prompts, generator=generators, **(size_arguments | pictures | call))
         synchronise(session.device)
         seconds.append(time.perf_counter() - start)
         graphs.append(int(str(counted()["compiled_graphs"])))

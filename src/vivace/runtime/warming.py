@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vivace
-from vivace.compilation.artifact import CompiledFor, Manifest, pack, unpack
-from vivace.compilation.compiled_code import TRITON_VARIABLE, VARIABLE, code_folder
+from vivace.machinery.compilation.artifact import CompiledFor, Manifest, pack, unpack
+from vivace.machinery.compilation.compiled_code import TRITON_VARIABLE, VARIABLE, code_folder
 from vivace.measure.machine import choose_device, this_machine
-from vivace.models.find import Found
+from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.session import open_session
 from vivace.runtime.sizes import WarmedSize, draw_twice
@@ -35,17 +35,17 @@ class Warmed:
     @property
     def first_call_s(self) -> float:
         """Of all first calls together."""
-        return sum(one.first_call_s for one in self.sizes)
+        return sum(warmed.first_call_s for warmed in self.sizes)
 
     @property
     def graphs(self) -> int:
         """How many graphs were compiled."""
-        return sum(one.graphs + one.graphs_later for one in self.sizes)
+        return sum(warmed.graphs + warmed.graphs_later for warmed in self.sizes)
 
     @property
     def from_cache(self) -> int:
         """How many of them the cache had already."""
-        return sum(one.from_cache for one in self.sizes)
+        return sum(warmed.from_cache for warmed in self.sizes)
 
 
 def compiled_for(device: str) -> CompiledFor:
@@ -77,7 +77,7 @@ def compiled_for(device: str) -> CompiledFor:
 
 
 def warm(
-    found: Found,
+    located: LocatedModel,
     recipe: Recipe,
     workload: Workload,
     device: str,
@@ -99,16 +99,16 @@ def warm(
     """
     chosen = choose_device(device)
     with _folder(packed) as folder:
-        drawn = _draw(found, recipe, workload, chosen, on_loaded)
+        drawn = _draw(located, recipe, workload, chosen, on_loaded)
         if folder is None:
             return drawn
         manifest = Manifest(
             format=1,
             vivace=vivace.__version__,
-            model=found.model.name,
+            model=located.model.name,
             recipe=recipe.text,
             workload=(
-                f"{', '.join(str(one.size) for one in drawn.sizes)}, batch {workload.batch}, "
+                f"{', '.join(str(warmed.size) for warmed in drawn.sizes)}, batch {workload.batch}, "
                 f"{workload.num_inference_steps} steps, guidance {workload.guidance_scale:g}"
             ),
             compiled_for=compiled_for(chosen),
@@ -127,16 +127,16 @@ def bring(path: Path, device: str) -> int:
     """Put an artifact's code into this machine's cache; return the number of new files.
 
     Raises:
-        UnusableModel, Unsupported, OutputError: see `vivace.compilation.artifact.unpack`.
+        UnusableModel, Unsupported, OutputError: see `vivace.machinery.compilation.artifact.unpack`.
     """
     return unpack(path, code_folder(), compiled_for(choose_device(device)))
 
 
 def _draw(
-    found: Found, recipe: Recipe, workload: Workload, device: str, on_loaded: Callable[[], None]
+    located: LocatedModel, recipe: Recipe, workload: Workload, device: str, on_loaded: Callable[[], None]
 ) -> Warmed:
     defaults = workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
-    session = open_session(found, recipe, device, defaults, workload.prompts)
+    session = open_session(located, recipe, device, defaults, workload.prompts)
     on_loaded()
     call = workload.calls()[0]
     return Warmed(draw_twice(session, [prompt for _, prompt, _ in call], [seed for _, _, seed in call]))

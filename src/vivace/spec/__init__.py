@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vivace.spec.environment import Environment
-    from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
+    from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
     from vivace.spec.model import Model
     from vivace.spec.recipe import RecipeSpec, TechniqueCall, parse_recipe
-    from vivace.spec.record import Memory, Outcome, Picture, Record, Round, Sample
+    from vivace.spec.record import ImageRecord, Memory, Outcome, Record, Round, Sample
     from vivace.spec.trial import Trial
     from vivace.spec.workload import Workload
 
 __all__ = [
     "Environment",
     "FiguresKey",
+    "ImageFigures",
+    "ImageRecord",
     "Memory",
     "Model",
     "NoiseFloor",
     "Outcome",
-    "Picture",
-    "PictureFigures",
     "QualityPass",
     "RecipeSpec",
     "Record",
@@ -35,10 +35,10 @@ __all__ = [
 ]
 _PLACES = {
     "environment": ("Environment",),
-    "figures": ("FiguresKey", "NoiseFloor", "PictureFigures", "QualityPass"),
+    "figures": ("FiguresKey", "NoiseFloor", "ImageFigures", "QualityPass"),
     "model": ("Model",),
     "recipe": ("RecipeSpec", "TechniqueCall", "parse_recipe"),
-    "record": ("Memory", "Outcome", "Picture", "Record", "Round", "Sample"),
+    "record": ("Memory", "Outcome", "ImageRecord", "Record", "Round", "Sample"),
     "trial": ("Trial",),
     "workload": ("Workload",),
 }

@@ -32,7 +32,7 @@ class Ceiling(Spec):
         return f"{self.operation} {self.precision}".strip()
 
 
-class Identity(Spec):
+class CeilingsIdentity(Spec):
     """What ceilings belong to. On a GPU the number of CPU threads plays no part."""
 
     device: str
@@ -64,16 +64,16 @@ class Ceilings(Spec):
 
     def per_s(self, operation: Operation, precision: str = "") -> float | None:
         """Return the highest rate of an operation; None if it was not measured."""
-        found = [c.per_s for c in self.ceilings if (c.operation, c.precision) == (operation, precision)]
-        return max(found, default=None)
+        rates = [c.per_s for c in self.ceilings if (c.operation, c.precision) == (operation, precision)]
+        return max(rates, default=None)
 
     def are_of(self, environment: Environment) -> bool:
         """Whether they were measured on the device, driver and PyTorch of an environment."""
         return self.identity == identity_of(environment)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(
+    def identity(self) -> CeilingsIdentity:
+        return CeilingsIdentity(
             device=self.device,
             device_name=self.device_name,
             driver=self.driver,
@@ -82,10 +82,10 @@ class Ceilings(Spec):
         )
 
 
-def identity_of(environment: Environment) -> Identity:
+def identity_of(environment: Environment) -> CeilingsIdentity:
     """Return the identity of the ceilings of an environment."""
     is_cpu = environment.device == "cpu"
-    return Identity(
+    return CeilingsIdentity(
         device=environment.device,
         device_name=environment.device_name,
         driver=environment.driver,

@@ -65,10 +65,10 @@ class Environment(Spec):
     @model_serializer(mode="wrap")
     def _without_no_place(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out a place of None, so that keys of earlier versions stay valid."""
-        found: dict[str, Any] = dump(self)
+        fields: dict[str, Any] = dump(self)
         if self.place is None:
-            del found["place"]
-        return found
+            del fields["place"]
+        return fields
 
     def at(self, place: Place | None) -> Environment:
         """The same environment at a place. Which GPUs its process sees is said by the place then."""

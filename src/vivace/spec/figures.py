@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from vivace.spec.base import Spec
-from vivace.spec.record import Picture
+from vivace.spec.record import ImageRecord
 from vivace.spec.workload import Workload
 
 
@@ -34,11 +34,11 @@ class FiguresKey(Spec):
     @model_serializer(mode="wrap")
     def _without_no_source(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what an image made from text lacks, so that keys of earlier versions stay valid."""
-        found: dict[str, Any] = dump(self)
+        fields: dict[str, Any] = dump(self)
         for name in ("source", "mask"):
-            if found.get(name) is None:
-                found.pop(name, None)
-        return found
+            if fields.get(name) is None:
+                fields.pop(name, None)
+        return fields
 
     @property
     def is_reference(self) -> bool:
@@ -46,7 +46,7 @@ class FiguresKey(Spec):
         return self.sha256 == self.reference
 
 
-def key_of(picture: Picture, reference: str, workload: Workload, scorer: str | None) -> FiguresKey:
+def key_of(picture: ImageRecord, reference: str, workload: Workload, scorer: str | None) -> FiguresKey:
     """Return the key of the metrics of a workload's image.
 
     Args:
@@ -64,7 +64,7 @@ def key_of(picture: Picture, reference: str, workload: Workload, scorer: str | N
     )
 
 
-class PictureFigures(FiguresKey):
+class ImageFigures(FiguresKey):
     """Metrics of an image.
 
     Attributes:
@@ -113,7 +113,7 @@ class NoiseFloor(Spec):
     """
 
     recipe: str
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ImageRecord, ...] = ()
     reason: str | None = None
 
 
@@ -121,6 +121,6 @@ class NoiseFloor(Spec):
 class QualityPass:
     """The results of the quality pass of one run; empty if there was none."""
 
-    figures: Mapping[FiguresKey, PictureFigures] = field(default_factory=dict)
+    figures: Mapping[FiguresKey, ImageFigures] = field(default_factory=dict)
     scorer: str | None = None
     floor: NoiseFloor | None = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from vivace.spec.study import AskedQuality, AskedWorkload, Batch
+from vivace.spec.study import Batch, QualityRequest, WorkloadRequest
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Task, TextMode
 
 
 class WorkloadKeywords(TypedDict, total=False):
-    """The fields of `AskedWorkload`; `batch` is a single batch."""
+    """The fields of `WorkloadRequest`; `batch` is a single batch."""
 
     prompts: Sequence[str] | str | None
     prompt_set: str | None
@@ -35,15 +35,15 @@ class WorkloadKeywords(TypedDict, total=False):
 class CallKeywords(WorkloadKeywords, total=False):
     """Those of `vivace.compare` and `vivace.profile`."""
 
-    workload: AskedWorkload
+    workload: WorkloadRequest
     timing: Timing
     device: str
 
 
 class StudyKeywords(CallKeywords, total=False):
-    """Those of `vivace.bench` and `Study.of`: the fields of `Study`, `AskedWorkload` and `AskedQuality`."""
+    """Those of `vivace.bench` and `Study.of`: the fields of `Study`, `WorkloadRequest` and `QualityRequest`."""
 
-    quality: bool | AskedQuality
+    quality: bool | QualityRequest
     scorer: str | None
     witness: str | None
     lpips: bool

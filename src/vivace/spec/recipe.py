@@ -208,16 +208,16 @@ def _parse_arguments(text: str, lo: int, hi: int, name_at: int) -> tuple[Argumen
     if not text[lo + 1 : close].strip():
         return ()
     arguments = [_parse_argument(text, *span) for span in _split(text, lo + 1, close, ",")]
-    seen: set[str] = set()
+    names: set[str] = set()
     for argument in arguments:
-        if argument.name is None and seen:
+        if argument.name is None and names:
             raise RecipeError(
                 "a positional argument after a named one", text, argument.start, argument.length
             )
         if argument.name is not None:
-            if argument.name in seen:
+            if argument.name in names:
                 raise RecipeError(f"'{argument.name}' is given twice", text, argument.start, argument.length)
-            seen.add(argument.name)
+            names.add(argument.name)
     return tuple(arguments)
 
 
@@ -258,13 +258,13 @@ def _value(text: str, lo: int, hi: int) -> object:
 
 def _list(text: str, lo: int, hi: int) -> tuple[object, ...]:
     """Read the values between brackets."""
-    found = []
+    values = []
     for span in _split(text, lo, hi, ","):
         start, end = _strip(text, *span)
         if start == end:
             raise RecipeError("a value is missing here", text, min(start, len(text) - 1))
-        found.append(_value(text, start, end))
-    return tuple(found)
+        values.append(_value(text, start, end))
+    return tuple(values)
 
 
 def _parse_targets(text: str, lo: int, hi: int) -> tuple[tuple[str, int], ...]:
@@ -301,10 +301,10 @@ def _without_identities(text: str, *, by_name: bool) -> str:
     except RecipeError:
         return text
     for technique in reversed(techniques):
-        known = next((a for a in technique.arguments if a.name == _IDENTITY), None)
+        identity = next((a for a in technique.arguments if a.name == _IDENTITY), None)
         for argument in reversed(technique.arguments):
             end = argument.start + argument.length
-            if argument is known:
+            if argument is identity:
                 comma = text.rfind(",", technique.start, argument.start)
                 text = text[: argument.start if comma < 0 else comma] + text[end:]
             elif (
@@ -313,7 +313,7 @@ def _without_identities(text: str, *, by_name: bool) -> str:
                 and isinstance(argument.value, str)
                 and _is_file(argument.value)
             ):
-                digits = f"@{str(known.value)[:_SHOWN_DIGITS]}" if known is not None else ""
+                digits = f"@{str(identity.value)[:_SHOWN_DIGITS]}" if identity is not None else ""
                 text = text[: argument.start] + _stem(argument.value) + digits + text[end:]
     return text
 

@@ -113,7 +113,7 @@ class Canary(Spec):
     samples_s: tuple[float, ...] = Field(min_length=1)
 
 
-class Picture(Spec):
+class ImageRecord(Spec):
     """An image of the workload, stored in the store's folder under the sha256 of its PNG file.
 
     Attributes:
@@ -160,7 +160,7 @@ class Round(Spec):
     gpu: GpuWindow | None = None
     effects: dict[str, dict[str, int | float | str]] = Field(default_factory=dict)
     evidence: dict[str, int | float | str | list[str]] = Field(default_factory=dict)
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ImageRecord, ...] = ()
     conditions: dict[str, float | str] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     work: Work | None = None
@@ -170,10 +170,10 @@ class Round(Spec):
     @model_serializer(mode="wrap")
     def _without_canaries(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave them out where there are none, as in rounds of earlier versions."""
-        found: dict[str, Any] = dump(self)
+        fields: dict[str, Any] = dump(self)
         if not self.canaries:
-            found.pop("canaries", None)
-        return found
+            fields.pop("canaries", None)
+        return fields
 
 
 class Record(Spec):

@@ -27,10 +27,10 @@ class Size(NamedTuple):
         Raises:
             ValueError: it is something else, or no multiple of `MULTIPLE`.
         """
-        found = _SIZE.fullmatch(text)
-        if found is None:
+        match = _SIZE.fullmatch(text)
+        if match is None:
             raise ValueError(f"a size is WIDTHxHEIGHT in pixels, e.g. 768x512; got {text!r}")
-        size = cls(int(found[1]), int(found[2]))
+        size = cls(int(match[1]), int(match[2]))
         if size.width % MULTIPLE or size.height % MULTIPLE:
             raise ValueError(f"width and height must be multiples of {MULTIPLE}; got {text}")
         return size

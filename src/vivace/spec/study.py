@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, field_validator
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.spec.base import Spec
+from vivace.spec.input_errors import InputErrors
 from vivace.spec.timing import Timing
-from vivace.spec.words import Checked
 from vivace.spec.workload import Task, TextMode
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Batch = int | Literal["max"]
 
 
-class AskedWorkload(Spec):
+class WorkloadRequest(Spec):
     """A workload as requested. Fields that are None take the model's own values.
 
     Attributes:
@@ -63,7 +63,7 @@ class AskedWorkload(Spec):
         return (prompts,) if isinstance(prompts, str) else prompts
 
 
-class AskedQuality(Spec):
+class QualityRequest(Spec):
     """Whether and how images are compared with the baseline's, after all timing.
 
     Attributes:
@@ -94,9 +94,9 @@ class Study(Spec):
 
     models: tuple[str, ...] = Field(min_length=1)
     recipes: tuple[str, ...]
-    workload: AskedWorkload = AskedWorkload()
+    workload: WorkloadRequest = WorkloadRequest()
     timing: Timing = Timing()
-    quality: AskedQuality = AskedQuality()
+    quality: QualityRequest = QualityRequest()
     device: str = "auto"
     rivals: bool = True
 
@@ -108,7 +108,7 @@ class Study(Spec):
 
         Args:
             models: one or several.
-            keywords: fields of Study, AskedWorkload and AskedQuality. `quality` may be a bool; `batch` is a single
+            keywords: fields of Study, WorkloadRequest and QualityRequest. `quality` may be a bool; `batch` is a single
                 batch.
 
         Raises:
@@ -117,17 +117,17 @@ class Study(Spec):
         fields: dict[str, Any] = dict(keywords)
         quality = fields.pop("quality", True)
         if isinstance(quality, bool):
-            quality = AskedQuality(enabled=quality, **_pop_fields(AskedQuality, fields))
+            quality = QualityRequest(enabled=quality, **_pop_fields(QualityRequest, fields))
         if "batch" in fields:
             fields["batches"] = (fields.pop("batch"),)
         workload = fields.pop("workload", None)
         if workload is None:
-            workload = _validated_workload(AskedWorkload, _pop_fields(AskedWorkload, fields))
+            workload = _validated_workload(WorkloadRequest, _pop_fields(WorkloadRequest, fields))
         if unknown := [name for name in fields if name not in cls.model_fields]:
-            known = [*cls.model_fields, *AskedWorkload.model_fields, *AskedQuality.model_fields, "batch"]
-            raise UsageError(f"a study has no '{unknown[0]}'{nearest(unknown[0], known)}")
+            names = [*cls.model_fields, *WorkloadRequest.model_fields, *QualityRequest.model_fields, "batch"]
+            raise UsageError(f"a study has no '{unknown[0]}'{nearest(unknown[0], names)}")
         models = (models,) if isinstance(models, str) else tuple(models)
-        with Checked():
+        with InputErrors():
             return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **fields)
 
 
@@ -136,6 +136,6 @@ def _pop_fields(part: type[BaseModel], fields: dict[str, Any]) -> dict[str, Any]
     return {name: fields.pop(name) for name in list(fields) if name in part.model_fields}
 
 
-def _validated_workload(part: type[AskedWorkload], given: dict[str, Any]) -> AskedWorkload:
-    with Checked(WorkloadError):
+def _validated_workload(part: type[WorkloadRequest], given: dict[str, Any]) -> WorkloadRequest:
+    with InputErrors(WorkloadError):
         return part(**given)

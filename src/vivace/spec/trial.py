@@ -29,10 +29,10 @@ class Trial(Spec):
     @model_serializer(mode="wrap")
     def _without_zero(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out a repetition of 0, so that keys of earlier versions stay valid."""
-        found: dict[str, Any] = dump(self)
+        fields: dict[str, Any] = dump(self)
         if not self.repetition:
-            del found["repetition"]
-        return found
+            del fields["repetition"]
+        return fields
 
     @property
     def title(self) -> str:

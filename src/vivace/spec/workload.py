@@ -86,11 +86,11 @@ class Workload(Spec):
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what a text-to-image workload lacks, so that keys of earlier versions stay valid."""
-        found: dict[str, Any] = dump(self)
+        fields: dict[str, Any] = dump(self)
         for name in ("task", "strength", "sources", "controlnet"):
             if getattr(self, name) == type(self).model_fields[name].default:
-                found.pop(name, None)
-        return found
+                fields.pop(name, None)
+        return fields
 
     @model_validator(mode="after")
     def _has_sources(self) -> Workload:

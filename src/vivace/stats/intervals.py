@@ -156,11 +156,11 @@ def autocorrelation(values: NDArray[np.float64]) -> float:
     # Ranks, so that a single spike is no more than the largest value.
     ranks = np.argsort(np.argsort(values)).astype(np.float64)
     ranks -= ranks.mean()
-    found = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
+    correlation = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
     # The estimate is too low by (1 + 4 * correlation) / n (Marriott and Pope 1954).
-    found = (n * found + 1) / (n - 4)
+    correlation = (n * correlation + 1) / (n - 4)
     # What chance alone gives to independent samples does not widen the interval.
-    return min(_MAX_AUTOCORRELATION, found) if found > 1.64 / math.sqrt(n) else 0.0
+    return min(_MAX_AUTOCORRELATION, correlation) if correlation > 1.64 / math.sqrt(n) else 0.0
 
 
 def student_t(probability: float, dof: float) -> float:

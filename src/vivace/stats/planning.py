@@ -43,6 +43,6 @@ def rounds_for_same(margin: float = SAME_WITHIN, spread: Spread = DEFAULT_SPREAD
 
 def _error(rounds: int, spread: Spread) -> tuple[float, float]:
     """Return the standard error of a speed-up's logarithm, and its degrees of freedom."""
-    found = LogMean(0.0, math.sqrt(2) * spread.sd / math.sqrt(rounds), spread.dof + rounds - 1)
-    assert found.error is not None
-    return found.error, found.dof
+    difference = LogMean(0.0, math.sqrt(2) * spread.sd / math.sqrt(rounds), spread.dof + rounds - 1)
+    assert difference.error is not None
+    return difference.error, difference.dof

@@ -60,12 +60,12 @@ class Decision:
 
 def looks(max_pairs: int = DEFAULT_MAX_PAIRS) -> list[int]:
     """Return after how many pairs the data is looked at: 3, 4, 6, 8, 12, 16, 24, ..., `max_pairs`."""
-    found = []
+    numbers = []
     number = 2
     while number < max_pairs:
-        found += [n for n in (number, number + number // 2) if FIRST_LOOK <= n < max_pairs]
+        numbers += [n for n in (number, number + number // 2) if FIRST_LOOK <= n < max_pairs]
         number *= 2
-    return [*dict.fromkeys(found), max_pairs]
+    return [*dict.fromkeys(numbers), max_pairs]
 
 
 def decide(
@@ -87,8 +87,8 @@ def decide_logs(
     logs: Sequence[float], errors: Sequence[float] | None, num_looks: int, fail_if: float | None = None
 ) -> Decision:
     """Return the decision from the pairs' logarithms of first over second, and their standard errors."""
-    found = mean_over_rounds([-log for log in logs], errors, 2 * PRIOR.sd**2, PRIOR.dof)
-    sure, usual = (found.interval(1 - 2 * error / num_looks) for error in (FALSE_DIFFERENCE, FALSE_SAME))
+    mean = mean_over_rounds([-log for log in logs], errors, 2 * PRIOR.sd**2, PRIOR.dof)
+    sure, usual = (mean.interval(1 - 2 * error / num_looks) for error in (FALSE_DIFFERENCE, FALSE_SAME))
     number = len(logs)
     if number < 2 or sure.low is None or sure.high is None or usual.low is None or usual.high is None:
         return Decision(Verdict.UNCLEAR, None, Interval(sure.point, None, None), number, fail_if)

@@ -78,14 +78,14 @@ class Claim(Spec):
         if self.kind in ("ratio", "limit") and self.at_least is None and self.at_most is None:
             raise ValueError(f"a claim of kind {self.kind} needs at_least or at_most")
         if self.figure is not None:
-            from vivace.studies.figures import FIGURES
+            from vivace.studies.columns import FIGURES
 
             if self.figure not in FIGURES:
                 raise ValueError(f"{self.figure!r} is no figure{nearest(self.figure, FIGURES)}")
         return self
 
 
-class Said(StrEnum):
+class ClaimVerdict(StrEnum):
     """What a column says of a claim."""
 
     AGREES = "agrees"
@@ -94,7 +94,7 @@ class Said(StrEnum):
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A claim judged by one column.
 
     Attributes:
@@ -103,7 +103,7 @@ class Judged:
 
     column: str
     kind: Literal["published", "measured"]
-    said: Said
+    said: ClaimVerdict
     because: str
 
 
@@ -117,36 +117,40 @@ class Check:
     is_absent: bool = False
 
 
-def decide(checks: Sequence[Check]) -> tuple[Said, str]:
+def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
     """Return what several comparisons say together: all must hold. Those without numbers are counted, not judged."""
     if len({check.model for check in checks}) > 1:
         checks = [replace(check, shown=f"{check.model}: {check.shown}") for check in checks]
-    known = [check for check in checks if not check.is_absent]
-    lacking = len(checks) - len(known)
-    failed = [check for check in known if check.holds is False]
-    unclear = [check for check in known if check.holds is None]
+    present = [check for check in checks if not check.is_absent]
+    lacking = len(checks) - len(present)
+    failed = [check for check in present if check.holds is False]
+    unclear = [check for check in present if check.holds is None]
     if failed:
-        held = f"holds in {sum(c.holds is True for c in known)} of {len(known)}; " if len(known) > 1 else ""
-        return Said.DISAGREES, held + _shown(failed)
-    if unclear or not known:
+        held = (
+            f"holds in {sum(c.holds is True for c in present)} of {len(present)}; "
+            if len(present) > 1
+            else ""
+        )
+        return ClaimVerdict.DISAGREES, held + _shown(failed)
+    if unclear or not present:
         shown = _shown(unclear) if unclear else _shown(checks) or "no row of it was measured"
-        return Said.CANNOT_TELL, shown
+        return ClaimVerdict.CANNOT_TELL, shown
     tail = f" ({lacking} of {len(checks)} not known)" if lacking else ""
-    return Said.AGREES, _shown(known) + tail
+    return ClaimVerdict.AGREES, _shown(present) + tail
 
 
-def tally(claims: Sequence[tuple[Claim, Sequence[Judged]]]) -> list[tuple[str, str]]:
+def tally(claims: Sequence[tuple[Claim, Sequence[JudgedClaim]]]) -> list[tuple[str, str]]:
     """Return what each column says of all claims together, e.g. ("A100", "agrees 8, does not 1, cannot tell 1")."""
-    found: dict[tuple[bool, str], Counter[Said]] = {}
+    counts: dict[tuple[bool, str], Counter[ClaimVerdict]] = {}
     for _, judged in claims:
-        for one in judged:
-            found.setdefault((one.kind == "measured", one.column), Counter())[one.said] += 1
+        for verdict in judged:
+            counts.setdefault((verdict.kind == "measured", verdict.column), Counter())[verdict.said] += 1
     return [
         (
             f"here, {column}" if is_measured else column,
-            ", ".join(f"{said.value} {count[said]}" for said in Said if count[said]),
+            ", ".join(f"{verdict.value} {count[verdict]}" for verdict in ClaimVerdict if count[verdict]),
         )
-        for (is_measured, column), count in sorted(found.items(), key=lambda item: item[0][0])
+        for (is_measured, column), count in sorted(counts.items(), key=lambda item: item[0][0])
     ]
 
 
@@ -167,11 +171,11 @@ def within(ratio: Interval, at_least: float | None, at_most: float | None) -> bo
     return True
 
 
-def of_verdict(kind: str, found: Verdict) -> bool | None:
+def of_verdict(kind: str, verdict: Verdict) -> bool | None:
     """Return whether a verdict on a speed-up confirms "faster" or "slower"; None if it is unclear."""
-    if found is Verdict.UNCLEAR:
+    if verdict is Verdict.UNCLEAR:
         return None
-    return found is (Verdict.FASTER if kind == "faster" else Verdict.SLOWER)
+    return verdict is (Verdict.FASTER if kind == "faster" else Verdict.SLOWER)
 
 
 def shown_value(value: Interval, kind: str) -> str:

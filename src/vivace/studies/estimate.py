@@ -21,9 +21,10 @@ from rich.text import Text
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
+from vivace.machinery.step_caching.technique import StepCache
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
-from vivace.models.find import SYNTHETIC, Found, find_model
+from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
 from vivace.report.table import broken
@@ -32,9 +33,8 @@ from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Workload
-from vivace.step_caching.technique import StepCache
 from vivace.studies.expand import ModelPart
-from vivace.studies.known import known
+from vivace.studies.recorded import recorded_figures
 from vivace.techniques.compile import Compile
 from vivace.techniques.steps import Steps
 
@@ -114,16 +114,18 @@ def estimates(
         UsageError, UnknownModel, Unsupported, WorkloadError: what would end the study before its first round.
     """
     records = [] if store is None else _stored(store)
-    found = []
-    for one in planned:
+    estimates = []
+    for model_part in planned:
         workload = workload_of(
-            _without_download(one.measured_on), one.study.workload, one.study.workload.batches[0]
+            _without_download(model_part.measured_on),
+            model_part.study.workload,
+            model_part.study.workload.batches[0],
         )
-        same = {one.measured_on, SYNTHETIC + one.measured_on}  # random weights take as long
-        for case in one.cases:
-            about = (one.part.name, one.model, one.measured_on, case.label, case.recipe)
+        same = {model_part.measured_on, SYNTHETIC + model_part.measured_on}  # random weights take as long
+        for case in model_part.cases:
+            about = (model_part.part.name, model_part.model, model_part.measured_on, case.label, case.recipe)
             if case.refused is not None:
-                found.append(Estimate(*about, refused=case.refused))
+                estimates.append(Estimate(*about, refused=case.refused))
                 continue
             mine = [
                 record
@@ -133,12 +135,14 @@ def estimates(
                 and record.trial.workload == workload
             ]
             # Random weights have no images: only the timed calls are made.
-            images = workload.num_pictures if one.study.quality.enabled else 0
-            found.append(_estimate(about, workload, one.study.timing, images, mine, predict, on_gpu))
-    return found
+            images = workload.num_pictures if model_part.study.quality.enabled else 0
+            estimates.append(
+                _estimate(about, workload, model_part.study.timing, images, mine, predict, on_gpu)
+            )
+    return estimates
 
 
-def _without_download(name: str) -> Found:
+def _without_download(name: str) -> LocatedModel:
     """Find a model; one of the hub that the catalogue knows is not looked up there."""
     entry = CATALOGUE.get(name)
     if entry is not None and not isinstance(entry.origin, Embedded):
@@ -185,7 +189,9 @@ def _estimate(
     name = about[2].removeprefix(SYNTHETIC)
     committed = None
     if workload.task == "text":  # as the committed records are
-        committed = known(name, recipe, workload.height, workload.width, workload.num_inference_steps)
+        committed = recorded_figures(
+            name, recipe, workload.height, workload.width, workload.num_inference_steps
+        )
     if committed is not None:
         call_s = committed.seconds(workload.num_inference_steps)
         trial_s = _trial_s(call_s, committed.first_call_s, timing, rounds_left, images)
@@ -217,18 +223,22 @@ def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, 
 
     None if the baseline has no record.
     """
-    found = resolve(recipe)
+    resolved = resolve(recipe)
     own = workload.num_inference_steps
-    base = known(name, BASELINE, workload.height, workload.width, own)
+    base = recorded_figures(name, BASELINE, workload.height, workload.width, own)
     if base is None:
         return None
-    steps = next((one.steps for one in found if isinstance(one, Steps)), own)
-    skipped = max((one.hits or 0.0 for one in found if isinstance(one, StepCache)), default=0.0)
+    steps = next((estimate.steps for estimate in resolved if isinstance(estimate, Steps)), own)
+    skipped = max(
+        (estimate.hits or 0.0 for estimate in resolved if isinstance(estimate, StepCache)), default=0.0
+    )
     call_s = base.rest_s + (1 - skipped) * steps * base.step_s
-    compiled = known(name, "compile", workload.height, workload.width, own)
+    compiled = recorded_figures(name, "compile", workload.height, workload.width, own)
     usual_s = _COMPILING_S if compiled is None else compiled.first_call_s
     compiling_s = [
-        _AUTOTUNING_S if "autotune" in one.mode else usual_s for one in found if isinstance(one, Compile)
+        _AUTOTUNING_S if "autotune" in estimate.mode else usual_s
+        for estimate in resolved
+        if isinstance(estimate, Compile)
     ]
     source = f"{_RECORD}{base.device}, of the baseline: rough, marked ~"
     return call_s, base.first_call_s, max(compiling_s, default=0.0), source
@@ -286,15 +296,15 @@ def planner(report: Callable[[str], None]) -> Predict:
     return peak
 
 
-def print_estimates(found: Sequence[Estimate], console: Console, *, without_gpu: bool = False) -> None:
+def print_estimates(estimates: Sequence[Estimate], console: Console, *, without_gpu: bool = False) -> None:
     """Print the trials by part and model, and what the study takes in all.
 
     Args:
         without_gpu: whether this machine has no GPU, so that what is known of one is not of this machine.
     """
     groups: dict[tuple[str, str, str], list[Estimate]] = {}
-    for one in found:
-        groups.setdefault((one.part, one.model, one.measured_on), []).append(one)
+    for estimate in estimates:
+        groups.setdefault((estimate.part, estimate.model, estimate.measured_on), []).append(estimate)
     for (part, model, measured_on), rows in groups.items():
         stand_in = "" if measured_on == model else f" ({measured_on})"
         console.print(Text(f"{model}{stand_in}, part {part}", style="bold"))
@@ -302,30 +312,36 @@ def print_estimates(found: Sequence[Estimate], console: Console, *, without_gpu:
         table.add_column("recipe", overflow="fold")
         for heading in ("s/image", "trial", "peak"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for one in rows:
-            recipe = "\n".join(broken(one.recipe, max(24, console.width - 40)))
-            table.add_row(Text(recipe), *map(Text, _cells(one, without_gpu)))
+        for estimate in rows:
+            recipe = "\n".join(broken(estimate.recipe, max(24, console.width - 40)))
+            table.add_row(Text(recipe), *map(Text, _cells(estimate, without_gpu)))
         console.print(table)
         for source in dict.fromkeys(
-            s for one in rows for s in (one.time_from, one.memory_from) if s != "unknown"
+            s for estimate in rows for s in (estimate.time_from, estimate.memory_from) if s != "unknown"
         ):
             console.print(Text(f"estimates from: {source}", style="dim"))
-        for one in rows:
-            if one.refused:
-                console.print(Text(f"{one.row}: refused: {one.refused}"))
+        for estimate in rows:
+            if estimate.refused:
+                console.print(Text(f"{estimate.row}: refused: {estimate.refused}"))
         console.print()
-    trials = {(one.measured_on, one.recipe): one for one in found if one.refused is None}.values()
-    todo = [one for one in trials if one.rounds_left]
-    known_s = [one.trial_s for one in todo if one.trial_s is not None]
-    rounds = sum(one.rounds_left for one in todo)
-    said = f"{count(len(trials), 'trial')}, {count(rounds, 'round')} to run"
-    is_elsewhere = without_gpu and any(one.time_is_of_gpu or one.memory_is_of_gpu for one in found)
+    trials = {
+        (estimate.measured_on, estimate.recipe): estimate
+        for estimate in estimates
+        if estimate.refused is None
+    }.values()
+    todo = [estimate for estimate in trials if estimate.rounds_left]
+    known_s = [estimate.trial_s for estimate in todo if estimate.trial_s is not None]
+    rounds = sum(estimate.rounds_left for estimate in todo)
+    text = f"{count(len(trials), 'trial')}, {count(rounds, 'round')} to run"
+    is_elsewhere = without_gpu and any(
+        estimate.time_is_of_gpu or estimate.memory_is_of_gpu for estimate in estimates
+    )
     if known_s:
         where = " on such a GPU" if is_elsewhere else ""
-        said += f": about {_long(sum(known_s))}{where} for {count(len(known_s), 'trial')}"
+        text += f": about {_long(sum(known_s))}{where} for {count(len(known_s), 'trial')}"
     if unknown := len(todo) - len(known_s):
-        said += f"; the time of {unknown} is unknown"
-    console.print(Text(said))
+        text += f"; the time of {unknown} is unknown"
+    console.print(Text(text))
     if is_elsewhere:
         console.print(
             Text(
@@ -342,17 +358,17 @@ def _long(number: float) -> str:
     return f"{number / 60:.0f} min" if number < 7200 else f"{number / 3600:.1f} h"
 
 
-def _cells(one: Estimate, without_gpu: bool) -> tuple[str, str, str]:
-    if one.refused is not None:
+def _cells(estimate: Estimate, without_gpu: bool) -> tuple[str, str, str]:
+    if estimate.refused is not None:
         return "refused", "–", "–"
-    about = "~" if one.is_rough else ""
-    call = "unknown" if one.call_s is None else about + seconds(one.call_s)
-    trial = "unknown" if one.trial_s is None else about + _long(one.trial_s)
-    if without_gpu and one.time_is_of_gpu:
+    about = "~" if estimate.is_rough else ""
+    call = "unknown" if estimate.call_s is None else about + seconds(estimate.call_s)
+    trial = "unknown" if estimate.trial_s is None else about + _long(estimate.trial_s)
+    if without_gpu and estimate.time_is_of_gpu:
         call += " (GPU)"
-    if one.call_s is None and one.rounds_left == 0:
-        call = trial = one.time_from.removeprefix("this store: ")
-    elif one.rounds_left == 0:
+    if estimate.call_s is None and estimate.rounds_left == 0:
+        call = trial = estimate.time_from.removeprefix("this store: ")
+    elif estimate.rounds_left == 0:
         trial = "stored"
-    peak = "unknown" if one.peak_bytes is None else size(one.peak_bytes)
-    return call, trial, f"{peak} (GPU)" if without_gpu and one.memory_is_of_gpu else peak
+    peak = "unknown" if estimate.peak_bytes is None else size(estimate.peak_bytes)
+    return call, trial, f"{peak} (GPU)" if without_gpu and estimate.memory_is_of_gpu else peak

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from vivace.contract import Technique
 from vivace.errors import RecipeError, UsageError, nearest
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import BASELINE
-from vivace.spec.study import AskedQuality, AskedWorkload, Study
+from vivace.spec.study import QualityRequest, Study, WorkloadRequest
 from vivace.studies.file import Labelled, Part, StudyFile
+from vivace.technique import Technique
 
 
 @dataclass(frozen=True)
@@ -98,23 +98,23 @@ def expand(
     asked_parts, stand_ins = tuple(parts), file.tiny if tiny else None
     if stand_ins is not None:
         asked_parts = asked_parts or stand_ins.parts
-    found = [
+    model_parts = [
         _on_model(file, part, model, tiny, synthetic, device)
         for part in file.part
         if not asked_parts or part.name in asked_parts
         for model in part.models
         if (not models or model in models) and (stand_ins is None or model in stand_ins.models)
     ]
-    if not found:
+    if not model_parts:
         raise UsageError(
             f"{file.name}: no part has the models that were asked for; `--dry-run` lists what it has"
         )
-    return tuple(found)
+    return tuple(model_parts)
 
 
-def left_out(file: StudyFile, found: Iterable[ModelPart]) -> list[str]:
+def left_out(file: StudyFile, parts: Iterable[ModelPart]) -> list[str]:
     """Return the study's models that no comparison has."""
-    here = {one.model for one in found}
+    here = {part.model for part in parts}
     return [m for m in dict.fromkeys(m for part in file.part for m in part.models) if m not in here]
 
 
@@ -139,7 +139,7 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
         workload = file.tiny.workload
     if synthetic:
         measured_on = model if model.startswith(SYNTHETIC) else SYNTHETIC + model
-        quality = AskedQuality(enabled=False)
+        quality = QualityRequest(enabled=False)
     recipes = dict.fromkeys(case.recipe for case in cases if case.refused is None)
     study = Study(
         models=(measured_on,),
@@ -158,12 +158,12 @@ def _standing(case: Case, published: str | None) -> Case:
     return case if published in (None, case.recipe) else replace(case, stands_for=published)
 
 
-def _merged(*workloads: AskedWorkload | None) -> AskedWorkload:
+def _merged(*workloads: WorkloadRequest | None) -> WorkloadRequest:
     """Return the workload in which a later one's given values replace those of the earlier ones."""
-    given: dict[str, object] = {}
-    for one in workloads:
-        given |= {} if one is None else one.model_dump(exclude_unset=True)
-    return AskedWorkload.model_validate(given)
+    fields: dict[str, object] = {}
+    for workload in workloads:
+        fields |= {} if workload is None else workload.model_dump(exclude_unset=True)
+    return WorkloadRequest.model_validate(fields)
 
 
 def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], list[Gain]]:
@@ -191,7 +191,7 @@ def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], 
         gains.append(Gain(recipe_of(member).text, before, label))
         if case.refused is None:
             current, before = resolve(case.recipe), label
-    cases += [Case(one.label, recipe_of(one).text) for one in part.recipes]
+    cases += [Case(row.label, recipe_of(row).text) for row in part.recipes]
     if part.matrix:
         for values in itertools.product(*part.matrix.values()):
             text = "+".join(value for value in values if value) or BASELINE
@@ -218,18 +218,20 @@ def _combined(label: str, text: str, make: object) -> Case:
 
 def _swapped(recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, ...]]]) -> Recipe:
     """Return the recipe with techniques replaced, on the same targets. Knobs must be equal, targets need not."""
-    found: list[Technique] = []
+    techniques: list[Technique] = []
     for technique in recipe:
         for old, new in swaps:
             if type(old) is type(technique) and old.values == technique.values:
-                found += [
-                    type(one)(**one.values, targets=technique.targets if one.targetable else ())
-                    for one in new
+                techniques += [
+                    type(technique_)(
+                        **technique_.values, targets=technique.targets if technique_.targetable else ()
+                    )
+                    for technique_ in new
                 ]
                 break
         else:
-            found.append(technique)
-    return Recipe.of(found)
+            techniques.append(technique)
+    return Recipe.of(techniques)
 
 
 def _each_once(cases: Sequence[Case], part: Part) -> list[Case]:
@@ -238,12 +240,12 @@ def _each_once(cases: Sequence[Case], part: Part) -> list[Case]:
     Raises:
         UsageError: two recipes have one label, so their rows could not be told apart.
     """
-    found: dict[str, Case] = {}
+    by_label: dict[str, Case] = {}
     for case in cases:
-        other = found.setdefault(case.label, case)
+        other = by_label.setdefault(case.label, case)
         if other.recipe != case.recipe:
             raise UsageError(
                 f"part {part.name}: two recipes are called '{case.label}' ({other.recipe} and {case.recipe}); "
                 "give each its own row"
             )
-    return list(found.values())
+    return list(by_label.values())

@@ -16,16 +16,16 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vivace.errors import RecipeError, UsageError, nearest
-from vivace.foreign.files import is_path, not_there, read_text, user_path
-from vivace.foreign.reading import reading
 from vivace.recipes.resolve import resolve
 from vivace.spec.base import Spec
+from vivace.spec.input_errors import expectation_of, shorten
 from vivace.spec.recipe import BASELINE
-from vivace.spec.study import AskedQuality, AskedWorkload
+from vivace.spec.study import QualityRequest, WorkloadRequest
 from vivace.spec.timing import Timing
-from vivace.spec.words import shorten, wanted
 from vivace.studies.claims import Claim
 from vivace.studies.published import Published, parse_published, read_published
+from vivace.untrusted.files import is_path, not_there, read_text, user_path
+from vivace.untrusted.reading import reading
 
 MAX_BYTES = 1_000_000
 MAX_RECIPES = 500
@@ -69,7 +69,7 @@ class Part(Spec):
             the same thing as an earlier one replaces it.
         leave_one_out: a recipe; it is measured whole, and without each of its techniques.
         workload: values that differ from the file's, for this part.
-        figures: the figures to show, in this order: names of `vivace.studies.figures.FIGURES`.
+        figures: the figures to show, in this order: names of `vivace.studies.columns.FIGURES`.
         tables: tables of the published numbers that belong to this part; empty for all.
         rivals: also measure fewer plain steps beside each step cache.
     """
@@ -82,7 +82,7 @@ class Part(Spec):
     matrix: dict[str, tuple[str, ...]] = Field(default={})
     stack: tuple[Labelled, ...] = Field(default=(), max_length=100)
     leave_one_out: str | None = None
-    workload: AskedWorkload = AskedWorkload()
+    workload: WorkloadRequest = WorkloadRequest()
     figures: tuple[str, ...] = ("latency", "model_memory", "peak_memory")
     tables: tuple[str, ...] = ()
     rivals: bool = False
@@ -95,10 +95,10 @@ class Part(Spec):
 
     def labels(self) -> list[str]:
         """Return the names of all rows that the file can name; those of a matrix are its recipes."""
-        found = [self.baseline.label, *(one.label for one in self.recipes)]
-        found += [one.row or f"+ {one.recipe}" for one in self.stack]
+        labels = [self.baseline.label, *(row.label for row in self.recipes)]
+        labels += [row.row or f"+ {row.recipe}" for row in self.stack]
         if self.matrix:
-            found += [
+            labels += [
                 "+".join(filter(None, values)) or BASELINE
                 for values in itertools.product(*self.matrix.values())
             ]
@@ -106,9 +106,9 @@ class Part(Spec):
             try:
                 whole = resolve(self.leave_one_out)
             except RecipeError:
-                return found  # reported with its place when the recipes are checked
-            found += [whole.text, *(f"without {technique.text}" for technique in whole)]
-        return found
+                return labels  # reported with its place when the recipes are checked
+            labels += [whole.text, *(f"without {technique.text}" for technique in whole)]
+        return labels
 
     @field_validator("matrix")
     @classmethod
@@ -125,7 +125,7 @@ class Part(Spec):
     @field_validator("figures")
     @classmethod
     def _figures_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from vivace.studies.figures import FIGURES
+        from vivace.studies.columns import FIGURES
 
         for name in names:
             if name not in FIGURES:
@@ -146,9 +146,9 @@ class Tiny(Spec):
     models: dict[str, str] = Field(min_length=1)
     parts: tuple[str, ...] = ()
     replace: dict[str, str] = Field(default={})
-    workload: AskedWorkload = AskedWorkload()
+    workload: WorkloadRequest = WorkloadRequest()
     timing: Timing = Timing(rounds=1)
-    quality: AskedQuality = AskedQuality()
+    quality: QualityRequest = QualityRequest()
 
 
 class Synthetic(Spec):
@@ -183,10 +183,10 @@ class StudyFile(Spec):
     source: str = Field(default="", max_length=500)
     published: str | None = None
     profiled: bool = False
-    workload: AskedWorkload = AskedWorkload()
-    model: dict[str, AskedWorkload] = Field(default={})
+    workload: WorkloadRequest = WorkloadRequest()
+    model: dict[str, WorkloadRequest] = Field(default={})
     timing: Timing = Timing()
-    quality: AskedQuality = AskedQuality()
+    quality: QualityRequest = QualityRequest()
     part: tuple[Part, ...] = Field(min_length=1, max_length=100)
     claim: tuple[Claim, ...] = Field(default=(), max_length=200)
     tiny: Tiny | None = None
@@ -211,7 +211,7 @@ class StudyFile(Spec):
                     raise ValueError(f"{place} names {name!r}, which no part has{nearest(name, models)}")
         for place, workload in (
             ("[workload]", self.workload),
-            *((f"[model.{name}]", given) for name, given in self.model.items()),
+            *((f"[model.{name}]", table) for name, table in self.model.items()),
             *((f"part {part.name}", part.workload) for part in self.part),
             *((("[tiny.workload]", self.tiny.workload),) if self.tiny else ()),
         ):
@@ -242,10 +242,10 @@ def _check_rows(claim: Claim, parts: Sequence[Part]) -> None:
         *claim.among,
         *([claim.than] if claim.kind not in ("gpu", "open") and claim.than else []),
     ]
-    known = [row for part in meant for row in part.labels()]
+    labels = [row for part in meant for row in part.labels()]
     for row in rows:
-        if row not in known:
-            raise ValueError(f"a claim names the row {row!r}, which is in no part{nearest(row, known)}")
+        if row not in labels:
+            raise ValueError(f"a claim names the row {row!r}, which is in no part{nearest(row, labels)}")
 
 
 def published_studies() -> tuple[str, ...]:
@@ -270,8 +270,8 @@ def read_study(name: str | Path) -> StudyFile:
     if is_path(str(name), (".toml",)) and not path.exists():
         raise UsageError(not_there(str(name)))
     if path.suffix != ".toml" and not path.exists():
-        known = published_studies()
-        raise UsageError(f"no study '{shorten(str(name))}'; give {', '.join(known)} or a .toml file")
+        studies = published_studies()
+        raise UsageError(f"no study '{shorten(str(name))}'; give {', '.join(studies)} or a .toml file")
     with reading(path, UsageError, "give a study file (docs/studies.md)"):
         text = read_text(path, MAX_BYTES)
 
@@ -318,15 +318,15 @@ def _said(error: ValidationError) -> str:
         else:
             steps.append(str(step))
     place = ", ".join(steps)
-    said = wanted(error)
+    reason = expectation_of(error)
     if problem["type"] == "extra_forbidden":
-        known = _fields_at(problem["loc"][:-1])
-        return f"{place}: is not known{nearest(str(problem['loc'][-1]), known)}" + (
-            f" (known: {', '.join(known)})" if known else ""
+        fields = _fields_at(problem["loc"][:-1])
+        return f"{place}: is not known{nearest(str(problem['loc'][-1]), fields)}" + (
+            f" (known: {', '.join(fields)})" if fields else ""
         )
     if problem["type"] in ("value_error", "missing", "too_short"):
-        return f"{place}: {said}" if place else said
-    return f"{place}: {shorten(repr(problem.get('input')))} {said}"
+        return f"{place}: {reason}" if place else reason
+    return f"{place}: {shorten(repr(problem.get('input')))} {reason}"
 
 
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:
@@ -336,13 +336,13 @@ def _fields_at(place: tuple[int | str, ...]) -> list[str]:
         ("part",): Part,
         ("tiny",): Tiny,
         ("synthetic",): Synthetic,
-        ("workload",): AskedWorkload,
-        ("part", "workload"): AskedWorkload,
-        ("tiny", "workload"): AskedWorkload,
+        ("workload",): WorkloadRequest,
+        ("part", "workload"): WorkloadRequest,
+        ("tiny", "workload"): WorkloadRequest,
         ("timing",): Timing,
         ("tiny", "timing"): Timing,
-        ("quality",): AskedQuality,
-        ("tiny", "quality"): AskedQuality,
+        ("quality",): QualityRequest,
+        ("tiny", "quality"): QualityRequest,
         ("part", "recipes"): Labelled,
         ("part", "stack"): Labelled,
         ("part", "baseline"): Labelled,

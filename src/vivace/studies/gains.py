@@ -58,7 +58,7 @@ def speed_up(
     shared = sorted(set(old) & set(new)) if _place(before) == _place(after) else []
     times, beside = None, None
     if shared:
-        found = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
+        mean = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
         num_rounds = len(shared)
         times = _typical(old, shared), _typical(new, shared)
     else:
@@ -66,7 +66,7 @@ def speed_up(
         if ways[0] is None or ways[1] is None:
             return None
         (to_old, rounds_old, times_old), (to_new, rounds_new, times_new) = ways[0], ways[1]
-        found = _difference(to_new, to_old)
+        mean = _difference(to_new, to_old)
         num_rounds = min(rounds_old, rounds_new)
         beside = times_old, times_new
     drift = _cpu_ratio(before, after)
@@ -76,14 +76,16 @@ def speed_up(
     held_up = any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after))
     if held_up:
         doubt = "another program kept the CPU busy"
-        return SpeedUp(found.interval(), Verdict.UNCLEAR, doubt, True, num_rounds, times, beside)
-    ratio, said = allowing_for(most_stretch(drift or 1.0) if stretch is None else stretch, found, num_rounds)
-    if stretch is None and said is Verdict.UNCLEAR:
-        return SpeedUp(ratio, said, _told(drift), True, num_rounds, times, beside)
+        return SpeedUp(mean.interval(), Verdict.UNCLEAR, doubt, True, num_rounds, times, beside)
+    ratio, verdict_ = allowing_for(
+        most_stretch(drift or 1.0) if stretch is None else stretch, mean, num_rounds
+    )
+    if stretch is None and verdict_ is Verdict.UNCLEAR:
+        return SpeedUp(ratio, verdict_, _told(drift), True, num_rounds, times, beside)
     doubts = ["one round only"] if num_rounds < 2 else []
     if stretch != 1.0:
         doubts.append(f"{_told(drift)}, which the interval allows for")
-    return SpeedUp(ratio, said, "; ".join(doubts), num_rounds=num_rounds, times=times, beside=beside)
+    return SpeedUp(ratio, verdict_, "; ".join(doubts), num_rounds=num_rounds, times=times, beside=beside)
 
 
 def _beside(
@@ -95,8 +97,8 @@ def _beside(
         old = _samples(baseline)
         shared = sorted(set(old) & set(new)) if _place(baseline) == _place(row) else []
         if shared:
-            found = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
-            return found, len(shared), (_typical(old, shared), _typical(new, shared))
+            ratio = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
+            return ratio, len(shared), (_typical(old, shared), _typical(new, shared))
     return None
 
 
@@ -105,10 +107,10 @@ def _typical(samples: Mapping[int, Sequence[float]], rounds: Sequence[int]) -> f
     return math.exp(statistics.fmean(math.log(statistics.median(samples[i])) for i in rounds))
 
 
-def _difference(one: LogMean, other: LogMean) -> LogMean:
+def _difference(mean: LogMean, other: LogMean) -> LogMean:
     """Return the difference of two independent means."""
-    error = None if one.error is None or other.error is None else math.hypot(one.error, other.error)
-    return LogMean(one.mean - other.mean, error, min(one.dof, other.dof))
+    error = None if mean.error is None or other.error is None else math.hypot(mean.error, other.error)
+    return LogMean(mean.mean - other.mean, error, min(mean.dof, other.dof))
 
 
 def spread_of(rows: Iterable[Row]) -> Spread:

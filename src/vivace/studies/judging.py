@@ -4,36 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from vivace.machinery.step_caching.technique import StepCache
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import seconds
 from vivace.stats import ONE_ROUND_MARGIN, Interval
-from vivace.step_caching.technique import StepCache
-from vivace.studies.claims import Check, Claim, Judged, Said, decide, of_verdict, shown_value, within
+from vivace.studies.claims import (
+    Check,
+    Claim,
+    ClaimVerdict,
+    JudgedClaim,
+    decide,
+    of_verdict,
+    shown_value,
+    within,
+)
+from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import ModelPart
-from vivace.studies.figures import FIGURES, Cell, Column
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 
 _UNIT = {"time": 1.0, "memory": 1e9, "number": 1.0}
 _SMALL_TIE = 1e-9
 
 
-def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[Column]) -> list[Judged]:
+def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColumn]) -> list[JudgedClaim]:
     """Return what each column says of a claim; none for columns that it is not about."""
-    found: list[Judged] = []
-    unknown: list[Judged] = []
+    judged: list[JudgedClaim] = []
+    unknown: list[JudgedClaim] = []
     for column in columns:
         if column.kind == "published" and claim.gpus and column.name not in claim.gpus:
             continue
         if claim.kind == "open":
-            found.append(Judged(column.name, column.kind, Said.CANNOT_TELL, claim.because))
+            judged.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, claim.because))
             continue
         if claim.kind == "gpu":
             if column.name == claim.gpu:
                 checks = list(_between_gpus(claim, parts, column, columns))
             elif column.kind == "measured":
                 why = f"it is about {claim.gpu} and {claim.than}, and this is one device"
-                found.append(Judged(column.name, column.kind, Said.CANNOT_TELL, why))
+                judged.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, why))
                 continue
             else:
                 continue
@@ -44,17 +53,17 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[Column]) -
                 if not meant:
                     continue
             checks = [check for part in meant for check in _checks(claim, part, column)]
-        said, because = decide(checks)
-        one = Judged(column.name, column.kind, said, because + _stand_ins(claim, parts, column))
-        found.append(one)
+        verdict_, because = decide(checks)
+        verdict = JudgedClaim(column.name, column.kind, verdict_, because + _stand_ins(claim, parts, column))
+        judged.append(verdict)
         if column.kind == "measured" and all(check.is_absent for check in checks):
-            unknown.append(one)
+            unknown.append(verdict)
     # A device that measured nothing of a claim has no say in it, unless no other has.
-    others = [one for one in found if one.kind == "measured" and one not in unknown]
-    return [one for one in found if not others or one not in unknown]
+    others = [verdict for verdict in judged if verdict.kind == "measured" and verdict not in unknown]
+    return [verdict for verdict in judged if not others or verdict not in unknown]
 
 
-def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: Column) -> str:
+def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: StudyColumn) -> str:
     """Return e.g. "; on tiny-sd" if small models were measured in the place of the study's."""
     if column.kind == "published":
         return ""
@@ -81,7 +90,7 @@ def _labels(part: ModelPart) -> list[str]:
     return [case.label for case in part.cases]
 
 
-def _checks(claim: Claim, part: ModelPart, column: Column) -> Iterator[Check]:
+def _checks(claim: Claim, part: ModelPart, column: StudyColumn) -> Iterator[Check]:
     figure = claim.figure or time_of(part)
     if claim.kind == "best":
         yield from _best(claim, part, column, figure)
@@ -93,7 +102,7 @@ def _checks(claim: Claim, part: ModelPart, column: Column) -> Iterator[Check]:
             yield _pair(claim, part, column, row, figure)
 
 
-def _pair(claim: Claim, part: ModelPart, column: Column, row: str, figure: str) -> Check:
+def _pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str) -> Check:
     """Compare a row with another."""
     here, there = (column.cell(part.part.name, part.model, name, figure) for name in (row, claim.than))
     kind = FIGURES[figure].kind
@@ -125,28 +134,30 @@ def _holds(claim: Claim, speed: Interval) -> bool | None:
     return within(share, claim.at_least, claim.at_most)
 
 
-def _measured_pair(claim: Claim, part: ModelPart, column: Column, row: str, shown: str) -> Check:
+def _measured_pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, shown: str) -> Check:
     before, after = (column.rows[(part.part.name, part.model, name)] for name in (claim.than, row))
-    beside = [found for (name, model, _), found in column.rows.items() if (name, model) == _key(part)]
-    found = speed_up(before, after, column.baselines.get(_key(part), ()), spread_of(beside))
-    if found is None or found.ratio.low is None or found.ratio.high is None:
+    beside = [row for (name, model, _), row in column.rows.items() if (name, model) == _key(part)]
+    measured = speed_up(before, after, column.baselines.get(_key(part), ()), spread_of(beside))
+    if measured is None or measured.ratio.low is None or measured.ratio.high is None:
         return Check(part.model, None, f"{shown}: no interval")
-    shown = _times(row, claim.than, found) or shown
-    shown += f", {found.ratio.point:.2f}x [{found.ratio.low:.2f}, {found.ratio.high:.2f}]"
+    shown = _times(row, claim.than, measured) or shown
+    shown += f", {measured.ratio.point:.2f}x [{measured.ratio.low:.2f}, {measured.ratio.high:.2f}]"
     if claim.kind in ("faster", "slower"):
-        holds = of_verdict(claim.kind, found.verdict)
+        holds = of_verdict(claim.kind, measured.verdict)
     else:
-        holds = None if found.is_disturbed else _holds(claim, _with_drift(found))
-    return Check(part.model, holds, f"{shown} ({found.doubt})" if holds is None and found.doubt else shown)
+        holds = None if measured.is_disturbed else _holds(claim, _with_drift(measured))
+    return Check(
+        part.model, holds, f"{shown} ({measured.doubt})" if holds is None and measured.doubt else shown
+    )
 
 
-def _times(row: str, than: str, found: SpeedUp) -> str:
+def _times(row: str, than: str, measured: SpeedUp) -> str:
     """Return the times that a ratio is of: those of the rounds that both rows share, or each beside its baseline."""
-    if found.times is not None:
-        before, after = found.times
+    if measured.times is not None:
+        before, after = measured.times
         return f"{row} {seconds(after)}, {than} {seconds(before)}"
-    if found.beside is not None:
-        (base_before, before), (base_after, after) = found.beside
+    if measured.beside is not None:
+        (base_before, before), (base_after, after) = measured.beside
         return (
             f"{row} {seconds(after)} beside a baseline of {seconds(base_after)}, "
             f"{than} {seconds(before)} beside one of {seconds(base_before)}"
@@ -154,29 +165,29 @@ def _times(row: str, than: str, found: SpeedUp) -> str:
     return ""
 
 
-def _with_drift(found: SpeedUp) -> Interval:
+def _with_drift(measured: SpeedUp) -> Interval:
     """Return the interval, wider if one round cannot tell a slower machine from a slower recipe."""
-    low, high = found.ratio.low, found.ratio.high
-    if found.num_rounds < 2 and low is not None and high is not None:
-        return Interval(found.ratio.point, low * (1 - ONE_ROUND_MARGIN), high * (1 + ONE_ROUND_MARGIN))
-    return found.ratio
+    low, high = measured.ratio.low, measured.ratio.high
+    if measured.num_rounds < 2 and low is not None and high is not None:
+        return Interval(measured.ratio.point, low * (1 - ONE_ROUND_MARGIN), high * (1 + ONE_ROUND_MARGIN))
+    return measured.ratio
 
 
 def _measured_number(
-    claim: Claim, part: ModelPart, column: Column, row: str, figure: str, shown: str
+    claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str, shown: str
 ) -> Check:
     """Compare a figure of images with the baseline's, by the paired differences."""
     fidelity = column.rows[(*_key(part), row)].fidelity
-    found = None if fidelity is None else fidelity.alone.get(_ALONE[figure])
-    if claim.than != part.cases[0].label or found is None:
+    kept = None if fidelity is None else fidelity.alone.get(_ALONE[figure])
+    if claim.than != part.cases[0].label or kept is None:
         return Check(part.model, None, f"{shown}: images are compared with the baseline's only")
-    if found.difference.low is None or found.difference.high is None:
+    if kept.difference.low is None or kept.difference.high is None:
         return Check(part.model, None, f"{shown}: too few prompts for an interval")
-    base = found.mean - found.difference.point
+    base = kept.mean - kept.difference.point
     if base <= 0:
         return Check(part.model, None, f"{shown}: the baseline's is not positive")
-    ends = [1 + end / base for end in (found.difference.low, found.difference.high)]
-    share = Interval(found.mean / base, *ends)
+    ends = [1 + end / base for end in (kept.difference.low, kept.difference.high)]
+    share = Interval(kept.mean / base, *ends)
     if claim.kind == "same":
         return Check(part.model, within(share, 1 - claim.within, 1 + claim.within), shown)
     return Check(part.model, within(share, claim.at_least, claim.at_most), shown)
@@ -196,7 +207,7 @@ def _inverse(ratio: Interval) -> Interval:
     return Interval(1 / ratio.point, low, high)
 
 
-def _limit(claim: Claim, part: ModelPart, column: Column, row: str, figure: str) -> Check:
+def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str) -> Check:
     cell = column.cell(part.part.name, part.model, row, figure)
     if lacking := _lacking(part, ((row, cell),)):
         return lacking
@@ -212,7 +223,7 @@ def _limit(claim: Claim, part: ModelPart, column: Column, row: str, figure: str)
     return Check(part.model, within(cell.value, *ends), shown)
 
 
-def _best(claim: Claim, part: ModelPart, column: Column, figure: str) -> Iterator[Check]:
+def _best(claim: Claim, part: ModelPart, column: StudyColumn, figure: str) -> Iterator[Check]:
     """The first row of the claim against each other one."""
     best = claim.rows[0]
     for other in claim.among or _labels(part):
@@ -222,14 +233,14 @@ def _best(claim: Claim, part: ModelPart, column: Column, figure: str) -> Iterato
 
 
 def _between_gpus(
-    claim: Claim, parts: Sequence[ModelPart], column: Column, columns: Sequence[Column]
+    claim: Claim, parts: Sequence[ModelPart], column: StudyColumn, columns: Sequence[StudyColumn]
 ) -> Iterator[Check]:
-    other = next((one for one in columns if one.name == claim.than), None)
+    other = next((column for column in columns if column.name == claim.than), None)
     for part in _meant(claim, parts):
         figure = claim.figure or time_of(part)
         for row in claim.rows or _labels(part):
             here = column.cell(part.part.name, part.model, row, figure)
-            there = other.cell(part.part.name, part.model, row, figure) if other else Cell("absent")
+            there = other.cell(part.part.name, part.model, row, figure) if other else StudyCell("absent")
             if here.value is None or there.value is None:
                 yield Check(part.model, None, f"{row} is not known on both", is_absent=True)
                 continue
@@ -244,17 +255,17 @@ def _between_gpus(
             )
 
 
-def _lacking(part: ModelPart, cells: Sequence[tuple[str, Cell]]) -> Check | None:
+def _lacking(part: ModelPart, cells: Sequence[tuple[str, StudyCell]]) -> Check | None:
     """Return the check of a comparison that lacks a number, with the reason."""
     for row, cell in cells:
         if cell.value is None:
             why = cell.outcome.replace("_", " ") if cell.outcome not in ("absent", "measured") else ""
-            said = ": ".join(text for text in (why, cell.note) if text) or "has no number"
-            return Check(part.model, None, f"{row} {said}", is_absent=True)
+            text = ": ".join(text for text in (why, cell.note) if text) or "has no number"
+            return Check(part.model, None, f"{row} {text}", is_absent=True)
     return None
 
 
-def _untrusted(part: ModelPart, column: Column, names: Sequence[str], kind: str) -> str:
+def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind: str) -> str:
     """Return why measured figures say nothing about the claim; "" if they do."""
     rows = [column.rows[(*_key(part), name)] for name in names]
     if kind == "memory" and any(row.memory is not None and row.memory.kind != _DEVICE for row in rows):

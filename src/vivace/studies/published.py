@@ -15,10 +15,10 @@ from typing import Literal
 from pydantic import Field, ValidationError, model_validator
 
 from vivace.errors import UsageError
-from vivace.foreign.files import read_text
-from vivace.foreign.reading import reading
 from vivace.spec.base import Spec
-from vivace.spec.words import in_words
+from vivace.spec.input_errors import in_words
+from vivace.untrusted.files import read_text
+from vivace.untrusted.reading import reading
 
 MAX_BYTES = 10_000_000
 FACTORS = {"s": 1.0, "ms": 1e-3, "GB": 1e9, "GiB": 2.0**30, "MB": 1e6, "bytes": 1.0}

@@ -20,14 +20,14 @@ from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 from vivace.spec.recipe import unpinned
 from vivace.spec.record import Outcome, Record
-from vivace.studies.claims import Claim, Judged
+from vivace.studies.claims import Claim, JudgedClaim
+from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.figures import Cell, Column, cell_of, published_columns
 from vivace.studies.file import StudyFile, read_study
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import judge
 
-_NOT_MEASURED = Cell("not_measured", note="the record has no round of it yet")
+_NOT_MEASURED = StudyCell("not_measured", note="the record has no round of it yet")
 
 
 def _is_measured(row: Row) -> bool:
@@ -54,7 +54,7 @@ class MeasuredPart:
             for row in compared.rows():
                 mine = by_recipe.setdefault(row.record.environment.device_name, {})
                 mine.setdefault(unpinned(row.record.trial.recipe.text), row)
-        found = {
+        by_device = {
             device: {
                 c.label: mine[unpinned(c.recipe)]
                 for c in self.planned.cases
@@ -62,10 +62,10 @@ class MeasuredPart:
             }
             for device, mine in by_recipe.items()
         }
-        number = {device: sum(map(_is_measured, rows.values())) for device, rows in found.items()}
+        number = {device: sum(map(_is_measured, rows.values())) for device, rows in by_device.items()}
         # A baseline that was measured alone, beside other parts' rows, says nothing of this one.
-        told = [device for device, rows in found.items() if len(rows) > 1] or list(found)
-        return {device: found[device] for device in sorted(told, key=lambda device: -number[device])}
+        devices = [device for device, rows in by_device.items() if len(rows) > 1] or list(by_device)
+        return {device: by_device[device] for device in sorted(devices, key=lambda device: -number[device])}
 
     @property
     def device(self) -> str | None:
@@ -79,8 +79,8 @@ class MeasuredPart:
 
     def baselines(self, device: str) -> tuple[Row, ...]:
         """Return the baselines of a device's comparisons."""
-        found = [compared.rows()[0] for compared in self.compared if compared.records]
-        return tuple(row for row in found if row.record.environment.device_name == device)
+        rows = [compared.rows()[0] for compared in self.compared if compared.records]
+        return tuple(row for row in rows if row.record.environment.device_name == device)
 
     @property
     def is_complete(self) -> bool:
@@ -96,12 +96,12 @@ class MeasuredPart:
         rows = self.rows
         spread = spread_of(rows.values())
         baselines = () if self.device is None else self.baselines(self.device)
-        found = []
+        gains = []
         for gain in self.planned.gains:
             before, after = rows.get(gain.without), rows.get(gain.with_)
             measured = speed_up(before, after, baselines, spread) if before and after else None
-            found.append((gain.member, measured))
-        return found
+            gains.append((gain.member, measured))
+        return gains
 
 
 @dataclass(frozen=True)
@@ -123,32 +123,32 @@ class StudyRun:
         return [r for part in self.parts for compared in part.compared for r in compared.records]
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[StudyColumn]:
         """The published GPUs in their source's order, then the devices that measured."""
         return [*self.published(), *self.measured()]
 
-    def published(self) -> list[Column]:
-        return _published(self.file, [one.planned for one in self.parts])
+    def published(self) -> list[StudyColumn]:
+        return _published(self.file, [part.planned for part in self.parts])
 
-    def measured(self) -> list[Column]:
-        cells: dict[str, dict[tuple[str, str, str, str], Cell]] = {}
+    def measured(self) -> list[StudyColumn]:
+        cells: dict[str, dict[tuple[str, str, str, str], StudyCell]] = {}
         rows: dict[str, dict[tuple[str, str, str], Row]] = {}
         baselines: dict[str, dict[tuple[str, str], tuple[Row, ...]]] = {}
-        for one in self.parts:
-            part, model = one.planned.part.name, one.planned.model
-            for device, found in one.on_devices.items():
+        for measured_part in self.parts:
+            part, model = measured_part.planned.part.name, measured_part.planned.model
+            for device, rows_of_device in measured_part.on_devices.items():
                 here = cells.setdefault(device, {})
-                baselines.setdefault(device, {})[(part, model)] = one.baselines(device)
-                for case in one.planned.cases:
-                    row = found.get(case.label)
+                baselines.setdefault(device, {})[(part, model)] = measured_part.baselines(device)
+                for case in measured_part.planned.cases:
+                    row = rows_of_device.get(case.label)
                     if row is not None:
                         rows.setdefault(device, {})[(part, model, case.label)] = row
-                    for figure in one.planned.part.figures:
+                    for figure in measured_part.planned.part.figures:
                         key = (part, model, case.label, figure)
                         if row is not None:
                             here[key] = cell_of(row, figure)
                         elif case.refused:
-                            here[key] = Cell("refused", note=case.refused)
+                            here[key] = StudyCell("refused", note=case.refused)
                         elif self.store is None:
                             here[key] = _NOT_MEASURED
         if self.store is None and cells:
@@ -157,26 +157,26 @@ class StudyRun:
             first = next(iter(cells.values()))
             first |= {key: cell for key, cell in self._missing() if key[:2] not in somewhere}
         return [
-            Column(device, "measured", found, rows.get(device, {}), baselines.get(device, {}))
-            for device, found in cells.items()
+            StudyColumn(device, "measured", rows_of_device, rows.get(device, {}), baselines.get(device, {}))
+            for device, rows_of_device in cells.items()
         ]
 
-    def _missing(self) -> Iterator[tuple[tuple[str, str, str, str], Cell]]:
+    def _missing(self) -> Iterator[tuple[tuple[str, str, str, str], StudyCell]]:
         """Yield what every cell is as long as its row is not measured, by part, model, row and figure."""
-        for one in self.parts:
-            for case in one.planned.cases:
-                cell = Cell("refused", note=case.refused) if case.refused else _NOT_MEASURED
-                for figure in one.planned.part.figures:
-                    yield (one.planned.part.name, one.planned.model, case.label, figure), cell
+        for part in self.parts:
+            for case in part.planned.cases:
+                cell = StudyCell("refused", note=case.refused) if case.refused else _NOT_MEASURED
+                for figure in part.planned.part.figures:
+                    yield (part.planned.part.name, part.planned.model, case.label, figure), cell
 
-    def claims(self) -> list[tuple[Claim, list[Judged]]]:
+    def claims(self) -> list[tuple[Claim, list[JudgedClaim]]]:
         """Return each conclusion with what every column says of it.
 
         Published numbers are judged by all models of the study, also by those that this run left out.
         """
         everything = expand(self.file)
         published = _published(self.file, everything)
-        planned, measured = [one.planned for one in self.parts], self.measured()
+        planned, measured = [part.planned for part in self.parts], self.measured()
         return [
             (claim, [*judge(claim, everything, published), *judge(claim, planned, measured)])
             for claim in self.file.claim
@@ -185,11 +185,11 @@ class StudyRun:
     @property
     def is_complete(self) -> bool:
         """Whether every recipe was measured."""
-        return all(one.is_complete for one in self.parts)
+        return all(part.is_complete for part in self.parts)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one flat dictionary for each cell: published and measured, in seconds, bytes or the figure's unit."""
-        from vivace.studies.table import flat
+        from vivace.studies.study_table import flat
 
         return flat(self)
 
@@ -203,7 +203,7 @@ class StudyRun:
 
     def page(self) -> str:
         """Return the page as HTML: published beside measured, conclusions, charts and images; no scripts, no links."""
-        from vivace.studies.page import page_of
+        from vivace.studies.study_page import page_of
 
         return page_of(self)
 
@@ -214,15 +214,15 @@ class StudyRun:
         return len(self.records)
 
     def __str__(self) -> str:
-        from vivace.studies.table import render
+        from vivace.studies.study_table import render
 
         return render(self, "md")
 
 
-def _published(file: StudyFile, planned: Sequence[ModelPart]) -> list[Column]:
+def _published(file: StudyFile, planned: Sequence[ModelPart]) -> list[StudyColumn]:
     """Return the published columns of these parts on these models."""
-    tables = {one.part.name: one.part.tables for one in planned}
-    return published_columns(file.cells, tables, [one.model for one in planned])
+    tables = {model_part.part.name: model_part.part.tables for model_part in planned}
+    return published_columns(file.cells, tables, [model_part.model for model_part in planned])
 
 
 def study(
@@ -292,17 +292,17 @@ def run_parts(
         pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
     """
     check(planned)
-    for one in planned:
-        benches.check_spread(one.study, gpus, ray)
-    found = []
+    for model_part in planned:
+        benches.check_spread(model_part.study, gpus, ray)
+    parts = []
     with ExitStack() as stack:
         if launcher is None:
             launcher = stack.enter_context(benches.start_launcher(device))
         if pool is None and planned and (gpus is not None or ray is not None):
             pool = stack.enter_context(closing(benches.start_pool(planned[0].study, launcher, gpus, ray)))
-        for one in planned:
+        for model_part in planned:
             run: Run = benches.run_study(
-                one.study,
+                model_part.study,
                 store=store,
                 rerun=rerun,
                 progress=progress,
@@ -310,8 +310,8 @@ def run_parts(
                 launcher=launcher,
                 pool=pool,
             )
-            found.append(MeasuredPart(one, run.comparisons))
-    return StudyRun(file, Path(store), tuple(found))
+            parts.append(MeasuredPart(model_part, run.comparisons))
+    return StudyRun(file, Path(store), tuple(parts))
 
 
 def check(planned: Sequence[ModelPart]) -> None:
@@ -322,5 +322,5 @@ def check(planned: Sequence[ModelPart]) -> None:
     """
     from vivace.benchmark.comparison import comparisons
 
-    for one in planned:
-        comparisons(one.study)
+    for model_part in planned:
+        comparisons(model_part.study)

@@ -20,23 +20,23 @@ from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.run import Compared
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
-from vivace.foreign.destinations import replace
-from vivace.foreign.files import read_json
-from vivace.foreign.reading import reading
-from vivace.models.find import Found, find_model
+from vivace.models.find import LocatedModel, find_model
 from vivace.spec.base import Spec
 from vivace.spec.ceilings import Ceilings
 from vivace.spec.environment import Environment
 from vivace.spec.figures import QualityPass
+from vivace.spec.input_errors import in_words
 from vivace.spec.model import Model
 from vivace.spec.recipe import RecipeSpec, unpinned
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
-from vivace.spec.words import in_words
 from vivace.spec.workload import Workload
 from vivace.studies.expand import ModelPart
 from vivace.studies.file import StudyFile
 from vivace.studies.runs import MeasuredPart, StudyRun
+from vivace.untrusted.destinations import replace
+from vivace.untrusted.files import read_json
+from vivace.untrusted.reading import reading
 
 MAX_BYTES = 32_000_000
 
@@ -71,7 +71,7 @@ class Sitting(Spec):
 
     def with_row(self, row: SittingRow) -> Sitting:
         """Return the sitting with one more row, in place of an earlier one of the same recipe."""
-        kept = tuple(one for one in self.rows if one.recipe.text != row.recipe.text)
+        kept = tuple(other for other in self.rows if other.recipe.text != row.recipe.text)
         return self.model_copy(update={"rows": (*kept, row)})
 
     def is_of(self, model: Model, workload: Workload) -> bool:
@@ -79,11 +79,11 @@ class Sitting(Spec):
 
         Prompts do not matter to random weights: texts are padded to one length, and the images mean nothing.
         """
-        mine, wanted = self.workload, workload
+        mine, theirs = self.workload, workload
         if model.is_synthetic:
-            same = {"prompts": wanted.prompts, "seeds": wanted.seeds}
+            same = {"prompts": theirs.prompts, "seeds": theirs.seeds}
             mine = mine.model_copy(update=same)
-        return self.model == model and mine == wanted
+        return self.model == model and mine == theirs
 
 
 def read_sittings(path: Path) -> list[Sitting]:
@@ -94,11 +94,11 @@ def read_sittings(path: Path) -> list[Sitting]:
     """
     advice = "give a file that `python -m benchmarks.studies` wrote"
     with reading(path, StoreError, advice):
-        found = read_json(path, MAX_BYTES)
+        rows = read_json(path, MAX_BYTES)
     try:
-        if not isinstance(found, list):
+        if not isinstance(rows, list):
             raise StoreError(f"{path} is not a study's record: it is no list of sittings; {advice}")
-        return [Sitting.model_validate(one) for one in found]
+        return [Sitting.model_validate(row) for row in rows]
     except ValidationError as error:
         raise StoreError(f"{path} is not a study's record: {in_words(error)}; {advice}") from None
 
@@ -131,13 +131,13 @@ def of_records(records: Sequence[Record], baselines: Iterable[str], source: str)
         baselines: recipes in canonical form.
         source: see `Sitting`.
     """
-    found: list[Sitting] = []
+    sittings: list[Sitting] = []
     latest: dict[tuple[Model, Workload], list[int]] = {}
     for record in records:
         trial = record.trial
         if trial.recipe.text in baselines:
-            latest[trial.model, trial.workload] = [len(found) + k for k in range(len(record.rounds))]
-            found += [
+            latest[trial.model, trial.workload] = [len(sittings) + k for k in range(len(record.rounds))]
+            sittings += [
                 Sitting(
                     environment=record.environment,
                     model=trial.model,
@@ -149,8 +149,8 @@ def of_records(records: Sequence[Record], baselines: Iterable[str], source: str)
                 for _ in record.rounds
             ]
         for place, round_ in zip(latest.get((trial.model, trial.workload), ()), record.rounds, strict=False):
-            found[place] = found[place].with_row(SittingRow(recipe=trial.recipe, round=round_))
-    return found
+            sittings[place] = sittings[place].with_row(SittingRow(recipe=trial.recipe, round=round_))
+    return sittings
 
 
 def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
@@ -158,17 +158,19 @@ def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
 
     Rounds with one index in one environment were measured beside each other.
     """
-    recipes = {unpinned(case.recipe) for one in planned for case in one.cases}
-    wanted = [(found.model, workload) for one in planned for found, workload in [_measured(one)]]
+    recipes = {unpinned(case.recipe) for model_part in planned for case in model_part.cases}
+    measured = [
+        (located.model, workload) for model_part in planned for located, workload in [_measured(model_part)]
+    ]
     keys = dict.fromkeys(key for run in store.runs() for key in run.keys)
-    found: dict[tuple[str, Model, Workload, int], Sitting] = {}
+    sittings: dict[tuple[str, Model, Workload, int], Sitting] = {}
     for record in (record for key in keys if (record := store.record(key)) is not None):
         trial = record.trial
-        if (trial.model, trial.workload) not in wanted or unpinned(trial.recipe.text) not in recipes:
+        if (trial.model, trial.workload) not in measured or unpinned(trial.recipe.text) not in recipes:
             continue
         for round_ in record.rounds:
             place = (record.environment.digest(), trial.model, trial.workload, round_.index)
-            sitting = found.get(place) or Sitting(
+            sitting = sittings.get(place) or Sitting(
                 environment=record.environment,
                 model=trial.model,
                 workload=trial.workload,
@@ -176,8 +178,8 @@ def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
                 rows=(),
             )
             row = SittingRow(recipe=trial.recipe, round=round_.model_copy(update={"pictures": ()}))
-            found[place] = sitting.with_row(row)
-    return list(found.values())
+            sittings[place] = sitting.with_row(row)
+    return list(sittings.values())
 
 
 def run_of(file: StudyFile, planned: Sequence[ModelPart], sittings: Sequence[Sitting]) -> StudyRun:
@@ -187,35 +189,40 @@ def run_of(file: StudyFile, planned: Sequence[ModelPart], sittings: Sequence[Sit
         file,
         None,
         tuple(
-            MeasuredPart(one, tuple(compared for mine in apart.values() for compared in _compared(one, mine)))
-            for one in planned
+            MeasuredPart(
+                model_part,
+                tuple(compared for mine in apart.values() for compared in _compared(model_part, mine)),
+            )
+            for model_part in planned
         ),
     )
 
 
 def by_device(sittings: Sequence[Sitting]) -> dict[str, list[Sitting]]:
     """Return the sittings of each device, by its name."""
-    found: dict[str, list[Sitting]] = {}
+    grouped: dict[str, list[Sitting]] = {}
     for sitting in sittings:
-        found.setdefault(sitting.environment.device_name, []).append(sitting)
-    return found
+        grouped.setdefault(sitting.environment.device_name, []).append(sitting)
+    return grouped
 
 
-def rounds_of(one: ModelPart, sittings: Sequence[Sitting]) -> dict[str, list[tuple[int, Sitting, Round]]]:
+def rounds_of(
+    model_part: ModelPart, sittings: Sequence[Sitting]
+) -> dict[str, list[tuple[int, Sitting, Round]]]:
     """Return the rounds of each recipe of a part that were measured beside its baseline, by recipe without pins.
 
     The first item is the number of the sitting. A recipe's own sittings count alone where it has any: those of other
     records only fill gaps.
     """
-    found, workload = _measured(one)
-    baseline = one.cases[0].recipe
+    located, workload = _measured(model_part)
+    baseline = model_part.cases[0].recipe
     here = [
         (number, sitting)
         for number, sitting in enumerate(sittings)
-        if sitting.is_of(found.model, workload) and sitting.row(baseline) is not None
+        if sitting.is_of(located.model, workload) and sitting.row(baseline) is not None
     ]
     rounds: dict[str, list[tuple[int, Sitting, Round]]] = {}
-    for case in one.cases:
+    for case in model_part.cases:
         if case.refused is not None:
             continue
         mine = [(n, s, row.round) for n, s in here if (row := s.row(case.recipe)) is not None]
@@ -225,22 +232,22 @@ def rounds_of(one: ModelPart, sittings: Sequence[Sitting]) -> dict[str, list[tup
     return rounds
 
 
-def _measured(one: ModelPart) -> tuple[Found, Workload]:
+def _measured(model_part: ModelPart) -> tuple[LocatedModel, Workload]:
     """Return what a part measures: the model, and its workload."""
-    found = find_model(one.measured_on)
-    return found, workload_of(found, one.study.workload, one.study.workload.batches[0])
+    located = find_model(model_part.measured_on)
+    return located, workload_of(located, model_part.study.workload, model_part.study.workload.batches[0])
 
 
-def _compared(one: ModelPart, sittings: Sequence[Sitting]) -> tuple[Compared, ...]:
+def _compared(model_part: ModelPart, sittings: Sequence[Sitting]) -> tuple[Compared, ...]:
     """Return one comparison for each set of sittings in which recipes were measured, the baseline's own first.
 
     Rows of the same sittings stand beside the baseline's rounds of exactly these, so that a host that was slower on
     another day does not count.
     """
-    baseline = unpinned(one.cases[0].recipe)
+    baseline = unpinned(model_part.cases[0].recipe)
     groups: dict[tuple[int, ...], list[str]] = {}
     kept: dict[str, dict[int, Round]] = {}
-    for recipe, rounds in rounds_of(one, sittings).items():
+    for recipe, rounds in rounds_of(model_part, sittings).items():
         kept[recipe] = dict(_kept(rounds))
         groups.setdefault(tuple(kept[recipe]), []).append(recipe)
     compared = []
@@ -256,10 +263,10 @@ def _compared(one: ModelPart, sittings: Sequence[Sitting]) -> tuple[Compared, ..
 
 def _kept(rounds: Sequence[tuple[int, Sitting, Round]]) -> Iterator[tuple[int, Round]]:
     """Yield the rounds of a recipe that count: the measured ones of the latest libraries, or its last failure."""
-    measured = [one for one in rounds if one[2].outcome is Outcome.MEASURED]
+    measured = [entry for entry in rounds if entry[2].outcome is Outcome.MEASURED]
     if not measured:
-        measured = [max(rounds, key=lambda one: one[2].started_at)]
-    latest = alike(max(measured, key=lambda one: one[2].started_at)[1].environment)
+        measured = [max(rounds, key=lambda entry: entry[2].started_at)]
+    latest = alike(max(measured, key=lambda entry: entry[2].started_at)[1].environment)
     for number, sitting, round_ in measured:
         if alike(sitting.environment) == latest:
             yield number, round_

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vivace.report.rows import Row, priced
 from vivace.report.summary import ratio, seconds
 from vivace.stats import Interval
 from vivace.studies.claims import shown_value
+from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import Case, ModelPart
-from vivace.studies.figures import FIGURES, Cell, Column
 from vivace.studies.file import StudyFile
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import time_of
-from vivace.studies.runs import MeasuredPart, StudyRun
+
+if TYPE_CHECKING:
+    from vivace.studies.runs import MeasuredPart, StudyRun
 
 
 @dataclass(frozen=True)
-class Shown:
+class ComparedCell:
     """A cell with what it is compared with.
 
     Attributes:
@@ -30,7 +33,7 @@ class Shown:
             was, or on a small model that stands for the study's.
     """
 
-    cell: Cell
+    cell: StudyCell
     relative: Interval | None = None
     over: float | None = None
     of_s: float | None = None
@@ -49,7 +52,7 @@ class RowView:
     case: Case
     is_baseline: bool
     row: Row | None
-    cells: dict[str, tuple[Shown, ...]]
+    cells: dict[str, tuple[ComparedCell, ...]]
     elsewhere: tuple[Row, ...] = ()
 
     @property
@@ -72,7 +75,7 @@ class PartView:
     """
 
     planned: ModelPart
-    columns: tuple[Column, ...]
+    columns: tuple[StudyColumn, ...]
     num_published: int
     rows: tuple[RowView, ...]
     gains: tuple[tuple[str, SpeedUp | None], ...]
@@ -102,13 +105,13 @@ def views(run: StudyRun) -> list[PartView]:
     return [_view(part, columns, run.price_per_hour) for part in run.parts]
 
 
-def _view(part: MeasuredPart, columns: Sequence[Column], price_per_hour: float | None) -> PartView:
+def _view(part: MeasuredPart, columns: Sequence[StudyColumn], price_per_hour: float | None) -> PartView:
     planned = part.planned
     key = (planned.part.name, planned.model)
     here = [column for column in columns if any(cell[:2] == key for cell in column.cells)]
     measured, *others = (
-        dict(zip(found, priced(list(found.values()), price_per_hour), strict=True))
-        for found in part.on_devices.values() or ({},)
+        dict(zip(rows, priced(list(rows.values()), price_per_hour), strict=True))
+        for rows in part.on_devices.values() or ({},)
     )
     baseline = planned.cases[0].label
     rows = []
@@ -124,42 +127,46 @@ def _view(part: MeasuredPart, columns: Sequence[Column], price_per_hour: float |
                 )
                 for column in here
             )
-        elsewhere = tuple(found[case.label] for found in others if case.label in found)
+        elsewhere = tuple(rows[case.label] for rows in others if case.label in rows)
         rows.append(RowView(case, case.label == baseline, measured.get(case.label), cells, elsewhere))
     published = sum(column.kind == "published" for column in here)
     return PartView(planned, tuple(here), published, tuple(rows), tuple(part.gains()))
 
 
 def _shown(
-    column: Column,
-    columns: Sequence[Column],
+    column: StudyColumn,
+    columns: Sequence[StudyColumn],
     key: tuple[str, str, str, str],
     baseline: tuple[str, str, str, str],
-) -> Shown:
+) -> ComparedCell:
     cell, base = column.cell(*key), column.cell(*baseline)
     if cell.value is None:
-        return Shown(cell)
+        return ComparedCell(cell)
     over = None
     if column.kind == "published":
-        values = [value for one in columns if one.kind == "measured" and (value := one.cell(*key).value)]
+        values = [
+            value for column in columns if column.kind == "measured" and (value := column.cell(*key).value)
+        ]
         if values and cell.value.point:
             over = values[0].point / cell.value.point
     if key == baseline or base.value is None or not base.value.point or not cell.value.point:
-        return Shown(cell, None, over)
+        return ComparedCell(cell, None, over)
     is_time = FIGURES[key[3]].kind == "time"
     share = cell.value.point / base.value.point
     relative = Interval(1 / share if is_time else share, None, None)
     row, before = column.rows.get(key[:3]), column.rows.get(baseline[:3])
     if is_time and row is not None and before is not None and key[3] in ("latency", "p50"):
-        beside = [found for (name, model, _), found in column.rows.items() if (name, model) == key[:2]]
-        found = speed_up(before, row, column.baselines.get(key[:2], ()), spread_of(beside))
-        if found is not None:
-            is_shown = found.baseline_s is None or seconds(found.baseline_s) == seconds(base.value.point)
-            return Shown(cell, found.ratio, over, None if is_shown else found.baseline_s)
-    return Shown(cell, relative, over)
+        beside = [row for (name, model, _), row in column.rows.items() if (name, model) == key[:2]]
+        measured = speed_up(before, row, column.baselines.get(key[:2], ()), spread_of(beside))
+        if measured is not None:
+            is_shown = measured.baseline_s is None or seconds(measured.baseline_s) == seconds(
+                base.value.point
+            )
+            return ComparedCell(cell, measured.ratio, over, None if is_shown else measured.baseline_s)
+    return ComparedCell(cell, relative, over)
 
 
-def relative_text(shown: Shown) -> str:
+def relative_text(shown: ComparedCell) -> str:
     """Return e.g. "0.87× [0.82, 0.92] of 0.796 s"; "" where there is nothing to compare with."""
     if shown.relative is None:
         return ""
@@ -177,7 +184,7 @@ def quotient(over: float | None) -> str:
     return "–" if over is None else f"{over:.2f}" if over >= 0.1 else f"{over:.2g}"
 
 
-def outcome_text(cell: Cell) -> str:
+def outcome_text(cell: StudyCell) -> str:
     """Return what a cell without a number says: "out of memory", "unsupported", "–"."""
     return "–" if cell.outcome in ("absent", "measured", "published") else cell.outcome.replace("_", " ")
 
@@ -192,11 +199,11 @@ def stand_ins(file: StudyFile, view: PartView) -> list[tuple[str, str]]:
 
 def notes(view: PartView) -> list[tuple[str, str]]:
     """Return (rows, reason) of the rows that were not measured; those with one reason together."""
-    found: list[tuple[str, str]] = []
+    notes: list[tuple[str, str]] = []
     for row in view.rows:
         if row.case.refused:
-            found.append((row.case.label, f"refused: {row.case.refused}"))
+            notes.append((row.case.label, f"refused: {row.case.refused}"))
         elif row.row is not None and row.row.latency is None:
-            found.append((row.case.label, f"{row.row.outcome.value.replace('_', ' ')}: {row.row.reason}"))
-    reasons = dict.fromkeys(reason for _, reason in found)
-    return [(", ".join(row for row, why in found if why == reason), reason) for reason in reasons]
+            notes.append((row.case.label, f"{row.row.outcome.value.replace('_', ' ')}: {row.row.reason}"))
+    reasons = dict.fromkeys(reason for _, reason in notes)
+    return [(", ".join(row for row, why in notes if why == reason), reason) for reason in reasons]

@@ -23,8 +23,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.attention_backends.calls import RedirectedAttention
-from vivace.attention_backends.kernels import (
+from vivace.errors import NoEffect
+from vivace.families import family_of
+from vivace.machinery.attention_backends.calls import RedirectedAttention
+from vivace.machinery.attention_backends.kernels import (
     CACHE_TAG,
     KERNELS,
     OF_PYTORCH,
@@ -37,8 +39,8 @@ from vivace.attention_backends.kernels import (
     unsupported_for,
     unsupported_on,
 )
-from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.contract import (
+from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
+from vivace.technique import (
     Arithmetic,
     CallContext,
     Component,
@@ -50,9 +52,7 @@ from vivace.contract import (
     knob,
     working_part,
 )
-from vivace.contract.script import Script
-from vivace.errors import NoEffect
-from vivace.families import family_of
+from vivace.technique.script import Script
 
 _FP8 = ("flash3_fp8", "cudnn_fp8")
 _OPERATORS = {
@@ -206,18 +206,18 @@ class Attention(Technique):
             compiled: components that a later technique compiles and nothing captures. The compiler keeps calls of fused
                 kernels, and takes `math` to pieces, which a trace cannot tell from other matmuls.
         """
-        wanted = _OPERATORS[self.backend]
+        operator_name = _OPERATORS[self.backend]
 
         def context() -> Any:
             return selected(self.backend)
 
         def refuted(evidence: dict[str, Any]) -> str | None:
             for component in components:
-                seen = [n for n in evidence.get("attention_kernels", []) if n.startswith(f"{component}: ")]
-                if seen and not any(wanted in name for name in seen):
-                    return f"{self.backend} attention was asked for, but {', '.join(seen)} ran"
+                names = [n for n in evidence.get("attention_kernels", []) if n.startswith(f"{component}: ")]
+                if names and not any(operator_name in name for name in names):
+                    return f"{self.backend} attention was asked for, but {', '.join(names)} ran"
                 traced = "attention_kernels" in evidence
-                if traced and not seen and component in compiled and self.backend != "math":
+                if traced and not names and component in compiled and self.backend != "math":
                     compiled_code = f"the {component}'s compiled code calls no fused kernel"
                     return f"{self.backend} attention was asked for, but {compiled_code}"
             return None
@@ -232,13 +232,13 @@ class Attention(Technique):
         counted = counting_graphs() if self.backend == "flex" else dict
 
         def evidence() -> dict[str, int | float | str]:
-            found: dict[str, int | float | str] = {}
+            facts: dict[str, int | float | str] = {}
             for component, calls in redirected.items():
-                found[f"{component}.attention_calls_{self.backend}"] = calls.num_redirected
-                found[f"{component}.attentions_compiled_{self.backend}"] = calls.num_compiled
+                facts[f"{component}.attention_calls_{self.backend}"] = calls.num_redirected
+                facts[f"{component}.attentions_compiled_{self.backend}"] = calls.num_compiled
                 if calls.left:
-                    found[f"{component}.attention_calls_left"] = _joined(calls.left)
-            return found | counted()
+                    facts[f"{component}.attention_calls_left"] = _joined(calls.left)
+            return facts | counted()
 
         def refuted(_: dict[str, Any]) -> str | None:
             for component, calls in redirected.items():
@@ -276,7 +276,9 @@ def _compiled_later(target: Target) -> frozenset[Component]:
     """Return the components that a later technique compiles, without those captured in a CUDA graph."""
 
     def given(trait: Trait) -> set[Component]:
-        return {c for one in target.asked.later if trait in one.provides for c in one.targets}
+        return {
+            c for technique in target.asked.later if trait in technique.provides for c in technique.targets
+        }
 
     return frozenset(given(Trait.COMPILED) - given(Trait.CAPTURED))
 
@@ -304,8 +306,8 @@ def _device(target: Target, module: Any) -> Any:
     return target.machine.device if target.where.on_host else module.device
 
 
-def _joined(found: set[str] | dict[str, int]) -> str:
+def _joined(names: set[str] | dict[str, int]) -> str:
     """Return e.g. "efficient, flash", or "heads of 40 x6, masked x3"."""
-    if isinstance(found, set):
-        return ", ".join(sorted(found))
-    return ", ".join(f"{name} x{count}" for name, count in sorted(found.items()))
+    if isinstance(names, set):
+        return ", ".join(sorted(names))
+    return ", ".join(f"{name} x{count}" for name, count in sorted(names.items()))

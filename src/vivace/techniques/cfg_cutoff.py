@@ -24,10 +24,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from vivace.contract import CallContext, Effect, Stage, Target, Technique, call_parameters, component_of, knob
 from vivace.families import family_of
-from vivace.guidance.branches import guides_in_two_calls, rows_of
-from vivace.guidance.cut import SHOWN, CutCalls, CutRows, Progress
+from vivace.machinery.guidance.branches import guides_in_two_calls, rows_of
+from vivace.machinery.guidance.cut import SHOWN, CutCalls, CutRows, GuidanceProgress
+from vivace.technique import (
+    CallContext,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    call_parameters,
+    component_of,
+    knob,
+)
 
 
 class CfgCutoff(Technique):
@@ -51,7 +60,7 @@ class CfgCutoff(Technique):
         )
 
     def apply(self, target: Target) -> Effect:
-        progress = Progress(target.pipe, self.fraction)
+        progress = GuidanceProgress(target.pipe, self.fraction)
         around: CallContext = progress.around_call
         step_end: Callable[..., dict[str, Any]] | None = None
         inputs: tuple[str, ...] = ()
@@ -77,7 +86,7 @@ class CfgCutoff(Technique):
 
 
 def _off(pipe: Any) -> float:
-    """The guidance scale from which on, downwards, the pipeline does not guide."""
+    """Return the guidance scale at or below which the pipeline does not guide."""
     family = family_of(component_of(pipe, "denoiser"))
     return 1.0 if family is None or family.doubled is None else family.doubled.off
 

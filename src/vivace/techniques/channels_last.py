@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.contract import Arithmetic, Component, Effect, MemoryAdvice, Stage, Target, Technique
-from vivace.contract.script import Script
 from vivace.errors import NoEffect
+from vivace.technique import Arithmetic, Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.technique.script import Script
 
 
 class ChannelsLast(Technique):

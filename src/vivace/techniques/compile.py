@@ -34,10 +34,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from vivace.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.compilation.sizes import graph_limit, limited, num_kinds
-from vivace.compilation.unit_sizes import compiled_by_units, takes_a_sample
-from vivace.contract import (
+from vivace.errors import NoEffect, Unsupported
+from vivace.families import family_of
+from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
+from vivace.machinery.compilation.sizes import graph_limit, limited, num_kinds
+from vivace.machinery.compilation.unit_sizes import compiled_by_units, takes_a_sample
+from vivace.spec.sizes import Size, in_order
+from vivace.technique import (
     COMPONENTS,
     CallContext,
     Component,
@@ -50,11 +53,8 @@ from vivace.contract import (
     knob,
     working_part,
 )
-from vivace.contract.script import Script, literal, written_call
-from vivace.contract.traits import give
-from vivace.errors import NoEffect, Unsupported
-from vivace.families import family_of
-from vivace.spec.sizes import Size, in_order
+from vivace.technique.script import Script, literal, written_call
+from vivace.technique.traits import give
 
 if TYPE_CHECKING:
     import torch
@@ -242,8 +242,10 @@ class Compile(Technique):
         return Effect(changed=changed)
 
     def _changed(self, target: Target) -> dict[str, int | float | str]:
-        """Raises:
-        NoEffect: the pipeline has none of the components.
+        """Return what was compiled, and how.
+
+        Raises:
+            NoEffect: the pipeline has none of the components.
         """
         mode = self.mode if self.backend == "inductor" and self.mode != "default" else None
         how = [self.backend, *([mode] if mode else []), *(["dynamic"] if self.dynamic else [])]
@@ -265,26 +267,26 @@ class Compile(Technique):
             return None  # others do not return a plain tuple of tensors
         if self.dynamic:
             return None  # code traced with a square image would serve squares only: see `_distinct_sizes`
-        given = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
-        given |= {name: literal(value) for name, value in self._how(target.machine.is_cuda).items()}
+        arguments = {} if self.backend == "inductor" else {"backend": literal(self.backend)}
+        arguments |= {name: literal(value) for name, value in self._how(target.machine.is_cuda).items()}
         lines: list[str] = []
         if self.sizes:
-            given["dynamic"] = "False"
+            arguments["dynamic"] = "False"
             lines += [
                 f"# Each size has code of its own: {', '.join(self.sizes)}.",
                 f"torch._dynamo.config.recompile_limit = {graph_limit(len(self.sizes))}",
             ]
         for component, module in target.modules(self.targets).items():
             if self.blocks == "repeated":
-                lines += _script_of_blocks(target.path(component), module, given)
+                lines += _script_of_blocks(target.path(component), module, arguments)
                 continue
             # A pipeline calls vae.decode, never vae.forward.
             path = f"{target.working_path(component)}.forward"
             if graphs:
-                lines += written_call("compiled = torch.compile", path, **given).splitlines()
+                lines += written_call("compiled = torch.compile", path, **arguments).splitlines()
                 lines += [*_CLONES, f"{path} = forward_with_own_outputs"]
             else:
-                lines += written_call(f"{path} = torch.compile", path, **given).splitlines()
+                lines += written_call(f"{path} = torch.compile", path, **arguments).splitlines()
         return Script(imports=("torch",), lines=tuple(lines))
 
 
@@ -323,10 +325,10 @@ def _repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the blocks that the model repeats."""
     if not (kinds := _names_blocks(module)):
         return [block for chain in _chains(module) for block in module.get_submodule(chain).children()]
-    found = [part for part in module.modules() if type(part).__name__ in kinds]
-    if not found:
+    repeated = [part for part in module.modules() if type(part).__name__ in kinds]
+    if not repeated:
         raise Unsupported(f"compile: none of the repeated blocks ({', '.join(kinds)}) is in this model")
-    return found
+    return repeated
 
 
 def _script_of_blocks(path: str, module: torch.nn.Module, options: dict[str, str]) -> list[str]:

@@ -30,8 +30,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
-from vivace.contract import (
+from vivace.errors import Unpredictable
+from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
+from vivace.machinery.quantization.gguf_schemes import why_not_capturable
+from vivace.machinery.samplers.overridden import Method, override
+from vivace.technique import (
     COMPONENTS,
     TEXT_ENCODERS,
     Component,
@@ -43,11 +46,8 @@ from vivace.contract import (
     Trait,
     knob,
 )
-from vivace.contract.anatomy import working_part
-from vivace.contract.traits import is_compiled
-from vivace.errors import Unpredictable
-from vivace.quantization.gguf_schemes import why_not_capturable
-from vivace.samplers.overridden import Method, override
+from vivace.technique.anatomy import working_part
+from vivace.technique.traits import is_compiled
 
 if TYPE_CHECKING:
     import torch
@@ -148,22 +148,22 @@ class CudaGraph(Technique):
                 on_host.wrap(scheduler)
 
         def refuted(_: dict[str, Any]) -> str | None:
-            for component, one in captured.items():
-                if one.num_captured > 1 and one.num_replays == one.num_captured:
+            for component, graphs in captured.items():
+                if graphs.num_captured > 1 and graphs.num_replays == graphs.num_captured:
                     return (
-                        f"none of {one.num_captured} graphs of the {component} was used twice: every call had other "
+                        f"none of {graphs.num_captured} graphs of the {component} was used twice: every call had other "
                         "arguments"
                     )
-                if component == "vae" and not one.num_replays:
+                if component == "vae" and not graphs.num_replays:
                     return "the VAE decoded nothing"
             return None
 
         def evidence() -> dict[str, int | float | str]:
-            found: dict[str, int | float | str] = {
-                "cuda_graphs_recorded": sum(one.num_captured for one in captured.values()),
-                "cuda_graph_replays": sum(one.num_replays for one in captured.values()),
+            facts: dict[str, int | float | str] = {
+                "cuda_graphs_recorded": sum(graphs.num_captured for graphs in captured.values()),
+                "cuda_graph_replays": sum(graphs.num_replays for graphs in captured.values()),
             }
-            return found | ({"timesteps_from_host": on_host.num_steps} if on_host.num_steps else {})
+            return facts | ({"timesteps_from_host": on_host.num_steps} if on_host.num_steps else {})
 
         return Effect(changed=changed, around=devices.told, evidence=evidence, refuted=refuted, finish=finish)
 
@@ -202,8 +202,8 @@ class _KnownDevices:
             part for part in getattr(pipe, "components", {}).values() if isinstance(part, torch.nn.Module)
         ]
         if not any(hasattr(module, "_hf_hook") or _is_group_offload_enabled(module) for module in modules):
-            found = {module: _first_device(module) for module in modules}
-            self._devices = {module: device for module, device in found.items() if device is not None}
+            devices = {module: _first_device(module) for module in modules}
+            self._devices = {module: device for module, device in devices.items() if device is not None}
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -265,9 +265,9 @@ class _TimestepsOnHost:
                 if self_ is not scheduler:  # a copy, whose timesteps are its own
                     set_timesteps(self_, *args, **kwargs)
                     return
-                given = signature.bind(self_, *args, **kwargs)
-                device = given.arguments.pop("device", None)
-                set_timesteps(*given.args, **given.kwargs)
+                bound = signature.bind(self_, *args, **kwargs)
+                device = bound.arguments.pop("device", None)
+                set_timesteps(*bound.args, **bound.kwargs)
                 self._on_host = self._copy = scheduler.timesteps
                 if device is not None:
                     # Pageable memory is staged at once, so the copy does not wait for the GPU either.
@@ -279,16 +279,16 @@ class _TimestepsOnHost:
             def step_on_host(
                 self_: Any, model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any
             ) -> Any:
-                with self._seen_by(self_, timestep) as seen:
-                    self.num_steps += seen is not timestep
-                    return step(self_, model_output, seen, *args, **kwargs)
+                with self._seen_by(self_, timestep) as shown:
+                    self.num_steps += shown is not timestep
+                    return step(self_, model_output, shown, *args, **kwargs)
 
             return step_on_host
 
         def scaling(scale: Method) -> Method:
             def scale_on_host(self_: Any, sample: torch.Tensor, timestep: Any) -> Any:
-                with self._seen_by(self_, timestep) as seen:
-                    return scale(self_, sample, seen)
+                with self._seen_by(self_, timestep) as shown:
+                    return scale(self_, sample, shown)
 
             return scale_on_host
 

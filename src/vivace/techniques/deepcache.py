@@ -24,10 +24,10 @@ import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Target, Trait, knob
-from vivace.step_caching.cache_state import CacheState, IsHit, Look
-from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
-from vivace.step_caching.technique import Attached, Decision, StepCache
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.technique import Target, Trait, knob
 
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")
 
@@ -94,14 +94,14 @@ class Deepcache(StepCache):
             {"denoiser.layers_computed_in_a_hit": f"{_num_resnets(outer)} of {_num_resnets(unet)}"},
         )
 
-    def decision(self, target: Target) -> Decision:
+    def decision(self, target: Target) -> StepDecision:
         def is_hit(state: CacheState, _: Look) -> bool:
             # Counted from the last full step, which need not be on the schedule.
             since: int = state.notes["since"] + 1 if state.kept else 0
             state.notes["since"] = since = since % self.interval
             return since != 0
 
-        return Decision(is_hit)
+        return StepDecision(is_hit)
 
 
 @dataclass
@@ -156,15 +156,15 @@ def _outermost(unet: Any, branch: int, deep: _Deep) -> Any:
 
 def _down_to(blocks: Any, num: int) -> list[Any]:
     """The down blocks up to their first `num` outputs: one per layer, and one per downsampling."""
-    found = []
+    down = []
     for block in blocks:
         num_here = len(block.resnets) + bool(block.downsamplers)
         if num >= num_here:
-            found.append(block)
+            down.append(block)
         elif num:
-            found.append(_part(block, slice(num), downsamplers=None))
+            down.append(_part(block, slice(num), downsamplers=None))
         num = max(0, num - num_here)
-    return found
+    return down
 
 
 def _part(block: Any, layers: slice, **changed: Any) -> Any:

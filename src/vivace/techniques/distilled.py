@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.contract import Component, Distillation, Effect, Stage, Target, Technique, knob
-from vivace.contract.script import Script, literal, written_call
+from vivace.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
+from vivace.technique.script import Script, literal, written_call
 
 _USUAL_STEPS = 4
 """Of most of these LoRAs; some are made for 1, 2 or 8."""
@@ -53,12 +53,14 @@ class Distilled(Technique):
             return "there is no LoRA for random weights; steps(4)+guidance(0) takes the same time"
         if not target.model.distillations:
             return "no few-step LoRA is known for this model"
-        of_kind = [one for one in target.model.distillations if one.kind == self.kind]
+        of_kind = [
+            distillation for distillation in target.model.distillations if distillation.kind == self.kind
+        ]
         if not of_kind:
-            kinds = sorted({one.kind for one in target.model.distillations})
+            kinds = sorted({distillation.kind for distillation in target.model.distillations})
             return f"no {self.kind} LoRA is known for this model; use {' or '.join(kinds)}"
         if self._chosen(target) is None:
-            steps = sorted({number for one in of_kind for number in one.steps})
+            steps = sorted({number for distillation in of_kind for number in distillation.steps})
             return f"this model's {self.kind} LoRA is made for {', '.join(map(str, steps))} steps, not for {self.steps}"
         return None
 
@@ -90,9 +92,9 @@ class Distilled(Technique):
             return None  # the script calls vivace
         load = written_call("pipe.load_lora_weights", *chosen.arguments)
         scale = "" if chosen.scale == 1 else f"lora_scale={chosen.scale:g}"
-        given = {name: literal(value) for name, value in chosen.scheduler_config.items()}
+        settings = {name: literal(value) for name, value in chosen.scheduler_config.items()}
         scheduler = written_call(
-            f"pipe.scheduler = {chosen.scheduler}.from_config", "pipe.scheduler.config", **given
+            f"pipe.scheduler = {chosen.scheduler}.from_config", "pipe.scheduler.config", **settings
         )
         return Script(
             imports=(f"diffusers:{chosen.scheduler}",),
@@ -114,7 +116,7 @@ class Distilled(Technique):
         }
 
     def _chosen(self, target: Target) -> Distillation | None:
-        for one in target.model.distillations:
-            if one.kind == self.kind and (self.steps is None or self.steps in one.steps):
-                return one
+        for distillation in target.model.distillations:
+            if distillation.kind == self.kind and (self.steps is None or self.steps in distillation.steps):
+                return distillation
         return None

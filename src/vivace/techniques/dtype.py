@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from vivace.contract import (
+from vivace.errors import NoEffect
+from vivace.machinery.quantization.layers import layers_of
+from vivace.technique import (
     COMPONENTS,
     Arithmetic,
     Component,
@@ -26,9 +28,7 @@ from vivace.contract import (
     knob,
     weights_dtype,
 )
-from vivace.contract.script import Script, literal
-from vivace.errors import NoEffect
-from vivace.quantization.layers import layers_of
+from vivace.technique.script import Script, literal
 
 if TYPE_CHECKING:
     import torch
@@ -183,10 +183,10 @@ def _cast_between_components(target: Target) -> None:
             denoiser.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
         # Remembered, since diffusers looks at every module to tell the dtype: milliseconds of every step.
         denoiser._vivace_casts_to = denoiser.dtype
-    known = [target.module(component) for component in COMPONENTS]
+    modules = [target.module(component) for component in COMPONENTS]
     for part in getattr(target.pipe, "components", {}).values():
         dtype = weights_dtype(part)
-        if dtype is None or any(part is module for module in known) or hasattr(part, "_vivace_casts_to"):
+        if dtype is None or any(part is module for module in modules) or hasattr(part, "_vivace_casts_to"):
             continue
         part.register_forward_pre_hook(_cast_inputs, with_kwargs=True)
         part._vivace_casts_to = dtype

@@ -37,13 +37,13 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract import Effect, Target, Trait, knob
-from vivace.step_caching.block_residual import unknown_blocks
-from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
-from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.on_a_line import on_a_line, with_slopes
-from vivace.step_caching.split_blocks import num_blocks, split_forwards
-from vivace.step_caching.technique import Attached, Decision, StepCache
+from vivace.machinery.step_caching.block_residual import unknown_blocks
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
+from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.technique import Effect, Target, Trait, knob
 
 COMPUTED, DECIDED, HIT = "c", "d", "h"
 _FIRST = 8
@@ -144,10 +144,10 @@ class DualBlockCache(StepCache):
             return self.apply(target)
         return super().predict(target)
 
-    def decision(self, target: Target) -> Decision:
+    def decision(self, target: Target) -> StepDecision:
         mask = "" if self.mask is None else steps_of(self.mask)
         changed = {} if self.mask is None else {f"denoiser.{self.name}": f"mask={self.mask}"}
-        return Decision(lambda state, look: self._is_hit(state, look, mask), changed)
+        return StepDecision(lambda state, look: self._is_hit(state, look, mask), changed)
 
     def _is_hit(self, state: CacheState, look: Look, mask: str) -> bool:
         step = state.step
@@ -167,7 +167,7 @@ class DualBlockCache(StepCache):
     def _is_allowed(self, in_all: int, in_a_row: int) -> bool:
         """Whether another hit would be within the limits."""
         limits = (self.max_cached, in_all), (self.max_consecutive, in_a_row)
-        return all(most is None or found < most for most, found in limits)
+        return all(most is None or value < most for most, value in limits)
 
     def _num_first(self, num: int) -> int:
         return self.first if self.first is not None else max(1, min(_FIRST, num // _LARGEST_SHARE))
@@ -179,16 +179,16 @@ def steps_of(mask: str) -> str:
     Raises:
         ValueError: it is not a mask, or its first step is not computed.
     """
-    given = mask.strip().lower()
-    runs = [(int(number or 1), letter) for number, letter in _RUN.findall(given)]
-    if not runs or _RUN.sub("", given) or any(number < 1 for number, _ in runs):
+    letters = mask.strip().lower()
+    runs = [(int(number or 1), letter) for number, letter in _RUN.findall(letters)]
+    if not runs or _RUN.sub("", letters) or any(number < 1 for number, _ in runs):
         raise ValueError(
             f"{mask!r} is no mask of steps; write runs of c (computed), d (decided) and h (hit), such as 4c2h1c"
         )
     if sum(number for number, _ in runs) > _MOST_STEPS:
         raise ValueError(f"the mask has more than {_MOST_STEPS} steps")
     if runs[0][1] != COMPUTED:
-        raise ValueError(f"the first step has nothing to reuse; begin the mask with c, such as 1c{given}")
+        raise ValueError(f"the first step has nothing to reuse; begin the mask with c, such as 1c{letters}")
     return "".join(number * letter for number, letter in runs)
 
 

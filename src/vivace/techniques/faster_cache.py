@@ -30,12 +30,12 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Target, Trait, knob
-from vivace.guidance.cut import is_cut
-from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
-from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
-from vivace.step_caching.schedule import StepCounter
-from vivace.step_caching.technique import Attached, Decision, StepCache
+from vivace.machinery.guidance.cut import is_cut
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
+from vivace.machinery.step_caching.schedule import StepCounter
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ class FasterCache(StepCache):
         )
         return Attached(counter, {"denoiser.faster_cache_boost": self.boost})
 
-    def decision(self, target: Target) -> Decision:
+    def decision(self, target: Target) -> StepDecision:
         def is_hit(state: CacheState, _: Look) -> bool:
             # Counted from the last whole step, which need not be on the schedule.
             in_range = bool(state.kept) and timestep_of(target.pipe, state) < self.start
@@ -124,7 +124,7 @@ class FasterCache(StepCache):
             state.notes["since"] = since
             return since != 0
 
-        return Decision(is_hit)
+        return StepDecision(is_hit)
 
 
 @dataclass
@@ -161,9 +161,9 @@ def _conditional(given: Any, num: int) -> Any:
     if isinstance(given, torch.Tensor):
         return given[num // 2 :] if given.ndim and given.shape[0] == num else given
     if isinstance(given, list | tuple):
-        return type(given)([_conditional(one, num) for one in given])
+        return type(given)([_conditional(item, num) for item in given])
     if isinstance(given, dict):
-        return {name: _conditional(one, num) for name, one in given.items()}
+        return {name: _conditional(item, num) for name, item in given.items()}
     return given
 
 

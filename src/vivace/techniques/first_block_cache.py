@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import CallContext, Component, Target, Trait, knob
-from vivace.contract.script import Script, literal
 from vivace.errors import NoEffect
 from vivace.families import family_of
-from vivace.step_caching.cache_state import CacheState, IsHit
-from vivace.step_caching.schedule import StepCounter
-from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit
+from vivace.machinery.step_caching.schedule import StepCounter
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision, names_its_context
+from vivace.technique import CallContext, Component, Target, Trait, knob
+from vivace.technique.script import Script, literal
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +55,8 @@ class FirstBlockCache(StepCache):
             return f"{kind.__name__} has no chain of transformer blocks that could be cached"
         return None
 
-    def decision(self, target: Target) -> Decision:
-        return Decision(lambda _, is_close: bool(is_close()))
+    def decision(self, target: Target) -> StepDecision:
+        return StepDecision(lambda _, is_close: bool(is_close()))
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
         """Enable diffusers' own cache, and let it ask `is_hit`, which can look whether the residual is close."""
@@ -66,7 +66,8 @@ class FirstBlockCache(StepCache):
         denoiser = target.module("denoiser")
         denoiser.enable_cache(FirstBlockCacheConfig(threshold=self.threshold))
         hook = next(
-            (found for block in denoiser.modules() if (found := _deciding_hook(block)) is not None), None
+            (deciding for block in denoiser.modules() if (deciding := _deciding_hook(block)) is not None),
+            None,
         )
         if hook is None:
             raise NoEffect("diffusers attached no cache to this transformer")

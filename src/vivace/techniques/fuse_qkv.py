@@ -17,10 +17,10 @@ import inspect
 import re
 from typing import Any, ClassVar
 
-from vivace.contract import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
-from vivace.contract.script import Script
 from vivace.errors import NoEffect
-from vivace.quantization.layers import is_quantised
+from vivace.machinery.quantization.layers import is_quantised
+from vivace.technique import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
+from vivace.technique.script import Script
 
 _REPLACED = {
     "to_qkv": ("to_q", "to_k", "to_v"),

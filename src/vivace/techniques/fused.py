@@ -15,7 +15,7 @@ Needs: a FLUX transformer, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or 
     fp8 compute capability 8.9; `attention=fp8` Hopper, FLUX and the package nvidia-cudnn-frontend; `convolutions=fp8`
     Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the same, which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
-    2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.kernels.
+    2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.machinery.kernels.
 
 Scales need no calibration: norms' outputs, queries and keys are bounded by their norms, values and the MLP's hidden
 channels by those of tokens and weights. e4m3 has an exponent of its own, so a bound that is a hundred times too large
@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from vivace.compilation.compiled_code import keep_compiled_code
-from vivace.contract import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
-from vivace.contract.anatomy import Component
 from vivace.errors import NoEffect
-from vivace.quantization.layers import is_quantised
+from vivace.machinery.compilation.compiled_code import keep_compiled_code
+from vivace.machinery.quantization.layers import is_quantised
+from vivace.technique import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.technique.anatomy import Component
 
 if TYPE_CHECKING:
-    from vivace.fused.operations import Places
+    from vivace.machinery.fused.operations import Places
 
 _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _HOPPER = (9, 0)
@@ -111,7 +111,7 @@ class Fused(Technique):
     def unsupported(self, target: Target) -> str | None:
         machine, runs_here = target.machine, target.model.has_weights
         if self.attention == "fp8":
-            from vivace.attention_backends.cudnn_fp8 import unsupported_on
+            from vivace.machinery.attention_backends.cudnn_fp8 import unsupported_on
 
             if (reason := unsupported_on(machine, runs_here)) is not None:
                 return reason
@@ -133,7 +133,7 @@ class Fused(Technique):
         if target.pipe is None:
             return None
         if "vae" in self.targets and (vae := target.module("vae")) is not None:
-            from vivace.fused.vae_blocks import unsuited
+            from vivace.machinery.fused.vae_blocks import unsuited
 
             if not hasattr(vae, _ATTRIBUTE) and (reason := unsuited(vae)) is not None:
                 return f"{reason}; leave vae out of fused's components"
@@ -177,8 +177,8 @@ class Fused(Technique):
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
-        from vivace.fused.convolutions import num_own
-        from vivace.fused.vae_blocks import fuse_vae
+        from vivace.machinery.fused.convolutions import num_own
+        from vivace.machinery.fused.vae_blocks import fuse_vae
 
         vae = target.module("vae")
         torch.nn.Module.to(vae, torch.bfloat16)
@@ -193,9 +193,9 @@ class Fused(Technique):
     def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.fused.convolutions import num_own
-        from vivace.fused.text_projections import TextHoisting
-        from vivace.fused.unet_blocks import fuse_unet
+        from vivace.machinery.fused.convolutions import num_own
+        from vivace.machinery.fused.text_projections import TextHoisting
+        from vivace.machinery.fused.unet_blocks import fuse_unet
 
         unet = target.module("denoiser")
         torch.nn.Module.to(unet, torch.bfloat16)
@@ -223,10 +223,10 @@ class Fused(Technique):
     def _fuse_flux(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.fused.first_norm import FirstBlock
-        from vivace.fused.flux_forward import FluxForward
-        from vivace.fused.flux_weights import fused_flux
-        from vivace.fused.modulations import Hoisting
+        from vivace.machinery.fused.first_norm import FirstBlock
+        from vivace.machinery.fused.flux_forward import FluxForward
+        from vivace.machinery.fused.flux_weights import fused_flux
+        from vivace.machinery.fused.modulations import Hoisting
 
         transformer = target.module("denoiser")
         num_doubles = len(transformer.transformer_blocks)
@@ -273,7 +273,7 @@ class Fused(Technique):
 def _places(target: Target, module: Any) -> Places:
     import torch
 
-    from vivace.fused.operations import Places
+    from vivace.machinery.fused.operations import Places
 
     now, where = module.device, target.where
     if not where.on_host:
@@ -328,7 +328,7 @@ def _cast(value: Any) -> Any:
     import torch
 
     if isinstance(value, (list, tuple)):
-        return type(value)(_cast(one) for one in value)
+        return type(value)(_cast(item) for item in value)
     return value.bfloat16() if torch.is_tensor(value) and value.is_floating_point() else value
 
 
@@ -359,7 +359,7 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
         if type(layer).__name__ == "Linear" and is_quantised(layer):
             return f"a layer is quantised already ({name}), and quantised weights cannot be fused"
     if _is_unet(denoiser):
-        from vivace.fused.unet_blocks import unsuited
+        from vivace.machinery.fused.unet_blocks import unsuited
 
         channels = denoiser.config.block_out_channels
         if quantize and on_gpu and any(number % 16 for number in channels):

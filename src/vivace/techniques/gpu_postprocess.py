@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.contract import Effect, Stage, Target, Technique
-from vivace.contract.script import Script
+from vivace.technique import Effect, Stage, Target, Technique
+from vivace.technique.script import Script
 
 _SCRIPT = (
     "# Images become bytes on the GPU, and only those are copied to the CPU.",
@@ -48,7 +48,7 @@ class GpuPostprocess(Technique):
     def apply(self, target: Target) -> Effect:
         processor: Any = target.pipe.image_processor
         inherited = processor.postprocess
-        seen = {"images_converted_on_gpu": 0}
+        counts = {"images_converted_on_gpu": 0}
 
         def postprocess(image: Any, output_type: str = "pil", do_denormalize: Any = None) -> Any:
             from PIL import Image
@@ -57,19 +57,19 @@ class GpuPostprocess(Technique):
                 return inherited(image, output_type, do_denormalize)
             scaled = inherited(image, "pt", do_denormalize).permute(0, 2, 3, 1).float()
             images = (scaled * 255).round().byte().contiguous().cpu().numpy()
-            seen["images_converted_on_gpu"] += len(images) if scaled.device.type != "cpu" else 0
+            counts["images_converted_on_gpu"] += len(images) if scaled.device.type != "cpu" else 0
             return [Image.fromarray(image) for image in images]
 
         processor.postprocess = postprocess
 
         def refuted(_: dict[str, Any]) -> str | None:
-            if seen["images_converted_on_gpu"]:
+            if counts["images_converted_on_gpu"]:
                 return None
             return "no image was converted on the GPU: none was asked for as a PIL image, or the VAE runs on the CPU"
 
         return Effect(
             changed={"images.converted_on": target.machine.device_name},
-            evidence=lambda: dict(seen),
+            evidence=lambda: dict(counts),
             refuted=refuted,
         )
 

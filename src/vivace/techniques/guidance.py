@@ -15,9 +15,9 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from vivace.contract import Effect, Stage, Target, Technique, ignores_guidance_scale, knob
-from vivace.contract.script import Script
 from vivace.errors import NoEffect
+from vivace.technique import Effect, Stage, Target, Technique, ignores_guidance_scale, knob
+from vivace.technique.script import Script
 
 
 class Guidance(Technique):

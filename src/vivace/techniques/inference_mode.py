@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract import Effect, Stage, Target, Technique, Trait
-from vivace.contract.script import Script
+from vivace.technique import Effect, Stage, Target, Technique, Trait
+from vivace.technique.script import Script
 
 
 class InferenceMode(Technique):
@@ -35,11 +35,11 @@ class InferenceMode(Technique):
     def apply(self, target: Target) -> Effect:
         import torch
 
-        seen = {"denoiser_calls": 0, "denoiser_calls_in_inference_mode": 0}
+        counts = {"denoiser_calls": 0, "denoiser_calls_in_inference_mode": 0}
 
         def look(module: Any, args: Any) -> None:
-            seen["denoiser_calls"] += 1
-            seen["denoiser_calls_in_inference_mode"] += torch.is_inference_mode_enabled()
+            counts["denoiser_calls"] += 1
+            counts["denoiser_calls_in_inference_mode"] += torch.is_inference_mode_enabled()
 
         target.module("denoiser").register_forward_pre_hook(look)
 
@@ -49,7 +49,7 @@ class InferenceMode(Technique):
                 yield
 
         def refuted(_: dict[str, Any]) -> str | None:
-            missed = seen["denoiser_calls"] - seen["denoiser_calls_in_inference_mode"]
+            missed = counts["denoiser_calls"] - counts["denoiser_calls_in_inference_mode"]
             if missed:
                 return (
                     f"{missed} denoiser calls ran outside inference mode: call the session, not its pipeline"
@@ -59,7 +59,7 @@ class InferenceMode(Technique):
         return Effect(
             changed={"autograd": "inference mode"},
             around=inference,
-            evidence=lambda: dict(seen),
+            evidence=lambda: dict(counts),
             refuted=refuted,
         )
 

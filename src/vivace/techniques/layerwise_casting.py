@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import TEXT_ENCODERS, Arithmetic, Component, Effect, Stage, Target, Technique, Trait
-from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
-from vivace.quantization.layers import is_quantised, layers_of
+from vivace.machinery.quantization.layers import is_quantised, layers_of
+from vivace.technique import TEXT_ENCODERS, Arithmetic, Component, Effect, Stage, Target, Technique, Trait
+from vivace.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
     import torch

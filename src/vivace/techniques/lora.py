@@ -29,18 +29,18 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import field_validator, model_validator
 
-from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
-from vivace.contract.anatomy import TEXT_ENCODERS
-from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect, UnusableModel
-from vivace.lora.account import LoraFile
-from vivace.lora.by_diffusers import adds_the_same
-from vivace.lora.changes import LoraLayers
-from vivace.lora.files import digest, locate_lora, on_hub, short_name
-from vivace.lora.hot import HotLora, attach, chosen, why_not_hot
-from vivace.lora.merge import merge_all
-from vivace.lora.read import read_lora
-from vivace.quantization.layers import is_quantised
+from vivace.machinery.lora.account import LoraFile
+from vivace.machinery.lora.by_diffusers import adds_the_same
+from vivace.machinery.lora.changes import LoraLayers
+from vivace.machinery.lora.files import digest, locate_lora, on_hub, short_name
+from vivace.machinery.lora.hot import HotLora, attach, chosen, why_not_hot
+from vivace.machinery.lora.merge import merge_all
+from vivace.machinery.lora.read import read_lora
+from vivace.machinery.quantization.layers import is_quantised
+from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
+from vivace.technique.anatomy import TEXT_ENCODERS
+from vivace.technique.script import Script, literal, written_call
 
 _READ = "_vivace_loras_read"
 
@@ -150,8 +150,10 @@ class Lora(Technique):
         return self._beside(target, read) if self.hot else self._merged(read)
 
     def _merged(self, read: LoraFile) -> Effect:
-        """Raises:
-        NoEffect: the scale is 0.
+        """Merge the LoRA into the weights.
+
+        Raises:
+            NoEffect: the scale is 0.
         """
         if not self.scale:
             raise NoEffect(f"scale=0 adds nothing of {self.path}; leave it out", already_so=True)
@@ -205,18 +207,18 @@ class Lora(Technique):
         Raises:
             UnusableModel: the file is damaged, no LoRA, or not the one that the recipe was stored with.
         """
-        known: dict[str, LoraFile] = pipe.__dict__.setdefault(_READ, {})
+        files: dict[str, LoraFile] = pipe.__dict__.setdefault(_READ, {})
         key = f"{self.path} {self.sha256}"
-        if key not in known:
+        if key not in files:
             file = locate_lora(self.path)
-            found = digest(file)
-            if self.sha256 and not found.startswith(self.sha256) and not self.sha256.startswith(found):
+            sha256 = digest(file)
+            if self.sha256 and not sha256.startswith(self.sha256) and not self.sha256.startswith(sha256):
                 raise UnusableModel(
-                    f"{self.path} is not the file of this recipe: its sha256 begins with {found}, not {self.sha256}; "
+                    f"{self.path} is not the file of this recipe: its sha256 begins with {sha256}, not {self.sha256}; "
                     "restore that file, or leave out sha256= to take this one"
                 )
-            known[key] = read_lora(pipe, file, self.path)
-        return known[key]
+            files[key] = read_lora(pipe, file, self.path)
+        return files[key]
 
     def script(self, target: Target) -> Script | None:
         if not adds_the_same(target.pipe, locate_lora(self.path), self._taken(target.pipe)):
@@ -228,9 +230,9 @@ class Lora(Technique):
         if self.hot:
             earlier = [t for t in target.asked.earlier if isinstance(t, Lora) and t.hot]
             names = [
-                "".join(c if c.isalnum() else "_" for c in short_name(one.path)) for one in (*earlier, self)
+                "".join(c if c.isalnum() else "_" for c in short_name(lora.path)) for lora in (*earlier, self)
             ]
-            weights = [one.scale for one in (*earlier, self)]
+            weights = [lora.scale for lora in (*earlier, self)]
             swap = [] if earlier else [f"pipe.enable_lora_hotswap(target_rank={self._reserved(pipe)})"]
             lines = [
                 "# Needs peft. Another LoRA is loaded over this one with hotswap=True.",
@@ -239,10 +241,10 @@ class Lora(Technique):
                 f"pipe.set_adapters({literal(names)}, adapter_weights={literal(weights)})",
             ]
             return Script(lines=tuple(lines), unless_stage=Stage.QUANTIZE)
-        given = {} if self.scale == 1 else {"lora_scale": f"{self.scale:g}"}
+        arguments = {} if self.scale == 1 else {"lora_scale": f"{self.scale:g}"}
         layers = self._read(pipe).layers
         if set(layers) - set(self.targets):
-            given["components"] = literal(
+            arguments["components"] = literal(
                 [attribute_of(pipe, component) for component in layers if component in self.targets]
             )
         return Script(
@@ -250,7 +252,7 @@ class Lora(Technique):
                 "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
                 "# vivace sums in fp32 and rounds once, so the last bits may differ.",
                 *load,
-                *written_call("pipe.fuse_lora", **given).splitlines(),
+                *written_call("pipe.fuse_lora", **arguments).splitlines(),
                 "pipe.unload_lora_weights()",
             )
         )

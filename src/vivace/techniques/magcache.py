@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
-from vivace.step_caching import model_fits
-from vivace.step_caching.block_residual import residual_forwards, unknown_blocks
-from vivace.step_caching.cache_state import CacheState, IsHit, steps_before
-from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.magcache_ratios import Ratios, kept_ratios
-from vivace.step_caching.technique import Attached, Decision, StepCache
+from vivace.machinery.step_caching import model_fits
+from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, steps_before
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.magcache_ratios import Ratios, kept_ratios
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
     import torch
@@ -75,11 +75,11 @@ class Magcache(StepCache):
         denoiser = target.module("denoiser")
         return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
 
-    def decision(self, target: Target) -> Decision:
+    def decision(self, target: Target) -> StepDecision:
         ratios = find_ratios(target.module("denoiser"), target.model.name)
         if ratios is None:
             raise Unsupported(f"{self.name}: {_no_ratios(target)}")
-        return Decision(
+        return StepDecision(
             lambda state, _: self._is_near(
                 state, ratios, int(target.pipe.num_timesteps), steps_before(target.pipe)
             ),

@@ -16,10 +16,10 @@ Needs: a GPU, and host memory for the whole model; it is loaded there and need n
 Source: accelerate, `cpu_offload_with_hook` and `cpu_offload`; diffusers, `enable_group_offload`; Rajbhandari et al.,
     ZeRO-Infinity, arXiv 2104.07857.
 
-`model` and `group` are implemented in `vivace.offloading`, in place of diffusers' `enable_model_cpu_offload` and
-`enable_group_offload`. Where the host grants no more pinned memory, the remainder is kept in pageable memory, from
-which copies are slower; the record says how much is pinned, and why not all is. What is written into weights within a
-call is lost at its end. With `group` the VAE is onloaded whole, when it decodes.
+`model` and `group` are implemented in `vivace.machinery.offloading`, in place of diffusers' own
+`enable_model_cpu_offload` and `enable_group_offload`. Where the host grants no more pinned memory, the remainder is
+kept in pageable memory, from which copies are slower; the record says how much is pinned, and why not all is. What is
+written into weights within a call is lost at its end. With `group` the VAE is onloaded whole, when it decodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from vivace.contract import (
+from vivace.errors import NoEffect, Unpredictable
+from vivace.machinery.offloading.components import ComponentOffloader
+from vivace.machinery.offloading.layers import LayerOffloader
+from vivace.machinery.offloading.prefetch import PREFETCH_BYTES
+from vivace.machinery.offloading.simulated import simulate_offloading
+from vivace.machinery.offloading.tensor_swap import opaque_weight_class
+from vivace.measure.accelerator import empty_cache
+from vivace.technique import (
     COMPONENTS,
     TEXT_ENCODERS,
     Arithmetic,
@@ -47,14 +54,7 @@ from vivace.contract import (
     is_cast_in_call,
     knob,
 )
-from vivace.contract.script import Script, literal, written_call
-from vivace.errors import NoEffect, Unpredictable
-from vivace.measure.accelerator import empty_cache
-from vivace.offloading.components import ComponentOffloader
-from vivace.offloading.layers import LayerOffloader
-from vivace.offloading.prefetch import PREFETCH_BYTES
-from vivace.offloading.simulated import simulate_offloading
-from vivace.offloading.tensor_swap import opaque_weight_class
+from vivace.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
     import torch
@@ -95,8 +95,8 @@ class Offload(Technique):
 
     @model_validator(mode="after")
     def _belongs_to_group(self) -> Self:
-        for name, given in (("stream", self.stream), ("keep", self.keep)):
-            if given and self.mode != "group":
+        for name, value in (("stream", self.stream), ("keep", self.keep)):
+            if value and self.mode != "group":
                 raise ValueError(f"{name} belongs to group, not to {self.mode}")
         return self
 
@@ -185,15 +185,15 @@ class Offload(Technique):
             return sum(_bytes(module, target.machine.device) for module in components.values())
 
         def evidence() -> dict[str, int | float | str]:
-            found: dict[str, int | float | str] = {"weights_on_gpu_after_run_bytes": on_gpu()}
+            facts: dict[str, int | float | str] = {"weights_on_gpu_after_run_bytes": on_gpu()}
             if offloader is not None:
-                found["weights_copied_per_call_bytes"] = offloader.copied_bytes
+                facts["weights_copied_per_call_bytes"] = offloader.copied_bytes
             if isinstance(offloader, LayerOffloader):
                 if self.stream:
-                    found["layers_fetched_ahead_per_call"] = offloader.num_prefetched
+                    facts["layers_fetched_ahead_per_call"] = offloader.num_prefetched
             elif offloader is not None:
-                found["weights_copied_per_call_s"] = offloader.copied_s
-            return found
+                facts["weights_copied_per_call_s"] = offloader.copied_s
+            return facts
 
         def refuted(_: dict[str, Any]) -> str | None:
             if total and on_gpu() == total:
@@ -232,11 +232,11 @@ class Offload(Technique):
             return Script(lines=_MODEL, places_weights=True)
         if self.mode == "sequential":
             return Script(lines=("pipe.enable_sequential_cpu_offload()",), places_weights=True)
-        said = (*_GROUP, *(_KEPT if self.keep else ()))
-        lines = (*said, *_group_lines("pipe", stream=self.stream))
+        lines_before = (*_GROUP, *(_KEPT if self.keep else ()))
+        lines = (*lines_before, *_group_lines("pipe", stream=self.stream))
         if self.stream and is_cast_in_call(target.pipe):
             lines = (
-                *said,
+                *lines_before,
                 *_group_lines("pipe", stream=True, exclude_modules='"vae"'),
                 "# The pipeline casts its VAE in each call, and a stream would restore its weights from before.",
                 *_group_lines("pipe.vae", stream=False),
@@ -271,8 +271,8 @@ _MODEL = (
 
 
 def _components(pipe: Any) -> dict[str, torch.nn.Module]:
-    found = {component: component_of(pipe, component) for component in COMPONENTS}
-    return {component: module for component, module in found.items() if module is not None}
+    components = {component: component_of(pipe, component) for component in COMPONENTS}
+    return {component: module for component, module in components.items() if module is not None}
 
 
 def _counted(components: dict[str, torch.nn.Module]) -> dict[str, int | float | str]:

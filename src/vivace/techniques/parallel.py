@@ -34,11 +34,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.families import family_of
-from vivace.multi_gpu.sharded_denoiser import ShardedDenoiser
-from vivace.multi_gpu.split_tokens import attention_processors, can_pad_heads, needs_diffusers, num_heads
+from vivace.machinery.multi_gpu.sharded_denoiser import ShardedDenoiser
+from vivace.machinery.multi_gpu.split_tokens import (
+    attention_processors,
+    can_pad_heads,
+    needs_diffusers,
+    num_heads,
+)
 from vivace.spec.recipe import BASELINE
+from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 
 if TYPE_CHECKING:
     import torch
@@ -121,8 +126,8 @@ class Parallel(Technique):
                 f"the collectives are NCCL's (RCCL's on AMD GPUs), which {machine.maker}'s GPUs do not have"
             )
         if machine.is_gpu and machine.num_gpus is not None and machine.num_gpus < self.gpus:
-            seen = "1 GPU" if machine.num_gpus == 1 else f"{machine.num_gpus} GPUs"
-            return f"asked for {self.gpus} GPUs, and this process sees {seen} (CUDA_VISIBLE_DEVICES hides others)"
+            gpus_seen = "1 GPU" if machine.num_gpus == 1 else f"{machine.num_gpus} GPUs"
+            return f"asked for {self.gpus} GPUs, and this process sees {gpus_seen} (CUDA_VISIBLE_DEVICES hides others)"
         if target.pipe is None:
             return None
         denoiser = target.module("denoiser")

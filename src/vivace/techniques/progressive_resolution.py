@@ -36,9 +36,9 @@ from __future__ import annotations
 import inspect
 from typing import ClassVar, Literal
 
-from vivace.contract import Effect, Stage, Target, Technique, knob
 from vivace.families import family_of_pipeline
-from vivace.resolution.progress import ATTACHED, LAYOUTS, Progress
+from vivace.machinery.resolution.progress import ATTACHED, LAYOUTS, ResolutionProgress
+from vivace.technique import Effect, Stage, Target, Technique, knob
 
 
 class ProgressiveResolution(Technique):
@@ -77,7 +77,7 @@ class ProgressiveResolution(Technique):
         return f"how {kind.__name__} lays out its latents is not known here; known are {', '.join(LAYOUTS)}"
 
     def apply(self, target: Target) -> Effect:
-        progress = Progress(target.pipe, self.scale, self.until, self.positions)
+        progress = ResolutionProgress(target.pipe, self.scale, self.until, self.positions)
         return Effect(
             changed={"resolution_scale": self.scale, "low_resolution_share": self.until},
             around=progress.reset_around_call,

@@ -24,9 +24,9 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
-from vivace.contract import TEXT_ENCODERS, Effect, Stage, Target, Technique, Trait, component_of, knob
 from vivace.errors import NoEffect
 from vivace.models.sources import sha_of
+from vivace.technique import TEXT_ENCODERS, Effect, Stage, Target, Technique, Trait, component_of, knob
 
 if TYPE_CHECKING:
     import torch
@@ -103,12 +103,12 @@ class PromptCache(Technique):
         _CACHING.add(pipe)
 
         def evidence() -> dict[str, int | float | str]:
-            found: dict[str, int | float | str] = {
+            facts: dict[str, int | float | str] = {
                 "prompt_cache_hits": cache.hits,
                 "prompt_cache_misses": cache.misses,
                 "prompt_cache_passed_through": cache.passed_through,
             }
-            return found | ({} if offload is None else {"text_encoders_freed": offload.num_offloaded})
+            return facts | ({} if offload is None else {"text_encoders_freed": offload.num_offloaded})
 
         def refuted(_: dict[str, Any]) -> str | None:
             if offload is not None and cache.misses and not offload.num_offloaded:

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Stage, Target, Technique, Trait, knob, without_clashes
 from vivace.errors import NoEffect
+from vivace.technique import Component, Effect, Stage, Target, Technique, Trait, knob, without_clashes
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
 
@@ -91,16 +91,16 @@ class Prune(Technique):
         blocks = _blocks(denoiser)
         number = self._number(blocks)
         before = sum(p.numel() for p in denoiser.parameters())
-        taken = _remove(denoiser, ordered, number)
-        if not taken:
+        names = _remove(denoiser, ordered, number)
+        if not names:
             raise NoEffect("each list has a single block, which must stay")
         removed = before - sum(p.numel() for p in denoiser.parameters())
         return Effect(
             changed={
-                "denoiser.blocks_taken_out": len(taken),
+                "denoiser.blocks_taken_out": len(names),
                 "denoiser.blocks_that_could_go": len(blocks),
                 "denoiser.parameters_less": f"{removed / before:.1%}",
-                "denoiser.taken_out": ", ".join(sorted(taken)),
+                "denoiser.taken_out": ", ".join(sorted(names)),
                 "chosen": how,
             }
         )
@@ -126,59 +126,60 @@ def _blocks(denoiser: Any) -> list[_Block]:
     """Return the removable blocks, in the order of the denoiser's modules."""
     if hasattr(denoiser, "down_blocks"):
         return _unet_blocks(denoiser)
-    found = []
+    blocks = []
     for name in _LISTS:
         for number, block in enumerate(getattr(denoiser, name, None) or ()):
             # SD3's last block returns no text.
             if not getattr(block, "context_pre_only", False):
-                found.append(_Block(f"{name}.{number}", block, in_list=True))
-    return found
+                blocks.append(_Block(f"{name}.{number}", block, in_list=True))
+    return blocks
 
 
 def _unet_blocks(unet: Any) -> list[_Block]:
-    found = []
+    blocks = []
     for name, module in unet.named_modules():
         if name.rpartition(".")[0].endswith("resnets"):
             same_shape = module.in_channels == module.out_channels and module.conv_shortcut is None
             if same_shape and not module.up and not module.down:
-                found.append(_Block(name, module, in_list=False))
+                blocks.append(_Block(name, module, in_list=False))
         elif name.rpartition(".")[0].endswith("attentions") and hasattr(module, "transformer_blocks"):
             inner = list(module.transformer_blocks)
             if len(inner) == 1:
-                found.append(_Block(name, module, in_list=False))
+                blocks.append(_Block(name, module, in_list=False))
             else:
-                found += [
+                blocks += [
                     _Block(f"{name}.transformer_blocks.{k}", b, in_list=True) for k, b in enumerate(inner)
                 ]
-    return found
+    return blocks
 
 
 def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str]) -> dict[str, float]:
     """Return the influence of each block; infinite if it was never called."""
     import torch
 
-    seen: dict[str, list[Any]] = {block.name: [] for block in blocks}
+    changes: dict[str, list[Any]] = {block.name: [] for block in blocks}
     accepted = inspect.signature(target.pipe.__call__).parameters
     call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.asked.given)
-    with _watching(blocks, seen):
+    with _watching(blocks, changes):
         for number, prompt in enumerate(prompts):
             target.pipe(
                 prompt=prompt,
                 generator=torch.Generator("cpu").manual_seed(number),
                 **without_clashes(target.pipe, call),
             )
-    found = {
-        name: float(torch.stack(ratios).mean()) if ratios else float("inf") for name, ratios in seen.items()
+    ratios = {
+        name: float(torch.stack(ratios).mean()) if ratios else float("inf")
+        for name, ratios in changes.items()
     }
-    return {name: ratio if ratio == ratio else float("inf") for name, ratio in found.items()}  # nan last
+    return {name: ratio if ratio == ratio else float("inf") for name, ratio in ratios.items()}  # nan last
 
 
 @contextlib.contextmanager
-def _watching(blocks: Sequence[_Block], seen: dict[str, list[Any]]) -> Iterator[None]:
+def _watching(blocks: Sequence[_Block], changes: dict[str, list[Any]]) -> Iterator[None]:
     def look(name: str) -> Any:
         def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             before = (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).float()
-            seen[name].append((_hidden(output).float() - before).norm() / before.norm())
+            changes[name].append((_hidden(output).float() - before).norm() / before.norm())
 
         return hook
 
@@ -211,7 +212,7 @@ def _remove(denoiser: Any, ordered: Sequence[_Block], number: int) -> list[str]:
             left[parent] -= 1
         removed.append(block)
     # From the end, so that the indices of the others stay valid.
-    for block in sorted(removed, key=lambda one: -int(one.name.rpartition(".")[2])):
+    for block in sorted(removed, key=lambda block_: -int(block_.name.rpartition(".")[2])):
         parent, _, index = block.name.rpartition(".")
         if block.in_list:
             del denoiser.get_submodule(parent)[int(index)]
@@ -226,11 +227,11 @@ def _identity(in_tuple: bool) -> Any:
     """Return a module that returns its first argument, in a tuple if it replaces a UNet's attention."""
     import torch
 
-    class Identity(torch.nn.Module):  # type: ignore[misc]
+    class PassThrough(torch.nn.Module):  # type: ignore[misc]
         def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
             return (hidden_states,) if in_tuple else hidden_states
 
         def __reduce__(self) -> Any:  # for copies in other processes, since a local class cannot be pickled
             return _identity, (in_tuple,)
 
-    return Identity()
+    return PassThrough()

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.contract import Target, knob
-from vivace.contract.script import Script, literal, written_call
-from vivace.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
-from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards
-from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision, names_its_context
+from vivace.technique import Target, knob
+from vivace.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
     import torch
@@ -81,12 +81,12 @@ class PyramidAttention(StepCache):
         cached = CachedDenoiser(denoiser, StepForwards(compute, reuse), is_hit)
         return Attached(cached.counter, {"denoiser.reused_attentions": len(attentions)})
 
-    def decision(self, target: Target) -> Decision:
+    def decision(self, target: Target) -> StepDecision:
         def is_hit(state: CacheState, _: Look) -> bool:
             in_range = self.until < timestep_of(target.pipe, state) < self.start
             return in_range and state.step % self.interval != 0
 
-        return Decision(is_hit)
+        return StepDecision(is_hit)
 
     def script(self, target: Target) -> Script | None:
         denoiser = target.module("denoiser")

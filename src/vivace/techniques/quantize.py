@@ -38,21 +38,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import model_validator
 
-from vivace.contract import (
-    COMPONENTS,
-    Arithmetic,
-    Component,
-    Effect,
-    MemoryAdvice,
-    Stage,
-    Target,
-    Technique,
-    Trait,
-    knob,
-)
-from vivace.contract.script import Script
 from vivace.errors import Unpredictable, Unsupported
-from vivace.quantization import (
+from vivace.machinery.quantization import (
     REMOVED_BACKENDS,
     SCHEMES,
     Scheme,
@@ -60,9 +47,9 @@ from vivace.quantization import (
     schemes_of,
     sensitivity,
 )
-from vivace.quantization.calibration import Scales, calibrate
-from vivace.quantization.layers import (
-    Choice,
+from vivace.machinery.quantization.calibration import Scales, calibrate
+from vivace.machinery.quantization.layers import (
+    LayerChoice,
     choose,
     kinds_of,
     layers_of,
@@ -74,9 +61,22 @@ from vivace.quantization.layers import (
     summarise,
     summarise_reasons,
 )
-from vivace.quantization.scheme import Settings
-from vivace.quantization.script import script_of
-from vivace.quantization.sensitivity import Kept
+from vivace.machinery.quantization.scheme import SchemeSettings
+from vivace.machinery.quantization.script import script_of
+from vivace.machinery.quantization.sensitivity import KeptLayers
+from vivace.technique import (
+    COMPONENTS,
+    Arithmetic,
+    Component,
+    Effect,
+    MemoryAdvice,
+    Stage,
+    Target,
+    Technique,
+    Trait,
+    knob,
+)
+from vivace.technique.script import Script
 
 if TYPE_CHECKING:
     import torch
@@ -271,15 +271,15 @@ class Quantize(Technique):
         done = {c: kinds_of(modules[c], choice) for c, choice in choices.items() if choice.chosen}
 
         def evidence() -> dict[str, int | float | str | list[str]]:
-            found: dict[str, int | float | str | list[str]] = {}
+            facts: dict[str, int | float | str | list[str]] = {}
             for component, kinds in done.items():
                 now = kinds_of(modules[component], choices[component])
-                found[f"{component}.quantized"] = summarise(n for n in now if now[n] == kinds[n])
+                facts[f"{component}.quantized"] = summarise(n for n in now if now[n] == kinds[n])
                 if choices[component].skipped:
-                    found[f"{component}.left_alone"] = summarise_reasons(choices[component].skipped)
+                    facts[f"{component}.left_alone"] = summarise_reasons(choices[component].skipped)
             if kept is not None:
-                found["denoiser.sensitive"] = kept.listed()
-            return found
+                facts["denoiser.sensitive"] = kept.listed()
+            return facts
 
         def refuted(_: dict[str, Any]) -> str | None:
             for component, kinds in done.items():
@@ -306,7 +306,7 @@ class Quantize(Technique):
                 replace_layer(modules[component], name, describe(layer, settings))
         return Effect(changed=self._changed(modules, choices))
 
-    def _choices(self, target: Target) -> dict[Component, Choice]:
+    def _choices(self, target: Target) -> dict[Component, LayerChoice]:
         """The layers to quantise, by component.
 
         Raises:
@@ -317,7 +317,7 @@ class Quantize(Technique):
             refuse(choices)
         return choices
 
-    def _sorted_layers(self, target: Target) -> dict[Component, Choice]:
+    def _sorted_layers(self, target: Target) -> dict[Component, LayerChoice]:
         scheme, settings, skip = self._scheme(), self._settings(target), self._patterns
         return {
             component: choose(module, scheme, settings, skip, self.min_weights)
@@ -325,7 +325,7 @@ class Quantize(Technique):
         }
 
     def _changed(
-        self, modules: Mapping[Component, torch.nn.Module], choices: Mapping[Component, Choice]
+        self, modules: Mapping[Component, torch.nn.Module], choices: Mapping[Component, LayerChoice]
     ) -> Changed:
         changed: Changed = {}
         for component, choice in choices.items():
@@ -339,7 +339,7 @@ class Quantize(Technique):
         changed["how"] = f"weights {self.arithmetic.weights}; matmuls {self.arithmetic.products}"
         return changed
 
-    def _calibrate(self, target: Target, choices: Mapping[Component, Choice]) -> Scales:
+    def _calibrate(self, target: Target, choices: Mapping[Component, LayerChoice]) -> Scales:
         """Calibrate the scales of the chosen layers; those that get none move to the skipped ones."""
         modules = target.modules(self.targets)
         layers = {
@@ -355,7 +355,7 @@ class Quantize(Technique):
             choice.skipped[name] = reason
         return scales
 
-    def _keep_sensitive(self, target: Target, choice: Choice, scales: Scales | None) -> Kept:
+    def _keep_sensitive(self, target: Target, choice: LayerChoice, scales: Scales | None) -> KeptLayers:
         """Move the layers that are most sensitive for their work to the skipped ones."""
         scheme, settings = self._scheme(), self._settings(target)
         denoiser = target.module("denoiser")
@@ -368,7 +368,7 @@ class Quantize(Technique):
         how = f"{self.backend} {self.scheme} {self.granularity} {self.double_quantization}"
         measured = sensitivity.measure(target, layers, convert, how, self.pictures)
         weights = {name: float(layer.weight.numel()) for name, layer in layers.items()}
-        kept = Kept.of(measured, weights, self.skip_share)
+        kept = KeptLayers.of(measured, weights, self.skip_share)
         for name in kept.names:
             choice.chosen.remove(name)
             choice.skipped[name] = "sensitive"
@@ -377,8 +377,8 @@ class Quantize(Technique):
     def _scheme(self) -> Scheme:
         return SCHEMES[self.backend, self.scheme]
 
-    def _settings(self, target: Target) -> Settings:
-        return Settings(target.machine, self.granularity, self.convolutions, self.double_quantization)
+    def _settings(self, target: Target) -> SchemeSettings:
+        return SchemeSettings(target.machine, self.granularity, self.convolutions, self.double_quantization)
 
     def script(self, target: Target) -> Script | None:
         if self._is_auto:

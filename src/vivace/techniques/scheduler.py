@@ -27,11 +27,11 @@ import inspect
 import math
 from typing import Any, ClassVar, Literal
 
-from vivace.contract import Effect, Stage, Target, Technique, knob
-from vivace.contract.script import Script, literal, written_call
 from vivace.errors import NoEffect
-from vivace.samplers.generators import give_generators, grow_order
-from vivace.samplers.limits import refused_prediction, takes_zero_snr
+from vivace.machinery.samplers.generators import give_generators, grow_order
+from vivace.machinery.samplers.limits import refused_prediction, takes_zero_snr
+from vivace.technique import Effect, Stage, Target, Technique, knob
+from vivace.technique.script import Script, literal, written_call
 
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "euler": ("EulerDiscreteScheduler", {}),
@@ -236,8 +236,8 @@ class Scheduler(Technique):
         if others:
             inside = ", ".join(f"{literal(name)}: {literal(value)}" for name, value in others.items())
             config = f"{{**{config}, {inside}}}"
-        given = {name: literal(value) for name, value in named.items()}
-        made = written_call(f"pipe.scheduler = {class_name}.from_config", config, **given)
+        arguments = {name: literal(value) for name, value in named.items()}
+        made = written_call(f"pipe.scheduler = {class_name}.from_config", config, **arguments)
         lines = made.splitlines()
         if overrides.get("clip_sample") is False:
             lines.insert(
@@ -295,8 +295,8 @@ def _family(current: Any) -> set[str]:
         solvers = {c for c, _ in _CLASSES.values() if "use_flow_sigmas" in _parameters(c)}
         return {*_FLOW, *solvers}
     relative = diffusers.EulerDiscreteScheduler if name in _WITH_EULER else current
-    found = {c.__name__ for c in relative._get_compatibles()} | {name}
-    return (found - _EDM) | (_WITH_EULER if "EulerDiscreteScheduler" in found else set())
+    family = {c.__name__ for c in relative._get_compatibles()} | {name}
+    return (family - _EDM) | (_WITH_EULER if "EulerDiscreteScheduler" in family else set())
 
 
 def _of_family(current: Any) -> list[str]:
@@ -330,8 +330,8 @@ def _passed_to_set_timesteps(pipe: Any) -> set[str]:
     """Return what the pipeline passes to `set_timesteps` besides the number of steps."""
     code = inspect.getsource(type(pipe).__call__)
     # With sigmas of their own where the call has none.
-    found = {"sigmas"} if "sigmas is None" in code else set()
-    return found | ({"mu"} if "mu=mu" in code or '{"mu": mu}' in code else set())
+    passed = {"sigmas"} if "sigmas is None" in code else set()
+    return passed | ({"mu"} if "mu=mu" in code or '{"mu": mu}' in code else set())
 
 
 def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[list[float], list[float]]:

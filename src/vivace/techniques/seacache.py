@@ -33,13 +33,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Target, Trait, component_of, knob
 from vivace.errors import UsageError
-from vivace.step_caching.block_residual import blocks_of, residual_forwards, unknown_blocks
-from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
-from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.on_a_line import on_a_line, with_slopes
-from vivace.step_caching.technique import Attached, Decision, StepCache
+from vivace.machinery.step_caching.block_residual import blocks_of, residual_forwards, unknown_blocks
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.technique import Target, Trait, component_of, knob
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +86,8 @@ class Seacache(StepCache):
         )
         return Attached(cached.counter, {"denoiser.seacache_order": self.order})
 
-    def decision(self, target: Target) -> Decision:
-        return Decision(lambda state, look: self._is_close(state, look, target.pipe))
+    def decision(self, target: Target) -> StepDecision:
+        return StepDecision(lambda state, look: self._is_close(state, look, target.pipe))
 
     def _is_close(self, state: CacheState, look: Look, pipe: Any) -> bool:
         """Whether the changes since the last computed step add up to less than the threshold.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vivace.contract import Effect, Stage, Target, Technique, knob
-from vivace.contract.script import Script
 from vivace.errors import NoEffect
+from vivace.technique import Effect, Stage, Target, Technique, knob
+from vivace.technique.script import Script
 
 
 class Steps(Technique):

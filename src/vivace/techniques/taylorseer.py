@@ -25,11 +25,11 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.contract import Target, Trait, knob
-from vivace.contract.script import Script, literal, written_call
-from vivace.step_caching.cache_state import CacheState, IsHit, Look
-from vivace.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
-from vivace.step_caching.technique import Attached, Decision, StepCache, names_its_context
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision, names_its_context
+from vivace.technique import Target, Trait, knob
+from vivace.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
     import torch
@@ -71,11 +71,11 @@ class Taylorseer(StepCache):
         )
         return Attached(cached.counter, {"denoiser.taylorseer_order": self.order})
 
-    def decision(self, target: Target) -> Decision:
+    def decision(self, target: Target) -> StepDecision:
         def is_hit(state: CacheState, _: Look) -> bool:
             return state.step >= self.warmup and (state.step - self.warmup - 1) % self.interval != 0
 
-        return Decision(is_hit)
+        return StepDecision(is_hit)
 
     def _factors(self, state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The output and its finite differences up to the order, in fp32, each divided by the steps between."""

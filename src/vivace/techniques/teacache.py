@@ -27,14 +27,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from vivace.contract import Target, Trait, knob
 from vivace.errors import Unsupported
-from vivace.step_caching import model_fits
-from vivace.step_caching.block_residual import residual_forwards, unknown_blocks
-from vivace.step_caching.cache_state import CacheState, IsHit, Look, relative_change
-from vivace.step_caching.cached_denoiser import CachedDenoiser
-from vivace.step_caching.teacache_fit import Fit, kept_fit
-from vivace.step_caching.technique import Attached, Decision, StepCache
+from vivace.machinery.step_caching import model_fits
+from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.teacache_fit import Fit, kept_fit
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ class Teacache(StepCache):
         denoiser = target.module("denoiser")
         return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
 
-    def decision(self, target: Target) -> Decision:
+    def decision(self, target: Target) -> StepDecision:
         fit = find_fit(target.module("denoiser"), target.model.name)
         if fit is None:
             raise Unsupported(f"{self.name}: {_no_fit(target)}")
@@ -83,7 +83,7 @@ class Teacache(StepCache):
             num_steps = getattr(target.pipe, "num_timesteps", None)
             return self._is_close(state, look(), fit, is_last=state.step + 1 == num_steps)
 
-        return Decision(is_hit, {"denoiser.teacache_polynomial": fit.about()})
+        return StepDecision(is_hit, {"denoiser.teacache_polynomial": fit.about()})
 
     def _is_close(self, state: CacheState, modulated: torch.Tensor, fit: Fit, is_last: bool) -> bool:
         """Whether the changes since the last computed step add up to less than the threshold.

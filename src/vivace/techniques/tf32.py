@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.contract import (
+from vivace.errors import NoEffect
+from vivace.technique import (
     COMPONENTS,
     Arithmetic,
     Effect,
@@ -29,8 +30,7 @@ from vivace.contract import (
     component_of,
     is_cast_in_call,
 )
-from vivace.contract.script import Script
-from vivace.errors import NoEffect
+from vivace.technique.script import Script
 
 
 class Tf32(Technique):
@@ -67,13 +67,13 @@ class Tf32(Technique):
             raise NoEffect("nothing computes in fp32, so there is nothing to round to TF32", already_so=True)
         if _flags() == (True, True):
             raise NoEffect("PyTorch uses TF32 already", already_so=True)
-        seen = {"tf32_denoiser_calls": 0}
+        counts = {"tf32_denoiser_calls": 0}
 
         def look(module: Any, args: Any) -> None:
-            seen["tf32_denoiser_calls"] += _flags() == (True, True)
+            counts["tf32_denoiser_calls"] += _flags() == (True, True)
 
         target.module("denoiser").register_forward_pre_hook(look)
-        return Effect(changed=changed, around=_allowed, evidence=lambda: dict(seen))
+        return Effect(changed=changed, around=_allowed, evidence=lambda: dict(counts))
 
     def script(self, target: Target) -> Script:
         return Script(

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique
-from vivace.contract.script import Script, written_call
 from vivace.errors import NoEffect
+from vivace.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.technique.script import Script, written_call
 
 
 class TinyVae(Technique):

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.errors import NoEffect
+from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 
 
 class TokenMerging(Technique):
@@ -183,13 +183,13 @@ def match(
 
 def _by_level(unet: Any) -> dict[int, list[Any]]:
     """Return the attention blocks by downsampling factor relative to the latents."""
-    found: dict[int, list[Any]] = {}
+    levels: dict[int, list[Any]] = {}
     factor = 1
 
     def add(block: Any) -> None:
         for transformer in getattr(block, "attentions", None) or ():
             if hasattr(transformer, "transformer_blocks"):
-                found.setdefault(factor, []).append(transformer)
+                levels.setdefault(factor, []).append(transformer)
 
     for block in unet.down_blocks:
         add(block)
@@ -199,4 +199,4 @@ def _by_level(unet: Any) -> dict[int, list[Any]]:
     for block in unet.up_blocks:
         add(block)
         factor //= 2 if getattr(block, "upsamplers", None) else 1
-    return found
+    return levels

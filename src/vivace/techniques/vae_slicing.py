@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique
-from vivace.contract.script import Script
 from vivace.errors import NoEffect
+from vivace.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.technique.script import Script
 
 
 class VaeSlicing(Technique):
@@ -41,27 +41,27 @@ class VaeSlicing(Technique):
         if vae.use_slicing:
             raise NoEffect("the VAE already decodes image by image", already_so=True)
         vae.enable_slicing()
-        seen = {"vae_batch": 0, "vae_slices": 0}
+        counts = {"vae_batch": 0, "vae_slices": 0}
         decode = vae.decode
 
         def decode_and_record(z: Any, *args: Any, **kwargs: Any) -> Any:
-            seen["vae_batch"] = max(seen["vae_batch"], int(z.shape[0]))
+            counts["vae_batch"] = max(counts["vae_batch"], int(z.shape[0]))
             return decode(z, *args, **kwargs)
 
         def count(decoder: Any, args: tuple[Any, ...]) -> None:
-            seen["vae_slices"] += int(args[0].shape[0]) == 1 and seen["vae_batch"] > 1
+            counts["vae_slices"] += int(args[0].shape[0]) == 1 and counts["vae_batch"] > 1
 
         vae.decode = decode_and_record
         vae.decoder.register_forward_pre_hook(count)
 
         def refuted(_: dict[str, Any]) -> str | None:
-            if seen["vae_batch"] == 1:
+            if counts["vae_batch"] == 1:
                 return "every call generated one image, so there was no batch to slice"
-            if seen["vae_batch"] and not seen["vae_slices"]:
-                return f"a batch of {seen['vae_batch']} was decoded at once"
+            if counts["vae_batch"] and not counts["vae_slices"]:
+                return f"a batch of {counts['vae_batch']} was decoded at once"
             return None
 
-        return Effect(changed={"vae.slicing": "on"}, evidence=lambda: dict(seen), refuted=refuted)
+        return Effect(changed={"vae.slicing": "on"}, evidence=lambda: dict(counts), refuted=refuted)
 
     def script(self, target: Target) -> Script:
         return Script(lines=("pipe.vae.enable_slicing()",))

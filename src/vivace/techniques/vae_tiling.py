@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.contract import Component, Effect, MemoryAdvice, Stage, Target, Technique, knob
-from vivace.contract.script import Script, literal
 from vivace.errors import NoEffect
+from vivace.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique, knob
+from vivace.technique.script import Script, literal
 
 
 class VaeTiling(Technique):
@@ -65,33 +65,33 @@ class VaeTiling(Technique):
         vae.tile_sample_min_size = tile
         vae.tile_latent_min_size = tile // scale
         vae.tile_overlap_factor = overlap
-        seen = {"vae_decodes": 0, "vae_tiled_decodes": 0, "vae_largest_side_px": 0}
+        counts = {"vae_decodes": 0, "vae_tiled_decodes": 0, "vae_largest_side_px": 0}
         decode = vae.decode
         name = "tiled_decode" if hasattr(vae, "tiled_decode") else "_tiled_decode"
         in_tiles = getattr(vae, name)
 
         def decode_and_record(z: Any, *args: Any, **kwargs: Any) -> Any:
-            seen["vae_decodes"] += 1
-            seen["vae_largest_side_px"] = max(seen["vae_largest_side_px"], scale * max(z.shape[-2:]))
+            counts["vae_decodes"] += 1
+            counts["vae_largest_side_px"] = max(counts["vae_largest_side_px"], scale * max(z.shape[-2:]))
             return decode(z, *args, **kwargs)
 
         def count_and_decode(z: Any, *args: Any, **kwargs: Any) -> Any:
             # A tiny VAE gets here even if the image is a single tile.
-            seen["vae_tiled_decodes"] += max(z.shape[-2:]) > vae.tile_latent_min_size
+            counts["vae_tiled_decodes"] += max(z.shape[-2:]) > vae.tile_latent_min_size
             return in_tiles(z, *args, **kwargs)
 
         vae.decode = decode_and_record
         setattr(vae, name, count_and_decode)
 
         def refuted(_: dict[str, Any]) -> str | None:
-            if seen["vae_decodes"] and not seen["vae_tiled_decodes"]:
-                side = seen["vae_largest_side_px"]
+            if counts["vae_decodes"] and not counts["vae_tiled_decodes"]:
+                side = counts["vae_largest_side_px"]
                 return f"images of up to {side} px fit into one tile of {tile} px; use a smaller tile"
             return None
 
         return Effect(
             changed={"vae.tile_px": tile, "vae.overlap_px": int(overlap * tile)},
-            evidence=lambda: dict(seen),
+            evidence=lambda: dict(counts),
             refuted=refuted,
         )
 

@@ -1,8 +1,8 @@
 """Find the fastest recipe within limits by measuring little: `vivace.tune` and `vivace tune`."""
 
 from vivace.tuning.answer import Tuned
-from vivace.tuning.asked import Asked
+from vivace.tuning.image_request import ImageRequest
+from vivace.tuning.objective import Goal, Objective
 from vivace.tuning.tuner import tune
-from vivace.tuning.wanted import Goal, Wanted
 
-__all__ = ["Asked", "Goal", "Tuned", "Wanted", "tune"]
+__all__ = ["Goal", "ImageRequest", "Objective", "Tuned", "tune"]

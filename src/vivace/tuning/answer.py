@@ -13,10 +13,10 @@ from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.spec.workload import Task
 from vivace.stats import Gate
-from vivace.tuning.believed import Explanation
-from vivace.tuning.seen import Rung, Seen, latest
-from vivace.tuning.tried import Tried, tried_of, why_lost
-from vivace.tuning.wanted import Wanted
+from vivace.tuning.explained import ExplainedResult, explained_results, why_lost
+from vivace.tuning.explanation import Explanation
+from vivace.tuning.objective import Objective
+from vivace.tuning.results import Result, Rung, latest
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Neighbour:
 
     Attributes:
         change: "without X", "with X" or "X instead of Y".
-        seen: None if it was not measured.
+        result: None if it was not measured.
     """
 
     change: str
     recipe: str
-    seen: Seen | None
+    result: Result | None
     reason: str
 
 
@@ -39,7 +39,7 @@ class Looser:
     """What a looser limit would buy: the fastest recipe that only this limit refuses."""
 
     limit: str
-    seen: Seen
+    result: Result
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Tuned:
 
     model: str
     device_name: str
-    wanted: Wanted
-    pick: Seen | None
+    objective: Objective
+    pick: Result | None
     rows: tuple[Row, ...]
-    history: tuple[Seen, ...]
+    history: tuple[Result, ...]
     cut: dict[str, str]
     notes: tuple[str, ...]
     store: Path
@@ -86,20 +86,24 @@ class Tuned:
     @property
     def row(self) -> Row | None:
         """The pick's row of the final."""
-        found = [row for row in self.rows if row.recipe == self.recipe and not row.is_baseline]
-        return found[0] if found else None
+        rows = [row for row in self.rows if row.recipe == self.recipe and not row.is_baseline]
+        return rows[0] if rows else None
 
     @property
-    def front(self) -> list[Seen]:
+    def front(self) -> list[Result]:
         """Measured recipes that no other one beats in time, memory and quality at once, the fastest first."""
-        usable = [one for one in self.history if one.is_measured and one.seconds and not one.is_ruined]
-        found = [one for one in usable if not any(_dominates(other, one) for other in usable)]
-        return sorted(found, key=lambda one: one.seconds or math.inf)
+        usable = [
+            result
+            for result in self.history
+            if result.is_measured and result.seconds and not result.is_ruined
+        ]
+        front = [result for result in usable if not any(_dominates(other, result) for other in usable)]
+        return sorted(front, key=lambda result: result.seconds or math.inf)
 
     @property
-    def tried(self) -> list[Tried]:
+    def tried(self) -> list[ExplainedResult]:
         """Every recipe that ran, the pick first, and why each other one is not the answer."""
-        return tried_of(self.history, self.pick, self.wanted, self.judges)
+        return explained_results(self.history, self.pick, self.objective, self.judges)
 
     @property
     def neighbours(self) -> list[Neighbour]:
@@ -107,12 +111,12 @@ class Tuned:
         not."""
         if self.pick is None:
             return []
-        return _neighbours(self.pick, self.history, self.wanted, self.judges, self.expected)
+        return _neighbours(self.pick, self.history, self.objective, self.judges, self.expected)
 
     @property
     def looser(self) -> list[Looser]:
         """What each limit costs, as far as it was measured."""
-        return _looser(self.pick, self.history, self.wanted, self.judges)
+        return _looser(self.pick, self.history, self.objective, self.judges)
 
     @property
     def commands(self) -> list[str]:
@@ -133,12 +137,12 @@ class Tuned:
     def _files_to_give(self) -> list[tuple[str, str]]:
         """The files that a command needs and that were not given: the search took pictures that ship with vivace."""
         needed = {"image": ["image"], "edit": ["image"], "inpaint": ["image", "mask"], "control": ["control"]}
-        given = {name for name, _ in self.options}
-        return [(name, "FILE") for name in needed.get(self.task, []) if name not in given]
+        names = {name for name, _ in self.options}
+        return [(name, "FILE") for name in needed.get(self.task, []) if name not in names]
 
     def page(self) -> str:
         """Return the page of this search as HTML, one file that needs no network."""
-        from vivace.tuning.page import page_of
+        from vivace.tuning.answer_page import page_of
 
         return page_of(self)
 
@@ -146,130 +150,139 @@ class Tuned:
         return {
             "model": self.model,
             "device": self.device_name,
-            "goal": self.wanted.goal,
+            "goal": self.objective.goal,
             "limits": {
-                "max_memory_bytes": self.wanted.max_memory_bytes,
-                "max_first_call_s": self.wanted.max_first_call_s,
-                "quality": self.wanted.limits.model_dump(mode="json"),
+                "max_memory_bytes": self.objective.max_memory_bytes,
+                "max_first_call_s": self.objective.max_first_call_s,
+                "quality": self.objective.limits.model_dump(mode="json"),
             },
             "recipe": self.recipe,
-            "pick": None if self.pick is None else seen_json(self.pick),
+            "pick": None if self.pick is None else result_json(self.pick),
             "final": [row.to_json() for row in self.rows],
-            "front": [seen_json(one) for one in self.front],
+            "front": [result_json(result) for result in self.front],
             "neighbours": [
-                {"change": n.change, "recipe": n.recipe, "measured": n.seen is not None, "reason": n.reason}
+                {"change": n.change, "recipe": n.recipe, "measured": n.result is not None, "reason": n.reason}
                 for n in self.neighbours
             ],
-            "looser": [{"limit": one.limit, **seen_json(one.seen)} for one in self.looser],
+            "looser": [{"limit": looser.limit, **result_json(looser.result)} for looser in self.looser],
             "commands": self.commands,
             "trials": self.num_trials,
             "seconds": round(self.seconds, 1),
             "cut": self.cut,
             "notes": list(self.notes),
             "trusted": self.trusted,
-            "explained": [one.to_json() for one in self.explanation.beliefs],
+            "explained": [belief.to_json() for belief in self.explanation.beliefs],
         }
 
     def __str__(self) -> str:
-        from vivace.tuning.text import lines
+        from vivace.tuning.answer_text import lines
 
         return "\n".join(lines(self))
 
 
-def seen_json(one: Seen) -> dict[str, Any]:
+def result_json(result: Result) -> dict[str, Any]:
     """Return a result as plain data."""
     return {
-        "recipe": one.recipe.text,
-        "outcome": one.outcome.value,
-        "rung": one.rung.name.lower(),
-        "gain": None if one.gain is None else math.exp(one.gain),
-        "seconds": one.seconds,
-        "peak_bytes": one.peak_bytes,
-        "first_call_s": one.first_call_s,
-        "quality": None if one.gate is None else one.gate.value,
-        "reason": one.reason,
+        "recipe": result.recipe.text,
+        "outcome": result.outcome.value,
+        "rung": result.rung.name.lower(),
+        "gain": None if result.gain is None else math.exp(result.gain),
+        "seconds": result.seconds,
+        "peak_bytes": result.peak_bytes,
+        "first_call_s": result.first_call_s,
+        "quality": None if result.gate is None else result.gate.value,
+        "reason": result.reason,
     }
 
 
-def _dominates(one: Seen, other: Seen) -> bool:
+def _dominates(result: Result, other: Result) -> bool:
     pairs = [
-        (one.seconds or math.inf, other.seconds or math.inf),
-        (one.peak_bytes or math.inf, other.peak_bytes or math.inf),
-        (_rank(one), _rank(other)),
+        (result.seconds or math.inf, other.seconds or math.inf),
+        (result.peak_bytes or math.inf, other.peak_bytes or math.inf),
+        (_rank(result), _rank(other)),
     ]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
-def _rank(one: Seen) -> int:
+def _rank(result: Result) -> int:
     """Order quality: the baseline's own and proven, passed by few images, unclear, not judged."""
-    if one.gate is Gate.PASSED:
-        return 0 if one.rung is Rung.PROVEN or one.recipe.is_baseline else 1
-    return 2 if one.gate is Gate.UNCLEAR else 3
+    if result.gate is Gate.PASSED:
+        return 0 if result.rung is Rung.PROVEN or result.recipe.is_baseline else 1
+    return 2 if result.gate is Gate.UNCLEAR else 3
 
 
-def _expected(less: Recipe, pick: Seen, wanted: Wanted, expected: Mapping[str, float]) -> str:
-    """Say what the model expects of a neighbour that was not measured."""
+def _expected(less: Recipe, pick: Result, objective: Objective, expected: Mapping[str, float]) -> str:
+    """Describe what the model expects of a neighbour that was not measured."""
     if less.text not in expected:
         return "not measured"
     times = math.exp((pick.gain or 0.0) - expected[less.text])
     if times >= 2:
-        what = "memory" if wanted.measures_memory else "time"
+        what = "memory" if objective.measures_memory else "time"
         return f"not measured; about {times:.1f} times the {what} is expected"
     if times < 1.01:
         return "not measured; about as good"
-    what = "more memory" if wanted.measures_memory else "slower"
+    what = "more memory" if objective.measures_memory else "slower"
     return f"not measured; about {100 * (times - 1):.0f} % {what} is expected"
 
 
 def _neighbours(
-    pick: Seen, history: Sequence[Seen], wanted: Wanted, judges: bool, expected: Mapping[str, float]
+    pick: Result, history: Sequence[Result], objective: Objective, judges: bool, expected: Mapping[str, float]
 ) -> list[Neighbour]:
-    known = latest(history)
+    results = latest(history)
     mine = set(pick.recipe.techniques)
-    found: dict[Recipe, Neighbour] = {}
+    neighbours: dict[Recipe, Neighbour] = {}
     for technique in pick.recipe:
         less = pick.recipe.without(technique)
-        one = known.get(less)
+        result = results.get(less)
         reason = (
-            _expected(less, pick, wanted, expected) if one is None else why_lost(one, pick, wanted, judges)
+            _expected(less, pick, objective, expected)
+            if result is None
+            else why_lost(result, pick, objective, judges)
         )
         if less.is_baseline:
-            reason = why_lost(one, pick, wanted, judges) if one else "the baseline"
-        found[less] = Neighbour(f"without {technique.text}", less.text, one, reason)
-    for recipe, one in known.items():
+            reason = why_lost(result, pick, objective, judges) if result else "the baseline"
+        neighbours[less] = Neighbour(f"without {technique.text}", less.text, result, reason)
+    for recipe, result in results.items():
         theirs = set(recipe.techniques)
         more, less_ = theirs - mine, mine - theirs
-        if recipe in found or len(more) != 1 or len(less_) > 1:
+        if recipe in neighbours or len(more) != 1 or len(less_) > 1:
             continue
         (added,) = more
         change = f"with {added.text}"
         if less_:
             (gone,) = less_
             change = f"{added.text} instead of {gone.text}"
-        found[recipe] = Neighbour(change, recipe.text, one, why_lost(one, pick, wanted, judges))
-    return list(found.values())
+        neighbours[recipe] = Neighbour(change, recipe.text, result, why_lost(result, pick, objective, judges))
+    return list(neighbours.values())
 
 
-def _looser(pick: Seen | None, history: Sequence[Seen], wanted: Wanted, judges: bool) -> list[Looser]:
+def _looser(
+    pick: Result | None, history: Sequence[Result], objective: Objective, judges: bool
+) -> list[Looser]:
     """Return, for each limit, the best recipe that breaks it alone and is better than the pick."""
     least = 0.0 if pick is None or pick.gain is None else pick.gain
 
-    def broken(one: Seen) -> set[str]:
-        found = set()
-        if wanted.max_memory_bytes is not None and (one.peak_bytes or 0) > wanted.max_memory_bytes:
-            found.add("--max-memory")
-        if wanted.max_first_call_s is not None and (one.first_call_s or 0) > wanted.max_first_call_s:
-            found.add("--max-first-call")
-        if judges and not one.recipe.is_baseline and one.gate is not Gate.PASSED and one.rung > Rung.SCREENED:
-            found.add("--min-quality")
-        return found
+    def broken(result: Result) -> set[str]:
+        options = set()
+        if objective.max_memory_bytes is not None and (result.peak_bytes or 0) > objective.max_memory_bytes:
+            options.add("--max-memory")
+        if objective.max_first_call_s is not None and (result.first_call_s or 0) > objective.max_first_call_s:
+            options.add("--max-first-call")
+        if (
+            judges
+            and not result.recipe.is_baseline
+            and result.gate is not Gate.PASSED
+            and result.rung > Rung.SCREENED
+        ):
+            options.add("--min-quality")
+        return options
 
-    best: dict[str, Seen] = {}
-    for one in history:
-        refused = broken(one)
-        if not one.is_measured or len(refused) != 1 or (one.gain or 0.0) <= least + 2 * one.error:
+    best: dict[str, Result] = {}
+    for result in history:
+        refused = broken(result)
+        if not result.is_measured or len(refused) != 1 or (result.gain or 0.0) <= least + 2 * result.error:
             continue
         (limit,) = refused
-        if limit not in best or (one.gain or 0.0) > (best[limit].gain or 0.0):
-            best[limit] = one
-    return [Looser(limit, one) for limit, one in sorted(best.items())]
+        if limit not in best or (result.gain or 0.0) > (best[limit].gain or 0.0):
+            best[limit] = result
+    return [Looser(limit, result) for limit, result in sorted(best.items())]

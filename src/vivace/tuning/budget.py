@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.seen import Seen
+from vivace.tuning.results import Result
 from vivace.tuning.timetable import MOST_OF_THE_TIME
 
 ROOM = 1.25
@@ -21,25 +21,25 @@ _MOST_OF_THE_SPARE = 0.75
 class Budget(Protocol):
     """How much may still be measured."""
 
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
         """Return the first of the recipes, as many as can be measured before the final."""
         ...
 
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+    def is_over(self, num_trials: int, finalists: Sequence[Result]) -> bool:
         """Whether only the final still fits, given the number of recipes that have been measured."""
         ...
 
-    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+    def is_time_to_prove(self, finalists: Sequence[Result]) -> bool:
         """Whether the first final has to begin, so that an answer is held in the first half of the time."""
         ...
 
     def allows_another_final(self) -> bool: ...
 
-    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+    def allows_rounds(self, finalists: Sequence[Result]) -> bool:
         """Whether all rounds of a final fit."""
         ...
 
-    def allows_images(self, undecided: Sequence[Seen]) -> bool:
+    def allows_images(self, undecided: Sequence[Result]) -> bool:
         """Whether another batch of images of these finalists may be drawn."""
         ...
 
@@ -50,22 +50,22 @@ class Trials:
 
     number: int
 
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
         return recipes
 
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+    def is_over(self, num_trials: int, finalists: Sequence[Result]) -> bool:
         return num_trials >= self.number
 
-    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+    def is_time_to_prove(self, finalists: Sequence[Result]) -> bool:
         return False
 
     def allows_another_final(self) -> bool:
         return True
 
-    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+    def allows_rounds(self, finalists: Sequence[Result]) -> bool:
         return True
 
-    def allows_images(self, undecided: Sequence[Seen]) -> bool:
+    def allows_images(self, undecided: Sequence[Result]) -> bool:
         return True
 
 
@@ -73,9 +73,9 @@ class Timed(Protocol):
     """Estimates how long a final takes, a further batch of its images, and a batch of recipes with its baseline."""
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
-    def seconds_of_final(self, finalists: Sequence[Seen]) -> float: ...
-    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float: ...
-    def seconds_of_images(self, finalists: Sequence[Seen]) -> float: ...
+    def seconds_of_final(self, finalists: Sequence[Result]) -> float: ...
+    def seconds_of_rounds(self, finalists: Sequence[Result]) -> float: ...
+    def seconds_of_images(self, finalists: Sequence[Result]) -> float: ...
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Minutes:
         share = max(MOST_OF_THE_TIME * 60 * self.minutes, _MOST_OF_THE_SPARE * self.spare_s)
         return min(share, self.spare_s)
 
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
         self.is_over(0, finalists)
         chosen: list[Recipe] = []
         for recipe in recipes:
@@ -111,11 +111,11 @@ class Minutes:
                 chosen.append(recipe)
         return chosen
 
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+    def is_over(self, num_trials: int, finalists: Sequence[Result]) -> bool:
         self.final_s = ROOM * self.bench.seconds_of_final(finalists)
         return self.spare_s < 0
 
-    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+    def is_time_to_prove(self, finalists: Sequence[Result]) -> bool:
         spent_s = 60 * self.minutes - self.left_s
         return spent_s + ROOM * self.bench.seconds_of_final(finalists) > _FIRST_HALF * 60 * self.minutes
 
@@ -123,10 +123,10 @@ class Minutes:
         """Whether there is time for one round of it."""
         return self.left_s > self.bench.seconds_of_final([]) / 2
 
-    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+    def allows_rounds(self, finalists: Sequence[Result]) -> bool:
         return self.left_s > ROOM * self.bench.seconds_of_rounds(finalists)
 
-    def allows_images(self, undecided: Sequence[Seen]) -> bool:
+    def allows_images(self, undecided: Sequence[Result]) -> bool:
         return self.left_s > self.bench.seconds_of_images(undecided)
 
 
@@ -137,24 +137,24 @@ class Both:
     number: int
     time: Minutes
 
-    def affordable(self, recipes: list[Recipe], finalists: Sequence[Seen]) -> list[Recipe]:
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
         return self.time.affordable(recipes, finalists)
 
-    def is_over(self, num_trials: int, finalists: Sequence[Seen]) -> bool:
+    def is_over(self, num_trials: int, finalists: Sequence[Result]) -> bool:
         return num_trials >= self.number or self.time.is_over(num_trials, finalists)
 
     @property
     def most_s(self) -> float:
         return self.time.most_s
 
-    def is_time_to_prove(self, finalists: Sequence[Seen]) -> bool:
+    def is_time_to_prove(self, finalists: Sequence[Result]) -> bool:
         return self.time.is_time_to_prove(finalists)
 
     def allows_another_final(self) -> bool:
         return self.time.allows_another_final()
 
-    def allows_rounds(self, finalists: Sequence[Seen]) -> bool:
+    def allows_rounds(self, finalists: Sequence[Result]) -> bool:
         return self.time.allows_rounds(finalists)
 
-    def allows_images(self, undecided: Sequence[Seen]) -> bool:
+    def allows_images(self, undecided: Sequence[Result]) -> bool:
         return self.time.allows_images(undecided)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vivace.contract import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.belief import Array, Belief, Datum, Effect, merged
-from vivace.tuning.blame import blame_of, runs_of, texts_of
+from vivace.technique import Technique
+from vivace.tuning.failures import failure_probabilities, probability_of_running, texts_of
+from vivace.tuning.improvement import improvement, normal
 from vivace.tuning.launches import (
     WAITS,
     as_of_another_host,
@@ -23,16 +23,17 @@ from vivace.tuning.launches import (
 )
 from vivace.tuning.leverage import Leverage
 from vivace.tuning.paths import parts_of, path_of, tries_the_same
-from vivace.tuning.priors import SAME, Source
-from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.priors import SAME, PriorSource
+from vivace.tuning.regression import Array, Datum, Prior, Regression, merged
+from vivace.tuning.results import Result, Rung, latest
 from vivace.tuning.space import Space, is_usual
-from vivace.tuning.worth import WORLDS, chance_of, floor_of, value_of
+from vivace.tuning.utility import NUM_SAMPLES, chance_of, floor_of, value_of
 
-_SLACK_OF_CHANGES = Effect(-0.04, 0.08)
-_SLACK_OF_SAME = Effect(0.0, 0.01)
-_SLACK_OF_TRAINED = Effect(-0.02, 0.05)
+_SLACK_OF_CHANGES = Prior(-0.04, 0.08)
+_SLACK_OF_SAME = Prior(0.0, 0.01)
+_SLACK_OF_TRAINED = Prior(-0.02, 0.05)
 """Of weights that were trained to draw as good: what they are compared with is what they imitate."""
-_SAVES, _SAVES_NOTHING = Effect(-0.2, 0.3), Effect(0.0, 0.05)
+_SAVES, _SAVES_NOTHING = Prior(-0.2, 0.3), Prior(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
 _PAIR_SD = 0.15  # of gains: a VAE's share of the time grows as the steps get shorter
 _OWN_SD = 0.05  # of gains: a round of a busy machine is off by more than its own interval says
@@ -70,16 +71,16 @@ class ModelSampler:
 
     space: Space
     rng: np.random.Generator
-    sources: tuple[Source, ...] = ()
-    effects: dict[str, Effect] = field(default_factory=dict)
+    sources: tuple[PriorSource, ...] = ()
+    effects: dict[str, Prior] = field(default_factory=dict)
     start: Recipe | None = None
     seconds_of: Callable[[Recipe], float] | None = None
     most_s: Callable[[], float] = lambda: math.inf
     peaks: Mapping[Recipe, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.gain = Belief(self.effects, pair_sd=_PAIR_SD, own_sd=_OWN_SD, shared_sd=_BASELINE_SD)
-        self.slack = Belief(
+        self.gain = Regression(self.effects, pair_sd=_PAIR_SD, own_sd=_OWN_SD, shared_sd=_BASELINE_SD)
+        self.slack = Regression(
             {technique.text: _expected_slack(technique) for technique in self.space.options},
             # Quality adds up less well than time: two techniques may cost more, or less, than each. Guidance that ends
             # early gives back what fewer steps or cached blocks lose alone.
@@ -88,7 +89,7 @@ class ModelSampler:
             kind_sd=0.03,
             kind_of=path_of,
         )
-        self.memory = Belief(
+        self.memory = Regression(
             {t.text: _SAVES if t.memory_advice.saving else _SAVES_NOTHING for t in self.space.options},
             usual=_SAVES_NOTHING,
             pair_sd=0.05,
@@ -106,70 +107,76 @@ class ModelSampler:
         self._tested_names: set[str] = set()
         self._alone = False
 
-    def learn(self, history: Sequence[Seen]) -> None:
+    def learn(self, history: Sequence[Result]) -> None:
         """Take in what has been measured."""
         history = self._read(history)
         results = list(latest(history).values())
-        measured = [one for one in results if one.gain is not None]
-        known = {one.recipe for one in measured}
+        measured = [result for result in results if result.gain is not None]
+        measured_recipes = {result.recipe for result in measured}
         # Every measurement, not only a recipe's last: a screening is as good a look at its time as a judgement.
         data = [
-            Datum(one.recipe, one.gain, one.error)
-            for one in history
-            if one.gain is not None and one.recipe in known and not one.recipe.is_baseline
+            Datum(result.recipe, result.gain, result.error)
+            for result in history
+            if result.gain is not None and result.recipe in measured_recipes and not result.recipe.is_baseline
         ]
-        wait = max((wait_of(one) for one in measured if one.recipe.is_baseline), default=0.0)
-        if not self.space.wanted.measures_memory:
-            self._captured = expected_of_capturing({one.recipe: one for one in measured}, self.space.options)
+        wait = max((wait_of(result) for result in measured if result.recipe.is_baseline), default=0.0)
+        if not self.space.objective.measures_memory:
+            self._captured = expected_of_capturing(
+                {result.recipe: result for result in measured}, self.space.options
+            )
             data += self._captured
-        told = {datum.recipe for datum in data}
-        prior = [datum for datum in self._prior_data if datum.recipe not in told]
+        learnt = {datum.recipe for datum in data}
+        prior = [datum for datum in self._prior_data if datum.recipe not in learnt]
         self.gain.reweigh(Leverage.of(measured).of_effect)
         self.gain.learn([*data, *as_of_another_host(prior, wait)])
-        judged = [one for one in measured if one.slack is not None and not one.recipe.is_baseline]
+        judged = [result for result in measured if result.slack is not None and not result.recipe.is_baseline]
         self.slack.learn(
             [
                 # How far below its limit a recipe is says little of how far others will be: an odd image decides.
-                Datum(one.recipe, slack - _SLACK_AT_BEST, math.hypot(one.slack_error, _ODD * slack))
-                for one in judged
-                if (slack := _clipped(one.slack or 0.0)) is not None
+                Datum(result.recipe, slack - _SLACK_AT_BEST, math.hypot(result.slack_error, _ODD * slack))
+                for result in judged
+                if (slack := _clipped(result.slack or 0.0)) is not None
             ]
         )
         self._base_memory = next(
             (math.log(o.peak_bytes) for o in measured if o.recipe.is_baseline and o.peak_bytes), None
         )
         if self._base_memory is not None:
-            self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(known)])
+            self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(measured_recipes)])
 
-    def _read(self, history: Sequence[Seen]) -> Sequence[Seen]:
-        return history if self.space.wanted.measures_memory else over_the_usual_baseline(history)
+    def _read(self, history: Sequence[Result]) -> Sequence[Result]:
+        return history if self.space.objective.measures_memory else over_the_usual_baseline(history)
 
-    def _measured_memory(self, measured: Sequence[Seen]) -> Iterator[Datum]:
-        for one in measured:
-            if one.peak_bytes:
-                yield Datum(one.recipe, math.log(one.peak_bytes) - (self._base_memory or 0.0), _PEAK_ERROR)
+    def _measured_memory(self, measured: Sequence[Result]) -> Iterator[Datum]:
+        for result in measured:
+            if result.peak_bytes:
+                yield Datum(
+                    result.recipe, math.log(result.peak_bytes) - (self._base_memory or 0.0), _PEAK_ERROR
+                )
 
-    def _predicted_memory(self, known: set[Recipe]) -> Iterator[Datum]:
+    def _predicted_memory(self, measured_recipes: set[Recipe]) -> Iterator[Datum]:
         base = self.peaks.get(Recipe())
         for recipe, peak in self.peaks.items():
-            if peak and base and recipe not in known:
+            if peak and base and recipe not in measured_recipes:
                 yield Datum(recipe, math.log(peak / base), _PEAK_ERROR)
 
-    def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
+    def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
         results = latest(self._read(history))
         self.learn(history)
         self._alone = not self._alone
         if self.start is not None and self.start not in results and not self.start.is_baseline:
             return [self.start]
-        has_begun = any(one.is_measured and not one.recipe.is_baseline for one in results.values())
-        if not has_begun and (known := self._best_elsewhere(results)):
-            return [known]
+        has_begun = any(result.is_measured and not result.recipe.is_baseline for result in results.values())
+        if not has_begun and (recipe := self._best_elsewhere(results)):
+            return [recipe]
         chosen: list[Recipe] = []
         best = self._best(list(results.values()))
-        around = sorted(results, key=lambda r: -value_of(results[r], self.space.wanted))[:3]
-        self._blame = blame_of(history)
+        around = sorted(results, key=lambda r: -value_of(results[r], self.space.objective))[:3]
+        self._blame = failure_probabilities(history)
         measured = [
-            one.recipe for one in results.values() if one.is_measured or one.outcome is Outcome.OUT_OF_MEMORY
+            result.recipe
+            for result in results.values()
+            if result.is_measured or result.outcome is Outcome.OUT_OF_MEMORY
         ]
         self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
         self._tested |= {part for recipe in measured for technique in recipe for part in parts_of(technique)}
@@ -179,7 +186,7 @@ class ModelSampler:
         pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._is_known_but_for_one(r)]
-        judged = {path_of(one.recipe) for one in history if one.slack is not None}
+        judged = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
             scores = self._score(pool, best)
@@ -193,7 +200,7 @@ class ModelSampler:
             chosen.append(pick)
             # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
             mean, _ = self.gain.estimate([pick])
-            floor = floor_of(history, self.space.wanted)
+            floor = floor_of(history, self.space.objective)
             best = max(best, floor + float((mean[0] - floor) * self._chance([pick])[0]))
             self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
             pool = [r for r in pool if not tries_the_same(r, pick, self._tested)]
@@ -203,27 +210,29 @@ class ModelSampler:
         self.learn(history)
         return chosen
 
-    def values(self, results: Sequence[Seen], history: Sequence[Seen]) -> Array:
-        """By the model. Doubts that recipes share, such as of one path of the latents, are shared in each world."""
+    def values(self, results: Sequence[Result], history: Sequence[Result]) -> Array:
+        """By the model. Doubts that recipes share, such as of one path of the latents, are shared in each sample."""
         self.learn(history)
-        self._blame = blame_of(history)
-        recipes = [one.recipe for one in results]
-        floor = floor_of(history, self.space.wanted)
-        gains = self.gain.draws(recipes, self.rng, WORLDS)
-        passes = self.rng.random(gains.shape) < [runs_of(recipe, self._blame) for recipe in recipes]
-        if not self.space.wanted.same_picture_only:
-            passes &= self.slack.draws(recipes, self.rng, WORLDS) + _SLACK_AT_BEST > 0
-        limit = self.space.wanted.max_memory_bytes
+        self._blame = failure_probabilities(history)
+        recipes = [result.recipe for result in results]
+        floor = floor_of(history, self.space.objective)
+        gains = self.gain.draws(recipes, self.rng, NUM_SAMPLES)
+        passes = self.rng.random(gains.shape) < [
+            probability_of_running(recipe, self._blame) for recipe in recipes
+        ]
+        if not self.space.objective.same_picture_only:
+            passes &= self.slack.draws(recipes, self.rng, NUM_SAMPLES) + _SLACK_AT_BEST > 0
+        limit = self.space.objective.max_memory_bytes
         if limit is not None and self._base_memory is not None:
-            memory = self.memory.draws(recipes, self.rng, WORLDS)
+            memory = self.memory.draws(recipes, self.rng, NUM_SAMPLES)
             passes &= memory + self._base_memory < math.log(limit)
-        for k, one in enumerate(results):
-            if one.is_ruined:
+        for k, result in enumerate(results):
+            if result.is_ruined:
                 passes[:, k] = False
-            elif one.rung is Rung.PROVEN and one.gate is not None:
-                passes[:, k] = one.gate is Gate.PASSED
-        found: Array = np.where(passes, np.maximum(gains, floor), floor)
-        return found
+            elif result.rung is Rung.PROVEN and result.gate is not None:
+                passes[:, k] = result.gate is Gate.PASSED
+        values: Array = np.where(passes, np.maximum(gains, floor), floor)
+        return values
 
     def _best_elsewhere(self, results: Collection[Recipe]) -> Recipe | None:
         """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here.
@@ -231,8 +240,8 @@ class ModelSampler:
         Args:
             results: what is known not to work here, and is left out.
         """
-        known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
-        held = [one.recipe for one in known if one.value > 0 and self.space.holds(one.recipe)]
+        data = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
+        held = [datum.recipe for datum in data if datum.value > 0 and self.space.holds(datum.recipe)]
         held = [recipe for recipe in held if recipe not in results]
         if self.seconds_of is not None:
             held = [recipe for recipe in held if self.seconds_of(recipe) <= self.most_s()]
@@ -241,55 +250,55 @@ class ModelSampler:
         worth = self.gain.estimate(held)[0] * self._chance(held)
         return held[int(np.argmax(worth))]
 
-    def _best(self, results: Sequence[Seen]) -> float:
+    def _best(self, results: Sequence[Result]) -> float:
         """Return the best gain so far, discounted by what its quality leaves in doubt; 0 of the baseline."""
-        floor = floor_of(results, self.space.wanted)
-        found = [floor]
-        for one in results:
-            if one.slack is not None or (one.is_measured and self.space.wanted.same_picture_only):
-                above = max(0.0, value_of(one, self.space.wanted, failed=floor) - floor)
-                found.append(floor + chance_of(one) * above)
-        return max(found)
+        floor = floor_of(results, self.space.objective)
+        values = [floor]
+        for result in results:
+            if result.slack is not None or (result.is_measured and self.space.objective.same_picture_only):
+                above = max(0.0, value_of(result, self.space.objective, failed=floor) - floor)
+                values.append(floor + chance_of(result) * above)
+        return max(values)
 
-    def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
+    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
         """By the model, which has seen all recipes, so that one lucky measurement does not win."""
         if not results:
             return []
         self.learn(history)
-        self._blame = blame_of(history)
-        recipes = [one.recipe for one in results]
+        self._blame = failure_probabilities(history)
+        recipes = [result.recipe for result in results]
         mean, _ = self.gain.estimate(recipes)
         chance = self._chance(recipes)
         # What the model believes of a judged recipe has its own images in it; after a final they alone count.
         own = [
-            chance_of(one) if one.rung is Rung.PROVEN and one.slack is not None else float(chance[k])
-            for k, one in enumerate(results)
+            chance_of(result) if result.rung is Rung.PROVEN and result.slack is not None else float(chance[k])
+            for k, result in enumerate(results)
         ]
         return [
             float(gain) * probability - _WORTH_OF_LESS * len(recipe.techniques)
             for gain, probability, recipe in zip(mean, own, recipes, strict=True)
         ]
 
-    def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+    def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         self.learn(history)
-        self._blame = blame_of(history)
+        self._blame = failure_probabilities(history)
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
-    def assembled(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+    def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """With what was tried, leaves the path of the latents as it is and is expected to gain more than 2 % there."""
         self.learn(history)
-        self._blame = blame_of(history)
-        tried = set().union(*(texts_of(one.recipe) for one in history if one.is_measured))
-        found, most = recipe, _GIVES_LITTLE
+        self._blame = failure_probabilities(history)
+        tried = set().union(*(texts_of(result.recipe) for result in history if result.is_measured))
+        current, most = recipe, _GIVES_LITTLE
         while True:
-            near = [r for r in self.space.neighbours(found) if path_of(r) == path_of(recipe)]
+            near = [r for r in self.space.neighbours(current) if path_of(r) == path_of(recipe)]
             near = [r for r in near if texts_of(r) <= tried]
             gain, _ = self.gain.estimate([recipe, *near])
             more = (gain - gain[0]) * self._chance([recipe, *near])
             which = int(np.argmax(more))
             if more[which] <= most:
-                return found
-            found, most = near[which - 1], float(more[which])
+                return current
+            current, most = near[which - 1], float(more[which])
 
     def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
         """Return a recipe of several new techniques without what is believed to give nothing.
@@ -344,51 +353,39 @@ class ModelSampler:
         )
 
     def _draw(self, recipes: list[Recipe]) -> Array:
-        found: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
-        return found - 100.0 * self._unknown(recipes)
+        scores: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
+        return scores - 100.0 * self._unknown(recipes)
 
     def _score(self, recipes: list[Recipe], best: float) -> Array:
         mean, sd = self.gain.estimate(recipes)
-        found: Array = improvement(mean, sd, best) * self._chance(recipes)
+        scores: Array = improvement(mean, sd, best) * self._chance(recipes)
         if self.seconds_of is not None:
             seconds = np.array([self.seconds_of(recipe) for recipe in recipes])
-            found = np.where(seconds > self.most_s(), 0.0, found / seconds)
-        return found - 100.0 * self._unknown(recipes)
+            scores = np.where(seconds > self.most_s(), 0.0, scores / seconds)
+        return scores - 100.0 * self._unknown(recipes)
 
     def _unknown(self, recipes: list[Recipe]) -> Array:
         return np.array([0.0 if self._is_known_but_for_one(recipe) else 1.0 for recipe in recipes])
 
     def _chance(self, recipes: list[Recipe]) -> Array:
         """Return the probability that each recipe runs and keeps the limits, at least a millionth."""
-        chance = np.array([runs_of(recipe, self._blame) for recipe in recipes])
+        chance = np.array([probability_of_running(recipe, self._blame) for recipe in recipes])
         mean, sd = self.slack.estimate(recipes)
-        if not self.space.wanted.same_picture_only:
+        if not self.space.objective.same_picture_only:
             chance *= normal((mean + _SLACK_AT_BEST) / sd)
-        limit = self.space.wanted.max_memory_bytes
+        limit = self.space.objective.max_memory_bytes
         if limit is not None and self._base_memory is not None:
             mean, sd = self.memory.estimate(recipes)
             chance *= normal((math.log(limit) - self._base_memory - mean) / sd)
-        found: Array = np.maximum(chance, 1e-6)
-        return found
+        probability: Array = np.maximum(chance, 1e-6)
+        return probability
 
 
-def _expected_slack(technique: Technique) -> Effect:
+def _expected_slack(technique: Technique) -> Prior:
     if technique.same_picture:
         return _SLACK_OF_SAME
     is_trained = technique.trained_steps is not None or technique.saved_share is not None
     return _SLACK_OF_TRAINED if is_trained else _SLACK_OF_CHANGES
-
-
-def improvement(mean: Array, sd: Array, best: float) -> Array:
-    """Return the expected improvement over `best` of normally distributed values."""
-    z = (mean - best) / sd
-    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    found: Array = (mean - best) * normal(z) + sd * density
-    return np.maximum(found, 0.0)
-
-
-def normal(z: Array) -> Array:
-    return np.array([0.5 * (1 + math.erf(float(x) / math.sqrt(2))) for x in np.atleast_1d(z)])
 
 
 def _clipped(slack: float) -> float:

@@ -1,4 +1,4 @@
-"""Which recipes a final measures, chosen in worlds that are as likely as what is believed (`Sampler.values`)."""
+"""Which recipes a final measures, by posterior samples of their gains (`Sampler.values`)."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ _MORE_LIKELY = 0.01
 """By how much a further finalist has to raise the probability that one passes."""
 
 
-def useful(worlds: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:
-    """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
+def useful(samples: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:
+    """Choose finalists greedily by expected improvement over posterior samples.
 
     Args:
-        worlds: gains (worlds, candidates), no more than `floor` where a candidate does not pass.
+        samples: gains (samples, candidates), no more than `floor` where a candidate does not pass.
         floor: the gain that a proposal has to exceed.
         least: what the first has to add to it.
     """
-    reached = np.full(len(worlds), floor)
+    reached = np.full(len(samples), floor)
     chosen: list[int] = []
-    while len(chosen) < min(number, worlds.shape[1]):
-        more = np.maximum(worlds - reached[:, None], 0.0).mean(axis=0)
+    while len(chosen) < min(number, samples.shape[1]):
+        more = np.maximum(samples - reached[:, None], 0.0).mean(axis=0)
         which = int(np.argmax(more))
         if which in chosen or more[which] <= least:
             break
         chosen.append(which)
         least = max(least, _WORTH_A_PLACE)
-        reached = np.maximum(reached, worlds[:, which])
+        reached = np.maximum(reached, samples[:, which])
     return chosen
 
 
-def portfolio(worlds: NDArray[np.float64], floor: float, chosen: Sequence[int]) -> list[int]:
-    """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the worlds.
+def portfolio(samples: NDArray[np.float64], floor: float, chosen: Sequence[int]) -> list[int]:
+    """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the samples.
 
     The safest comes first: where time is short, a final leaves out the last ones.
 
     Args:
-        worlds, floor: see `useful`.
+        samples, floor: see `useful`.
     """
-    passes: NDArray[np.bool_] = np.asarray(worlds > floor + _FASTER)
+    passes: NDArray[np.bool_] = np.asarray(samples > floor + _FASTER)
     final = list(chosen)
     held: NDArray[np.bool_] = np.asarray(passes[:, final].any(axis=1))
-    while held.mean() < SURE and len(final) < min(MOST, worlds.shape[1]):
+    while held.mean() < SURE and len(final) < min(MOST, samples.shape[1]):
         more = (passes & ~held[:, None]).mean(axis=0)
         which = int(np.argmax(more))
         if more[which] < _MORE_LIKELY:

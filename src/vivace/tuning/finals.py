@@ -15,7 +15,7 @@ from vivace.spec.limits import Limits
 from vivace.spec.record import Record
 from vivace.spec.workload import Workload
 from vivace.tuning.images import ImagePlan, pooled
-from vivace.tuning.seen import recipe_of
+from vivace.tuning.results import recipe_of
 
 
 @dataclass
@@ -45,8 +45,10 @@ class Finals:
         """Read the images again that were added since."""
         with Store.read_only(self.store) as store:
             self._rows = [
-                self.rows_with_images(one.records, replace(one.quality, figures=store.figures()), store)
-                for one in self.compared
+                self.rows_with_images(
+                    compared.records, replace(compared.quality, figures=store.figures()), store
+                )
+                for compared in self.compared
             ]
 
     def rows_with_images(self, records: Sequence[Record], quality: QualityPass, store: Store) -> list[Row]:

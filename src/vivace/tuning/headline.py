@@ -26,7 +26,7 @@ def headline(tuned: Tuned) -> Headline:
     row, baseline = tuned.row, tuned.rows[0] if tuned.rows else None
     if tuned.pick is None or row is None or baseline is None or row.latency is None:
         return Headline(f"{where}: no recipe was shown to be better than the baseline", False)
-    if tuned.wanted.measures_memory:
+    if tuned.objective.measures_memory:
         return Headline(f"{where}: {_memory(row, baseline)}", True)
     if row.speedup is None:
         return Headline(f"{where}: the speed-up is not known", False)

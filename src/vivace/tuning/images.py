@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.benchmark.store import Store
-from vivace.models.find import Found
+from vivace.models.find import LocatedModel
 from vivace.models.further_prompts import FURTHER_PROMPTS
 from vivace.report.gate import Judgement, judge_figures
 from vivace.report.quality import SURE_FAIL, SURE_PASS, Fidelity
 from vivace.report.rows import Row
-from vivace.spec.record import Picture, Record
-from vivace.spec.study import AskedWorkload
+from vivace.spec.record import ImageRecord, Record
+from vivace.spec.study import WorkloadRequest
 from vivace.spec.workload import Workload
 from vivace.stats import Gate, Interval
 from vivace.stats.intervals import student_t
 from vivace.stats.repeated_looks import sure_of_each
-from vivace.tuning.asked import Asked
+from vivace.tuning.image_request import ImageRequest
 
 FINAL_SEED = 1
 _SURE_OF_INTERVALS = 0.975  # one-sided, of the intervals of SSIM and PSNR
@@ -47,26 +47,31 @@ class ImagePlan:
         num_prompts: different prompts after each batch.
     """
 
-    batches: tuple[AskedWorkload, ...]
+    batches: tuple[WorkloadRequest, ...]
     sizes: tuple[int, ...]
     num_prompts: tuple[int, ...]
 
     @classmethod
-    def of(cls, found: Found, asked: Asked, prompts: Sequence[str]) -> ImagePlan:
+    def of(cls, located: LocatedModel, request: ImageRequest, prompts: Sequence[str]) -> ImagePlan:
         """Return the plan: new prompts, where the model has a set of them, and then new seeds."""
-        further = FURTHER_PROMPTS.get(found.prompt_set, ())
-        if asked.prompts is not None or asked.task not in (None, "text") or asked.images or asked.controls:
+        further = FURTHER_PROMPTS.get(located.prompt_set, ())
+        if (
+            request.prompts is not None
+            or request.task not in (None, "text")
+            or request.images
+            or request.controls
+        ):
             further = ()
-        parts = [asked.of(prompts, seed=FINAL_SEED)]
+        parts = [request.of(prompts, seed=FINAL_SEED)]
         if further:
             every = (*prompts, *(prompt for batch in further for prompt in batch))
-            parts += [asked.of(batch, seed=FINAL_SEED) for batch in further]
-            parts.append(asked.of(every, seed=FINAL_SEED + 1))
+            parts += [request.of(batch, seed=FINAL_SEED) for batch in further]
+            parts.append(request.of(every, seed=FINAL_SEED + 1))
         else:
             parts += [
-                asked.of(prompts, seed=FINAL_SEED + 1),
-                asked.of(prompts, seed=FINAL_SEED + 2),
-                asked.of(prompts, seeds=3, seed=FINAL_SEED + 3),
+                request.of(prompts, seed=FINAL_SEED + 1),
+                request.of(prompts, seed=FINAL_SEED + 2),
+                request.of(prompts, seeds=3, seed=FINAL_SEED + 3),
             ]
         images = [len(part.prompts or ()) * (part.num_seeds or 1) for part in parts]
         sizes = tuple(itertools.accumulate(images))
@@ -147,7 +152,7 @@ def needs_floor(rows: Sequence[Row]) -> bool:
     if not rows or rows[0].floor is not None:
         return False
     judgements = [row.judgement for row in rows[1:] if row.judgement is not None]
-    return any(one.gate is not Gate.PASSED and one.figure in _RELAXED for one in judgements)
+    return any(judgement.gate is not Gate.PASSED and judgement.figure in _RELAXED for judgement in judgements)
 
 
 def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:
@@ -170,6 +175,6 @@ def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple
     return record.model_copy(update={"rounds": (first, *others)}), number
 
 
-def _pictures_of(record: Record | None) -> tuple[Picture, ...]:
+def _pictures_of(record: Record | None) -> tuple[ImageRecord, ...]:
     rounds = () if record is None else record.rounds
     return next((round_.pictures for round_ in reversed(rounds) if round_.pictures), ())

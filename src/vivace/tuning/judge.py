@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from vivace.benchmark import AskedQuality
+from vivace.benchmark import QualityRequest
 from vivace.benchmark.comparison import check_judged
 from vivace.benchmark.store import Invocation
 from vivace.benchmark.studies import USUAL_SCORER, find_judges
 from vivace.errors import UsageError
-from vivace.models.find import Found
-from vivace.models.scorers import FoundScorer
+from vivace.models.find import LocatedModel
+from vivace.models.scorers import LocatedScorer
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.techniques import TECHNIQUES
-from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.results import Result, Rung
 
 
 @dataclass(frozen=True)
-class Judge:
+class QualityJudge:
     """How images are judged.
 
     Attributes:
@@ -30,9 +30,9 @@ class Judge:
         usual: the CLIP model that would judge this model's images.
     """
 
-    quality: AskedQuality = field(default_factory=AskedQuality)
+    quality: QualityRequest = field(default_factory=QualityRequest)
     limits: Limits = DEFAULT_LIMITS
-    scorer: FoundScorer | None = None
+    scorer: LocatedScorer | None = None
     compares: bool = True
     trusts: bool = False
     reason: str = ""
@@ -43,7 +43,7 @@ class Judge:
         """Whether only techniques that keep the image are searched, since nothing can judge others."""
         return not self.trusts and self.scorer is None
 
-    def asked(self, enabled: bool, *, noise_floor: bool = False) -> AskedQuality:
+    def asked(self, enabled: bool, *, noise_floor: bool = False) -> QualityRequest:
         """Return the quality that a study is asked for."""
         return self.quality.model_copy(update={"enabled": enabled, "noise_floor": noise_floor})
 
@@ -51,14 +51,14 @@ class Judge:
         """Whether a stored run was judged as this search judges."""
         return not self.compares or run.scorer == (None if self.scorer is None else self.scorer.id)
 
-    def counted(self, one: Seen | None, run: Invocation) -> Seen | None:
+    def counted(self, result: Result | None, run: Invocation) -> Result | None:
         """Return a stored result as this search counts it: a verdict of another judge is none."""
-        if one is None or one.rung is Rung.SCREENED or self.is_of(run):
-            return one
-        return replace(one, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
+        if result is None or result.rung is Rung.SCREENED or self.is_of(run):
+            return result
+        return replace(result, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
 
     def notes(self, command: str) -> list[str]:
-        """Say what is searched without a judge, what a judge would add, and the line to type; nothing with one."""
+        """Describe what is searched without a judge, what a judge would add, and the line to type; nothing with one."""
         if not self.reason:
             return []
         number = sum(not kind.same_picture for kind in TECHNIQUES.values())
@@ -71,13 +71,13 @@ class Judge:
 
 
 def judge_of(
-    found: Found,
-    quality: AskedQuality,
+    located: LocatedModel,
+    quality: QualityRequest,
     limits: Limits,
     *,
     trusts: bool = False,
     shows_nothing: bool = False,
-) -> Judge:
+) -> QualityJudge:
     """Return who judges the images of a model.
 
     Args:
@@ -88,27 +88,27 @@ def judge_of(
         UsageError: a limit or a judge that cannot be asked for here.
         UnknownModel, Unsupported: there is no such scorer or witness.
     """
-    is_synthetic = found.model.is_synthetic
+    is_synthetic = located.model.is_synthetic
     flags = {"--scorer": quality.scorer not in (None, "auto"), "--witness": quality.witness is not None}
-    check_judged(found, *(flag for flag, is_given in flags.items() if is_given))
+    check_judged(located, *(flag for flag, is_given in flags.items() if is_given))
     if is_synthetic and not trusts and limits != DEFAULT_LIMITS:
-        check_judged(found, "--min-quality")
+        check_judged(located, "--min-quality")
     if is_synthetic or shows_nothing:
-        return Judge(quality, limits, compares=False, trusts=trusts)
-    scorer = find_judges(found, quality)
+        return QualityJudge(quality, limits, compares=False, trusts=trusts)
+    scorer = find_judges(located, quality)
     if scorer is not None:
-        return Judge(quality, limits, scorer)
+        return QualityJudge(quality, limits, scorer)
     if isinstance(limits.clip, float):
         raise UsageError(
             f"--min-quality clip={limits.clip:g}: {_why_none(quality)}; add --scorer NAME, e.g. {USUAL_SCORER}, or "
             "leave the limit out"
         )
-    own = None if found.entry is None else found.entry.scorer
+    own = None if located.entry is None else located.entry.scorer
     without = limits.model_copy(update={"clip": None})
-    return Judge(quality, without, reason=_why_none(quality), usual=own or USUAL_SCORER)
+    return QualityJudge(quality, without, reason=_why_none(quality), usual=own or USUAL_SCORER)
 
 
-def _why_none(quality: AskedQuality) -> str:
+def _why_none(quality: QualityRequest) -> str:
     if quality.scorer is None:
         return "--scorer none leaves nothing that judges other images"
     return f"no CLIP model that judges images is on this machine ({USUAL_SCORER} is the usual one)"

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from vivace.contract import Technique, Trait
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.belief import Datum
+from vivace.technique import Technique, Trait
 from vivace.tuning.priors import touched_share
-from vivace.tuning.seen import Seen
-from vivace.tuning.worth import with_option
+from vivace.tuning.regression import Datum
+from vivace.tuning.results import Result
+from vivace.tuning.utility import with_option
 
 WAITS = 0.1
 """The logarithm of the time over the busy time from which a GPU counts as waiting for the CPU."""
@@ -34,61 +34,63 @@ def captures(recipe: Iterable[Technique]) -> bool:
     )
 
 
-def wait_of(one: Seen, targets: Sequence[str] = ()) -> float:
+def wait_of(result: Result, targets: Sequence[str] = ()) -> float:
     """Return the logarithm of a recipe's time over what it would be without waits in these components; 0 if unknown.
 
     Args:
         targets: components; empty: all.
     """
-    if one.busy_share is None:
+    if result.busy_share is None:
         return 0.0
-    touched = touched_share(targets, dict(one.stages_s))
-    return -math.log(1 - touched * (1 - min(one.busy_share, 1.0)))
+    touched = touched_share(targets, dict(result.stages_s))
+    return -math.log(1 - touched * (1 - min(result.busy_share, 1.0)))
 
 
-def over_the_usual_baseline(history: Sequence[Seen]) -> list[Seen]:
+def over_the_usual_baseline(history: Sequence[Result]) -> list[Result]:
     """Return the results with the gain over the baseline's usual time where that tells more than the time beside it.
 
     A baseline that waits for the CPU takes 3.4 s in one comparison and 6.5 in the next on a shared host. A recipe that
     keeps the GPU busy takes the same each time, so its gain over the baseline beside it is the baseline's noise.
     """
     beside = {
-        round(math.log(one.seconds) + one.gain, 6)
-        for one in history
-        if one.seconds and one.gain is not None and not one.recipe.is_baseline
+        round(math.log(result.seconds) + result.gain, 6)
+        for result in history
+        if result.seconds and result.gain is not None and not result.recipe.is_baseline
     }
     if not beside:
         return list(history)
     usual = median(beside)
-    return [_over(one, usual) if _keeps_busy(one) else one for one in history]
+    return [_over(result, usual) if _keeps_busy(result) else result for result in history]
 
 
-def _keeps_busy(one: Seen) -> bool:
-    is_known = one.busy_share is not None and one.gain is not None and bool(one.seconds)
-    return is_known and not one.recipe.is_baseline and wait_of(one) < WAITS
+def _keeps_busy(result: Result) -> bool:
+    is_known = result.busy_share is not None and result.gain is not None and bool(result.seconds)
+    return is_known and not result.recipe.is_baseline and wait_of(result) < WAITS
 
 
-def _over(one: Seen, usual: float) -> Seen:
-    assert one.seconds
+def _over(result: Result, usual: float) -> Result:
+    assert result.seconds
     return replace(
-        one, gain=usual - math.log(one.seconds), error=min(one.error, max(_REPEATED, one.own_error))
+        result,
+        gain=usual - math.log(result.seconds),
+        error=min(result.error, max(_REPEATED, result.own_error)),
     )
 
 
-def expected_of_capturing(results: Mapping[Recipe, Seen], options: Iterable[Technique]) -> list[Datum]:
+def expected_of_capturing(results: Mapping[Recipe, Result], options: Iterable[Technique]) -> list[Datum]:
     """Return the gain of each traced recipe that does not capture, with an option that does; measured ones left out."""
     capturing = [option for option in options if captures((option,))]
-    found = {}
-    for recipe, one in results.items():
-        if one.gain is None or one.busy_share is None or captures(recipe):
+    expected = {}
+    for recipe, result in results.items():
+        if result.gain is None or result.busy_share is None or captures(recipe):
             continue
         for option in capturing:
             captured = with_option(recipe, option)
             if captured is not None and captured not in results:
-                wait = wait_of(one, option.targets)
-                error = math.hypot(one.error, _ERROR + _SHARE_OF_WAIT * wait)
-                found[captured] = Datum(captured, one.gain + wait, error)
-    return list(found.values())
+                wait = wait_of(result, option.targets)
+                error = math.hypot(result.error, _ERROR + _SHARE_OF_WAIT * wait)
+                expected[captured] = Datum(captured, result.gain + wait, error)
+    return list(expected.values())
 
 
 def as_of_another_host(data: Iterable[Datum], wait: float) -> list[Datum]:
@@ -97,4 +99,4 @@ def as_of_another_host(data: Iterable[Datum], wait: float) -> list[Datum]:
     Args:
         wait: of the baseline on this host; see `wait_of`.
     """
-    return [replace(one, error=one.error + wait) if captures(one.recipe) else one for one in data]
+    return [replace(datum, error=datum.error + wait) if captures(datum.recipe) else datum for datum in data]

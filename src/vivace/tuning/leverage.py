@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vivace.contract import Technique
 from vivace.recipes.recipe import Recipe
+from vivace.technique import Technique
 from vivace.tuning.priors import touched_share
-from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.results import Result, Rung
 
 _LARGEST_SHARE = 0.9
 _LEAST, _MOST = 0.1, 10.0
@@ -33,7 +33,7 @@ class Leverage:
     stages: tuple[tuple[frozenset[Technique], Mapping[str, float]], ...] = ()
 
     @classmethod
-    def of(cls, results: Sequence[Seen]) -> Leverage:
+    def of(cls, results: Sequence[Result]) -> Leverage:
         """Read the stages of results.
 
         Recipes that keep the picture are screened with a few steps, and their stages are of these.

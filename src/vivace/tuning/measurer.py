@@ -6,29 +6,29 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.seen import Seen
+from vivace.tuning.results import Result
 
 
 class Measurer(Protocol):
     """Measures recipes. Failures are outcomes, never exceptions."""
 
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Return the recipes that cannot work here, found without measuring."""
         ...
 
-    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Return each recipe's result of a few calls, without quality."""
         ...
 
-    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Return each recipe's result at full steps, with quality by few prompts."""
         ...
 
-    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Return the results of recipes measured interleaved with the baseline, with quality by the first images."""
         ...
 
-    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Draw the next batch of images of proven recipes; return those that have more than before, judged by all.
 
         None are returned if there are no more batches, or no time.
@@ -40,7 +40,7 @@ class Watcher(Protocol):
     """Is told what happens, for a terminal."""
 
     def note(self, text: str) -> None: ...
-    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
+    def measured(self, result: Result, history: Sequence[Result]) -> None: ...
     def final(self, finalists: Sequence[Recipe]) -> None: ...
 
 
@@ -48,5 +48,5 @@ class Unwatched:
     """Nobody watches."""
 
     def note(self, text: str) -> None: ...
-    def measured(self, one: Seen, history: Sequence[Seen]) -> None: ...
+    def measured(self, result: Result, history: Sequence[Result]) -> None: ...
     def final(self, finalists: Sequence[Recipe]) -> None: ...

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vivace.benchmark import AskedWorkload, Study, Timing, run_study
+from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.launcher import Launcher
@@ -15,7 +15,7 @@ from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.planned import predict_by_worker
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.support import ask_support
-from vivace.models.find import SYNTHETIC, Found
+from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import size
@@ -25,16 +25,16 @@ from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS
-from vivace.tuning.asked import Asked
 from vivace.tuning.finals import Finals
+from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.images import ImagePlan, needs_floor
-from vivace.tuning.judge import Judge
-from vivace.tuning.listening import Listening
+from vivace.tuning.judge import QualityJudge
+from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
-from vivace.tuning.seen import Rung, Seen, recipe_of, seen_of
+from vivace.tuning.quality_passes import TimedQualityPasses
+from vivace.tuning.results import Result, Rung, recipe_of, seen_of
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
-from vivace.tuning.wanted import Wanted
 
 _FEWEST_STEPS = 4
 
@@ -55,9 +55,9 @@ class Bench:
     """
 
     model: str
-    found: Found
-    wanted: Wanted
-    asked: Asked
+    located: LocatedModel
+    objective: Objective
+    asked: ImageRequest
     prompts: tuple[str, ...]
     judges: bool
     store: Path
@@ -70,30 +70,34 @@ class Bench:
     gpus: NumGpus | None = None
     timeout_s: float = 600.0
     left_out: tuple[Recipe, ...] = ()
-    baseline: Seen | None = None
-    judged_by: Judge = field(default_factory=Judge)
+    baseline: Result | None = None
+    judged_by: QualityJudge = field(default_factory=QualityJudge)
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=False))
 
     def __post_init__(self) -> None:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
         self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
-        self.plan = ImagePlan.of(self.found, self.asked, self.prompts)
+        self.plan = ImagePlan.of(self.located, self.asked, self.prompts)
         self.time = Timetable(self.pace, self.plan, self.judges)
-        further = [workload_of(self.found, batch, self.asked.batch) for batch in self.plan.batches[1:]]
+        further = [workload_of(self.located, batch, self.asked.batch) for batch in self.plan.batches[1:]]
         self.finals = Finals(
-            self.plan, tuple(further) if self.judges else (), self.store, self.wanted.limits, self.time.looks
+            self.plan,
+            tuple(further) if self.judges else (),
+            self.store,
+            self.objective.limits,
+            self.time.looks,
         )
 
-    def start(self) -> Seen | None:
+    def start(self) -> Result | None:
         """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
 
         Few steps suffice where only techniques are searched that keep the picture: full ones are not screened.
         """
-        steps = self._few_steps if self.wanted.same_picture_only else None
+        steps = self._few_steps if self.objective.same_picture_only else None
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
         row = self._rows((), workload, timing, judges=False)[0]
-        self.baseline = seen_of(row, row, Rung.SCREENED, self.wanted, self._left_of(workload))
+        self.baseline = seen_of(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
         if self.baseline is not None and self.baseline.seconds:
             batch = self.asked.batch
             denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
@@ -105,46 +109,46 @@ class Bench:
             self.pace.few_s = None if few is None else batch * (self.baseline.seconds - left)
         return self.baseline
 
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Techniques judge the model without its weights; memory is predicted if it is limited."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons: dict[str, str] = {}
         if texts:
-            found = ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
-            reasons = found.refusals(recipes, self.wanted.keeps)
+            support = ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
+            reasons = support.refusals(recipes, self.objective.keeps)
         self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
         refused = [
-            Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reasons[recipe.text])
+            Result(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=reasons[recipe.text])
             for recipe in recipes
             if recipe.text in reasons
         ]
-        limit = self.wanted.max_memory_bytes
+        limit = self.objective.max_memory_bytes
         if limit is not None and self.environment.device == "cuda":
             left = [recipe for recipe in recipes if recipe.text not in reasons]
             for recipe, peak in zip(left, self.peaks.least(left), strict=True):
                 if peak is not None and peak > limit:
                     why = f"`vivace plan` predicts a peak of {size(peak)}, more than {size(limit)}"
-                    refused.append(Seen(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
+                    refused.append(Result(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=why))
         return refused
 
-    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Those that keep the picture do the same in every step, so few steps tell; others are drawn at full length."""
         alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
         others = [recipe for recipe in recipes if recipe not in alike]
-        found: list[Seen] = []
+        results: list[Result] = []
         for group, steps in ((alike, self._few_steps), (others, None)):
             if group:
                 workload = self._workload(Rung.SCREENED, steps)
-                found += self._measure(group, workload, Rung.SCREENED, judges=False)
-        return found
+                results += self._measure(group, workload, Rung.SCREENED, judges=False)
+        return results
 
-    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         return self._measure(recipes, self._workload(Rung.JUDGED), Rung.JUDGED, judges=True)
 
-    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
         return self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
 
-    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Those that have fewer images than others come first."""
         looks = {recipe: self.time.looks.get(recipe, 1) for recipe in recipes}
         look = min(looks.values())
@@ -155,11 +159,11 @@ class Bench:
         self._rows(chosen, self.plan.batches[look], timing, True, self.time.deadline_of_images(chosen, look))
         self.finals.read()
         return [
-            one
+            result
             for recipe in chosen
             if self.time.looks.get(recipe, 1) > look
-            for one in self._seen(self.finals.rows(recipe), Rung.PROVEN, 0.0)
-            if one.recipe == recipe
+            for result in self._seen(self.finals.rows(recipe), Rung.PROVEN, 0.0)
+            if result.recipe == recipe
         ]
 
     @property
@@ -174,7 +178,7 @@ class Bench:
     @property
     def full(self) -> Workload:
         """What the final draws."""
-        return workload_of(self.found, self._workload(Rung.PROVEN), self.asked.batch)
+        return workload_of(self.located, self._workload(Rung.PROVEN), self.asked.batch)
 
     @property
     def task(self) -> Task:
@@ -187,7 +191,7 @@ class Bench:
         few = max(_FEWEST_STEPS, self._steps // 4)
         return few if few < self._steps else None
 
-    def _workload(self, rung: Rung, steps: int | None = None) -> AskedWorkload:
+    def _workload(self, rung: Rung, steps: int | None = None) -> WorkloadRequest:
         number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.PROVEN: len(self.prompts)}[rung]
         if rung is Rung.PROVEN and self.judges:
             return self.plan.batches[0]
@@ -213,8 +217,8 @@ class Bench:
         return FINAL_ROUNDS + (max(earlier) if earlier and all(earlier) else 0)
 
     def _measure(
-        self, recipes: Sequence[Recipe], workload: AskedWorkload, rung: Rung, judges: bool
-    ) -> list[Seen]:
+        self, recipes: Sequence[Recipe], workload: WorkloadRequest, rung: Rung, judges: bool
+    ) -> list[Result]:
         timing = self._timing(rung, recipes)
         rows = self._rows(recipes, workload, timing, judges, self.time.deadline(recipes, rung))
         if not rows:  # the time ended before the baseline's round
@@ -227,51 +231,51 @@ class Bench:
                     recipes, workload, timing, judges, self.time.deadline(recipes, rung), draws_floor=True
                 )
                 rows = self.finals.add(self._compared)
-        found = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
-        self.pace.learn(found)
+        results = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
+        self.pace.learn(results)
         self._note_pace(rows, workload)
         if rung is Rung.PROVEN:
-            measured = {one.recipe for one in found}
+            measured = {result.recipe for result in results}
             self._rounds |= {
                 recipe: len(row.record.rounds)
                 for row in rows
                 if (recipe := recipe_of(row.record)) is not None and row.latency is not None
             }
             self.left_out = tuple(recipe for recipe in recipes if recipe not in measured)
-        return found
+        return results
 
-    def _seen(self, rows: Sequence[Row], rung: Rung, steps_left: float) -> list[Seen]:
+    def _seen(self, rows: Sequence[Row], rung: Rung, steps_left: float) -> list[Result]:
         """Return what rows say of their recipes. A final of one round proves nothing: it counts as a judgement."""
-        found = []
+        results = []
         baseline = rows[0]
         for row in rows:
             if row.is_baseline:
                 baseline = row
-            one = self.seen(row, baseline, rung, steps_left)
-            if one is not None:
-                found.append(one)
-        self.time.note(found)
-        return found
+            result = self.result_of(row, baseline, rung, steps_left)
+            if result is not None:
+                results.append(result)
+        self.time.note(results)
+        return results
 
-    def seen(self, row: Row, baseline: Row, rung: Rung, steps_left: float) -> Seen | None:
+    def result_of(self, row: Row, baseline: Row, rung: Rung, steps_left: float) -> Result | None:
         """Return what a row says of its recipe; see `seen_of`."""
         recipe = recipe_of(row.record)
         if recipe is None:
             return None
         prompts = self.time.prompts_to_come(rung, recipe)
-        one = seen_of(row, baseline, rung, self.wanted, steps_left, prompts, self.plan.sure)
+        result = seen_of(row, baseline, rung, self.objective, steps_left, prompts, self.plan.sure)
         is_short = rung is Rung.PROVEN and len(row.record.rounds) < FINAL_ROUNDS
-        if one is None or not one.is_measured or not is_short:
-            return one
-        return replace(one, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
+        if result is None or not result.is_measured or not is_short:
+            return result
+        return replace(result, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
 
-    def _note_pace(self, rows: Sequence[Row], workload: AskedWorkload) -> None:
+    def _note_pace(self, rows: Sequence[Row], workload: WorkloadRequest) -> None:
         """Take in how long the baseline takes now: other programs come and go."""
         latency = rows[0].latency
         if latency is not None and workload.num_inference_steps is None:
             self.pace.base_s = self.asked.batch * latency.median.point
 
-    def _left_of(self, workload: AskedWorkload) -> float:
+    def _left_of(self, workload: WorkloadRequest) -> float:
         """Return the steps that a workload leaves out over its own."""
         steps = workload.num_inference_steps
         return 0.0 if steps is None else self._steps / steps - 1
@@ -279,7 +283,7 @@ class Bench:
     def _rows(
         self,
         recipes: Sequence[Recipe],
-        workload: AskedWorkload,
+        workload: WorkloadRequest,
         timing: Timing,
         judges: bool,
         deadline: Deadline | None = None,
@@ -301,13 +305,13 @@ class Bench:
         run = run_study(
             study,
             store=self.store,
-            progress=Listening(self.progress, self.pace),
+            progress=TimedQualityPasses(self.progress, self.pace),
             command=self.command,
             launcher=self.launcher,
             gpus=spread,
             deadline=None if spread is not None else deadline,
         )
-        rows = [row for compared in run.comparisons for row in compared.rows(self.wanted.limits)]
+        rows = [row for compared in run.comparisons for row in compared.rows(self.objective.limits)]
         calls = sum(s.total_s for row in rows for r in row.record.rounds for s in r.samples) + sum(
             sum(r.warmup_s) for row in rows for r in row.record.rounds
         )
@@ -323,14 +327,14 @@ class Bench:
             return Rung.PROVEN, 0.0
         judged: list[tuple[Rung, int | None]] = [(Rung.JUDGED, None)] if self.judges else []
         for rung, steps in (*judged, (Rung.SCREENED, None), (Rung.SCREENED, self._few_steps)):
-            if workload == workload_of(self.found, self._workload(rung, steps), self.asked.batch):
+            if workload == workload_of(self.located, self._workload(rung, steps), self.asked.batch):
                 return rung, 0.0 if steps is None else self._steps / steps - 1
         return None, 0.0
 
     def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
         trials = [
             Trial(
-                model=self.found.model,
+                model=self.located.model,
                 recipe=recipe.spec,
                 workload=self.full,
                 device=self.environment.device,
@@ -341,4 +345,4 @@ class Bench:
 
     _rounds: dict[Recipe, int] = field(default_factory=dict, repr=False)
     _supported: set[Recipe] = field(default_factory=set, repr=False)
-    _known: dict[Recipe, Seen] = field(default_factory=dict, repr=False)
+    _known: dict[Recipe, Result] = field(default_factory=dict, repr=False)

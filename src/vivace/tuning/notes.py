@@ -9,39 +9,39 @@ from vivace.report.summary import seconds, size
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.measuring import Bench
+from vivace.tuning.results import Result, Rung, latest
 from vivace.tuning.search import Search
-from vivace.tuning.seen import Rung, Seen, latest
-from vivace.tuning.worth import best_of
+from vivace.tuning.utility import best_of
 
 _GOES_ON = "The same command goes on from here."
 
 
-def notes_of(search: Search, bench: Bench, pick: Seen | None, trusted: str | None) -> list[str]:
+def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | None) -> list[str]:
     """Return what a reader of the answer must know."""
-    found = []
+    notes = []
     if trusted is not None:
-        found.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
+        notes.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
     elif bench.judged_by.reason:
-        found += bench.judged_by.notes(bench.command)
+        notes += bench.judged_by.notes(bench.command)
     elif bench.asked.has_random_controlnet:
-        found.append(
+        notes.append(
             "a ControlNet with random weights: quality cannot be judged, so only techniques that keep the image were "
             "searched"
         )
     elif not bench.judges:
-        found.append(
+        notes.append(
             "random weights: quality cannot be judged, so only techniques that keep the image were searched"
         )
     if search.exhausted:
-        found.append("every recipe that promised a gain has been measured")
-    found += _out_of_time(search, bench, pick)
+        notes.append("every recipe that promised a gain has been measured")
+    notes += _out_of_time(search, bench, pick)
     if pick is None:
-        found += [*_unmet(search), *why_none(search.history), *_what_to_do(search, bench)]
-    return found
+        notes += [*_unmet(search), *why_none(search.history), *_what_to_do(search, bench)]
+    return notes
 
 
 def _what_to_do(search: Search, bench: Bench) -> list[str]:
-    """Say how much more time would decide, or that more time would have to find another recipe."""
+    """Describe how much more time would decide, or that more time would have to find another recipe."""
     if bench.time.ends_at is None:
         return []
     left = search.open_ends()
@@ -59,87 +59,90 @@ def _what_to_do(search: Search, bench: Bench) -> list[str]:
     ]
 
 
-def why_none(history: Sequence[Seen]) -> list[str]:
-    """Say how the recipes of a search ended that found none, each kind counted."""
+def why_none(history: Sequence[Result]) -> list[str]:
+    """Describe how the recipes of a search ended that found none, each kind counted."""
     counted: dict[str, int] = {}
-    for one in latest(history).values():
-        if not one.recipe.is_baseline and one.outcome is not Outcome.UNSUPPORTED:  # refused, not tried
-            kind = _ending(one)
+    for result in latest(history).values():
+        if not result.recipe.is_baseline and result.outcome is not Outcome.UNSUPPORTED:  # refused, not tried
+            kind = _ending(result)
             counted[kind] = counted.get(kind, 0) + 1
     if not counted:
         return []
     number = sum(counted.values())
-    what = ", ".join(f"{count} {kind}" for kind, count in sorted(counted.items(), key=lambda one: -one[1]))
+    what = ", ".join(
+        f"{count} {kind}"
+        for kind, count in sorted(counted.items(), key=lambda counted_kind: -counted_kind[1])
+    )
     return [f"of {number} {'recipe' if number == 1 else 'recipes'} tried: {what}"]
 
 
-def _ending(one: Seen) -> str:
-    if not one.is_measured:
-        return one.outcome.value.replace("_", " ")
-    if (one.gain or 0.0) <= 0:
+def _ending(result: Result) -> str:
+    if not result.is_measured:
+        return result.outcome.value.replace("_", " ")
+    if (result.gain or 0.0) <= 0:
         return "no better than the baseline"
-    if one.is_ruined:
+    if result.is_ruined:
         return "better, but the quality fails"
     return "better, but not proved within the limits"
 
 
-def _out_of_time(search: Search, bench: Bench, pick: Seen | None) -> list[str]:
-    """Say what the final had no time for, and what that leaves unproved."""
-    found = []
+def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]:
+    """Describe what the final had no time for, and what that leaves unproved."""
+    notes = []
     rows = bench.finals.rows(None if pick is None else pick.recipe)
     short = [row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < bench.rounds_asked]
     if short and pick is None:
-        found.append(
+        notes.append(
             f"the time ended after 1 of {bench.rounds_asked} rounds of the final, which proves no speed-up: "
             f"{', '.join(short)}. {_GOES_ON}"
         )
     if bench.left_out:
         names = ", ".join(recipe.text for recipe in bench.left_out)
-        found.append(f"the time ended before the final had measured {names}. {_GOES_ON}")
+        notes.append(f"the time ended before the final had measured {names}. {_GOES_ON}")
     late = [
-        one.recipe.text
-        for one in latest(search.history).values()
+        result.recipe.text
+        for result in latest(search.history).values()
         if bench.judges
-        and one.rung is Rung.PROVEN
-        and one.is_measured
-        and not one.recipe.is_baseline
-        and one.gate is None
+        and result.rung is Rung.PROVEN
+        and result.is_measured
+        and not result.recipe.is_baseline
+        and result.gate is None
     ]
     if late:
-        found.append(
+        notes.append(
             f"the time ended before the images of {', '.join(late)} were compared with the baseline's, so the "
             f"quality is not known. {_GOES_ON}"
         )
     if pick is None and (bench.left_out or late or short) and (best := best_of(search.history)) is not None:
-        found.append(
+        notes.append(
             f"the best so far, not proved, is {best.recipe.text}: {math.exp(best.gain or 0.0):.2f}x before the final"
         )
-    return found
+    return notes
 
 
 def _unmet(search: Search) -> list[str]:
-    """Say which limit no measured recipe kept, and what is nearest."""
-    wanted, found = search.wanted, []
-    measured = [one for one in latest(search.history).values() if one.is_measured]
-    limit, first = wanted.max_memory_bytes, wanted.max_first_call_s
-    peaks = [one for one in measured if one.peak_bytes is not None]
-    if limit is not None and peaks and all((one.peak_bytes or 0) > limit for one in peaks):
-        least = min(peaks, key=lambda one: one.peak_bytes or 0)
-        found.append(
+    """Describe which limit no measured recipe kept, and what is nearest."""
+    objective, notes = search.objective, []
+    measured = [result for result in latest(search.history).values() if result.is_measured]
+    limit, first = objective.max_memory_bytes, objective.max_first_call_s
+    peaks = [result for result in measured if result.peak_bytes is not None]
+    if limit is not None and peaks and all((result.peak_bytes or 0) > limit for result in peaks):
+        least = min(peaks, key=lambda result: result.peak_bytes or 0)
+        notes.append(
             f"--max-memory {size(limit)} was not met; nearest is {size(least.peak_bytes or 0)} with {least.recipe.text}"
         )
-    calls = [one for one in measured if one.first_call_s is not None]
-    if first is not None and calls and all((one.first_call_s or 0) > first for one in calls):
-        quick = min(calls, key=lambda one: one.first_call_s or 0)
-        found.append(
+    calls = [result for result in measured if result.first_call_s is not None]
+    if first is not None and calls and all((result.first_call_s or 0) > first for result in calls):
+        quick = min(calls, key=lambda result: result.first_call_s or 0)
+        notes.append(
             f"--max-first-call {seconds(first)} was not met; nearest is {seconds(quick.first_call_s or 0)} with "
             f"{quick.recipe.text}"
         )
-    doubtful = [one for one in measured if one.rung is Rung.PROVEN and one.gate is Gate.UNCLEAR]
+    doubtful = [result for result in measured if result.rung is Rung.PROVEN and result.gate is Gate.UNCLEAR]
     if doubtful:
-        best = max(doubtful, key=lambda one: one.gain or 0.0)
-        found.append(
+        best = max(doubtful, key=lambda result: result.gain or 0.0)
+        notes.append(
             f"{best.recipe.text} was {math.exp(best.gain or 0.0):.2f} times as fast, but its quality is not proven: "
             f"{best.reason}"
         )
-    return found
+    return notes

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vivace.contract import Technique, Trait
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.known import all_known
+from vivace.studies.recorded import all_recorded
+from vivace.technique import Technique, Trait
 from vivace.techniques.compile import Compile
-from vivace.tuning.seen import Seen
+from vivace.tuning.results import Result
 from vivace.tuning.space import is_worth_tuning
 
 WARM_UP = 2
@@ -73,7 +73,7 @@ class Pace:
 
     def of_compiling(self, recipe: Recipe) -> float:
         """Return about how much longer the first call of a recipe takes, for what the compiler has not seen yet."""
-        found = 0.0
+        seconds_in_all = 0.0
         for technique in recipe:
             if Trait.COMPILED not in technique.provides:
                 continue
@@ -82,14 +82,14 @@ class Pace:
                 seconds = _COMPILING_S[kind if component == "denoiser" else "other"]
                 if kind == "whole" and component == "denoiser":
                     seconds = max(seconds, self.reported_s)
-                found += seconds if is_worth_tuning(technique) else _UNUSUAL * seconds
-        if not found:
+                seconds_in_all += seconds if is_worth_tuning(technique) else _UNUSUAL * seconds
+        if not seconds_in_all:
             return 0.0
         if recipe in self._first_s:
             return self._first_s[recipe]
-        found *= 1.0 if self.on_gpu else _ON_A_CPU
-        known = self._compiled_s.get(_compiled(recipe))
-        return found if known is None else max(known, found / 4)
+        seconds_in_all *= 1.0 if self.on_gpu else _ON_A_CPU
+        compiled_s = self._compiled_s.get(_compiled(recipe))
+        return seconds_in_all if compiled_s is None else max(compiled_s, seconds_in_all / 4)
 
     def of_trial(self, recipe: Recipe) -> float:
         """Return about how long a screening takes."""
@@ -98,7 +98,7 @@ class Pace:
 
     def of_final(
         self,
-        finalists: Sequence[Seen],
+        finalists: Sequence[Result],
         rounds: int,
         images: int,
         *,
@@ -110,38 +110,40 @@ class Pace:
             images: that are drawn of each recipe for its quality; 0 if quality is not judged.
             drawn: images of the baseline that an earlier final has drawn.
         """
-        later = sum(self.of_final_round(one, 0) for one in (None, *finalists)) * (rounds - 1)
-        first = sum(self.of_final_round(one, images) for one in finalists)
+        later = sum(self.of_final_round(result, 0) for result in (None, *finalists)) * (rounds - 1)
+        first = sum(self.of_final_round(result, images) for result in finalists)
         first += self.of_final_round(None, max(0, images - drawn))
         return first + later + self.of_quality(1 + len(finalists), images)
 
-    def of_images(self, finalists: Sequence[Seen], images: int, *, drawn: int = 0) -> float:
+    def of_images(self, finalists: Sequence[Result], images: int, *, drawn: int = 0) -> float:
         """Return about how long a further batch of images takes, the quality pass included.
 
         Args:
             images: of the batch, of each recipe.
             drawn: of these images of the baseline that are drawn already.
         """
-        drawing = sum(self.of_drawing(one, images) for one in finalists)
+        drawing = sum(self.of_drawing(result, images) for result in finalists)
         drawing += self.of_drawing(None, max(0, images - drawn))
         return drawing + self.of_quality(1 + len(finalists), images)
 
-    def of_drawing(self, one: Seen | None, images: int) -> float:
-        """Return about how long a recipe's round takes that is not for its time, of the baseline if `one` is None."""
-        seconds = self.batch * one.seconds if one is not None and one.seconds else self.base_s
-        first = 0.0 if one is None else max(0.0, (one.first_call_s or 0.0) - seconds)
+    def of_drawing(self, result: Result | None, images: int) -> float:
+        """Return about how long a recipe's round takes that is not for its time, of the baseline if `result` is None."""
+        seconds = self.batch * result.seconds if result is not None and result.seconds else self.base_s
+        first = 0.0 if result is None else max(0.0, (result.first_call_s or 0.0) - seconds)
         warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
         return (1 + max(1.0, images / self.batch)) * seconds + warm * first + self.of_round()
 
-    def of_final_round(self, one: Seen | None, images: int) -> float:
-        """Return about how long a round of the final takes, of the baseline if `one` is None.
+    def of_final_round(self, result: Result | None, images: int) -> float:
+        """Return about how long a round of the final takes, of the baseline if `result` is None.
 
         Args:
             images: that it draws; 0 if an earlier round has drawn them.
         """
-        known = one is not None and one.seconds
-        seconds = self.batch * one.seconds if one is not None and one.seconds else self.base_s
-        first = max(0.0, (one.first_call_s or 0.0) - seconds) if known and one is not None else 0.0
+        is_measured = result is not None and result.seconds
+        seconds = self.batch * result.seconds if result is not None and result.seconds else self.base_s
+        first = (
+            max(0.0, (result.first_call_s or 0.0) - seconds) if is_measured and result is not None else 0.0
+        )
         traced = _TRACED_ON_A_GPU if self.on_gpu else 0.0
         calls = self.repeats + WARM_UP + traced + max(0.0, images / self.batch - self.repeats)
         warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
@@ -161,13 +163,13 @@ class Pace:
         if rounds and seconds > calls_s:  # else the rounds were stored already
             self.overhead_s.append((seconds - calls_s) / rounds)
 
-    def learn(self, found: Sequence[Seen]) -> None:
+    def learn(self, results: Sequence[Result]) -> None:
         """Take in the first calls of compiled recipes: the compiler keeps its code."""
-        for one in found:
-            if one.first_call_s is not None and one.seconds is not None and _compiled(one.recipe):
-                seconds = max(0.0, one.first_call_s - self.batch * one.seconds)
-                self._compiled_s[_compiled(one.recipe)] = seconds
-                self._first_s[one.recipe] = seconds
+        for result in results:
+            if result.first_call_s is not None and result.seconds is not None and _compiled(result.recipe):
+                seconds = max(0.0, result.first_call_s - self.batch * result.seconds)
+                self._compiled_s[_compiled(result.recipe)] = seconds
+                self._first_s[result.recipe] = seconds
 
 
 def reported_compiling(model: str) -> float:
@@ -175,13 +177,13 @@ def reported_compiling(model: str) -> float:
 
     Records do not tell whether the compiler's cache had the code, so a high quantile of them is taken.
     """
-    found = [
-        one.first_call_s
-        for (name, text, _, _), every in all_known().items()
+    seconds = [
+        figures.first_call_s
+        for (name, text, _, _), every in all_recorded().items()
         if name == model and _is_compiled_whole(text)
-        for one in every
+        for figures in every
     ]
-    return statistics.quantiles(found, n=4)[2] if len(found) > 1 else sum(found)
+    return statistics.quantiles(seconds, n=4)[2] if len(seconds) > 1 else sum(seconds)
 
 
 def _is_compiled_whole(text: str) -> bool:

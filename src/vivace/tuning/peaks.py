@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.known import all_known
+from vivace.studies.recorded import all_recorded
 
 Predict = Callable[[Sequence[Recipe]], Sequence[float | None]]
 
@@ -71,12 +71,12 @@ def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, 
 
     They are there also where nothing can be predicted, and before anything is asked of `vivace plan`.
     """
-    found: dict[Recipe, float] = {}
-    for (name, text, *size), known in all_known().items():
+    peaks: dict[Recipe, float] = {}
+    for (name, text, *size), every in all_recorded().items():
         if (name, size) != (model, [height, width]):
             continue
         try:
-            found[resolve(text)] = float(max(one.peak_bytes for one in known))
+            peaks[resolve(text)] = float(max(figures.peak_bytes for figures in every))
         except RecipeError:  # of an older vivace
             continue
-    return found
+    return peaks

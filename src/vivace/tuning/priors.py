@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 
-from vivace.contract import TEXT_ENCODERS, Technique, Trait
 from vivace.errors import RecipeError
 from vivace.hardware import architecture_of
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.known import Known, all_known
 from vivace.studies.published import parse_published
+from vivace.studies.recorded import RecordedFigures, all_recorded
+from vivace.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.techniques.steps import Steps
-from vivace.tuning.belief import Datum, Effect
+from vivace.tuning.objective import Objective
+from vivace.tuning.regression import Datum, Prior
 from vivace.tuning.space import is_worth_tuning
-from vivace.tuning.wanted import Wanted
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
@@ -48,7 +48,7 @@ go, too, and calls have overheads."""
 
 
 @dataclass(frozen=True)
-class Source:
+class PriorSource:
     """Figures of other runs as they enter the model: where they are from, and how many they are."""
 
     name: str
@@ -58,10 +58,10 @@ class Source:
 def effects(
     techniques: Iterable[Technique],
     stages_s: Mapping[str, float] | None,
-    wanted: Wanted,
+    objective: Objective,
     num_steps: int | None = None,
     is_cpu: bool = False,
-) -> dict[str, Effect]:
+) -> dict[str, Prior]:
     """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
 
     Args:
@@ -69,47 +69,49 @@ def effects(
         num_steps: of the baseline; None if unknown.
         is_cpu: whether the device is a CPU.
     """
-    found = {}
+    by_name = {}
     for technique in techniques:
-        trained = _effect_of_training(technique, stages_s, wanted, num_steps)
-        found[technique.text] = trained or _effect(technique, technique.targets, stages_s, wanted, is_cpu)
+        trained = _effect_of_training(technique, stages_s, objective, num_steps)
+        by_name[technique.text] = trained or _effect(
+            technique, technique.targets, stages_s, objective, is_cpu
+        )
         for component in technique.targetable:
             name = f"{technique.name}@{component}"
-            found[name] = trained or _effect(technique, (component,), stages_s, wanted, is_cpu)
-    return found
+            by_name[name] = trained or _effect(technique, (component,), stages_s, objective, is_cpu)
+    return by_name
 
 
 def _effect_of_training(
-    technique: Technique, stages_s: Mapping[str, float] | None, wanted: Wanted, num_steps: int | None
-) -> Effect | None:
+    technique: Technique, stages_s: Mapping[str, float] | None, objective: Objective, num_steps: int | None
+) -> Prior | None:
     """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they leave out.
 
     Of other techniques that leave work out the gain could be counted as well. But a search that believes it tries the
     most reckless of them first, and finds less (docs/tuning.md).
     """
-    if wanted.measures_memory:
+    if objective.measures_memory:
         return None
     steps, saved = technique.trained_steps, technique.saved_share
     if saved is not None and stages_s:
         gain = -math.log(1 - touched_share(technique.targets, stages_s) * saved)
-        return Effect(gain, _REPLACED_SHARE * gain)
+        return Prior(gain, _REPLACED_SHARE * gain)
     if steps is None or num_steps is None or steps >= num_steps:
         return None
     denoising = touched_share(("denoiser",), stages_s)
     gain = -math.log(1 - denoising * (1 - steps / num_steps))
-    return Effect(gain, max(_LEAST_TRAINED_SD, _TRAINED_SHARE * gain))
+    return Prior(gain, max(_LEAST_TRAINED_SD, _TRAINED_SHARE * gain))
 
 
 def _effect(
     technique: Technique,
     targets: Sequence[str],
     stages_s: Mapping[str, float] | None,
-    wanted: Wanted,
+    objective: Objective,
     is_cpu: bool,
-) -> Effect:
+) -> Prior:
     saves_memory = bool(technique.memory_advice.saving)
-    if wanted.measures_memory:
-        return Effect(0.2, 0.3) if saves_memory else Effect(0.0, 0.08)
+    if objective.measures_memory:
+        return Prior(0.2, 0.3) if saves_memory else Prior(0.0, 0.08)
     reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
     # What changes the picture does so to skip work. What saves memory mostly pays with time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
@@ -118,7 +120,7 @@ def _effect(
         mean, sd = mean - 0.08, sd / 2
     if is_cpu and technique.same_picture and Trait.COMPILED not in technique.provides:
         sd = min(sd, (_SAVING_ON_A_CPU_SD if saves_memory else _ON_A_CPU_SD) * min(1.0, reach))
-    return Effect(mean * min(1.0, reach), sd)
+    return Prior(mean * min(1.0, reach), sd)
 
 
 def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) -> float:
@@ -130,8 +132,8 @@ def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) 
 
 
 def known_sources(
-    model: str, device_name: str, wanted: Wanted, without: Iterable[str] = (), is_cpu: bool = False
-) -> tuple[Source, ...]:
+    model: str, device_name: str, objective: Objective, without: Iterable[str] = (), is_cpu: bool = False
+) -> tuple[PriorSource, ...]:
     """Return the gains that vivace's own records and published studies say of recipes, for a device.
 
     What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
@@ -143,42 +145,49 @@ def known_sources(
         is_cpu: whether the device is a CPU.
     """
     mine = architecture_of(device_name)
-    if wanted.measures_memory:
+    if objective.measures_memory:
         return ()
     name = model.removeprefix(SYNTHETIC)
     left_out = set(without)
-    found = [] if "records" in left_out else [Source("vivace's records", tuple(_of_records(name, mine)))]
-    found += [
-        Source(f"study {study}", tuple(_of_study(study, name, mine)))
+    sources = (
+        [] if "records" in left_out else [PriorSource("vivace's records", tuple(_of_records(name, mine)))]
+    )
+    sources += [
+        PriorSource(f"study {study}", tuple(_of_study(study, name, mine)))
         for study in ("000", "001", "003", "004")
         if study not in left_out
     ]
     if is_cpu:
-        found = [replace(one, data=tuple(d for d in one.data if _leaves_work_out(d.recipe))) for one in found]
-    return tuple(source for source in found if source.data)
+        sources = [
+            replace(source, data=tuple(d for d in source.data if _leaves_work_out(d.recipe)))
+            for source in sources
+        ]
+    return tuple(source for source in sources if source.data)
 
 
 def _leaves_work_out(recipe: Recipe) -> bool:
     return not any(technique.same_picture for technique in recipe)
 
 
-def reported(sources: Iterable[Source]) -> list[Technique]:
+def reported(sources: Iterable[PriorSource]) -> list[Technique]:
     """Return what was measured in recipes of the same model on the same family: worth trying as it was written."""
     data = [datum for source in sources for datum in source.data if datum.error <= SAME]
     return list(dict.fromkeys(technique for datum in data for technique in datum.recipe))
 
 
 def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
-    groups: dict[tuple[str, str, int, int], dict[str, Known]] = defaultdict(dict)
-    for (name, recipe, height, width), known in all_known().items():
-        for one in known:
-            groups[name, one.device, height, width].setdefault(recipe, one)
+    groups: dict[tuple[str, str, int, int], dict[str, RecordedFigures]] = defaultdict(dict)
+    for (name, recipe, height, width), every in all_recorded().items():
+        for figures in every:
+            groups[name, figures.device, height, width].setdefault(recipe, figures)
     for (name, device, _, _), recipes in groups.items():
         base = recipes.get("baseline")
         if base is None:
             continue
         before = base.seconds(base.steps)
-        gains = {recipe: math.log(before / one.seconds(base.steps)) for recipe, one in recipes.items()}
+        gains = {
+            recipe: math.log(before / figures.seconds(base.steps)) for recipe, figures in recipes.items()
+        }
         data = _data(gains, _error(name == model, architecture_of(device), mine))
         # 15 steps of 30 halve the time, and 15 of 20 do not.
         yield from (datum for datum in data if not any(isinstance(t, Steps) for t in datum.recipe))

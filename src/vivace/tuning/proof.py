@@ -7,10 +7,10 @@ from dataclasses import replace
 from vivace.report.rows import Row
 from vivace.stats import Interval, Verdict
 from vivace.tuning.measuring import Bench
-from vivace.tuning.seen import Seen
+from vivace.tuning.results import Result
 
 
-def final_of(bench: Bench, pick: Seen | None) -> tuple[Row, ...]:
+def final_of(bench: Bench, pick: Result | None) -> tuple[Row, ...]:
     """Return the rows of the last final with the pick, stored ones of this search included; without a pick the last."""
     rows = bench.finals.rows(None if pick is None else pick.recipe)
     return tuple(without_unproved(row) for row in rows)

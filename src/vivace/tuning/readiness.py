@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
-from vivace.foreign.files import user_path
 from vivace.lint.limits import flops_of
 from vivace.measure.surroundings import Surroundings, surroundings
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry, Hub
-from vivace.models.find import SYNTHETIC, Found, find_model
+from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
 from vivace.report.summary import clock, size
 from vivace.spec.recipe import BASELINE
-from vivace.studies.known import all_known
-from vivace.tuning.asked import Asked
+from vivace.studies.recorded import all_recorded
+from vivace.tuning.image_request import ImageRequest
+from vivace.untrusted.files import user_path
 
 _CORE_FLOPS = 200e9
 """Per second and core in fp32: more than a core of any CPU reaches in a whole model."""
@@ -59,7 +59,7 @@ def check_ready(
     model: str,
     device: str,
     minutes: float | None,
-    asked: Asked,
+    request: ImageRequest,
     scorer: str | None = "auto",
     witness: str | None = None,
     here: Surroundings | None = None,
@@ -78,58 +78,63 @@ def check_ready(
     here = here or surroundings()
     name = model.strip()
     entry = CATALOGUE.get(name.lower().removeprefix(SYNTHETIC))
-    found, absent = _located(name)
+    located, absent = _located(name)
     on_cpu = device == "cpu" or (device == "auto" and here.has_no_gpu)
-    needs = _needs(entry, found, asked, here, on_cpu=on_cpu)
+    needs = _needs(entry, located, request, here, on_cpu=on_cpu)
     lacks = [
         *_gpu(needs, device, minutes, here, on_cpu=on_cpu),
         *_memory(needs, here, on_cpu=on_cpu),
         *_download(needs, entry, absent, here),
         *(() if name.lower().startswith(SYNTHETIC) else _judges(scorer, witness, here)),
     ]
-    if not any(one.ends for one in lacks if not one.may_come):
-        for one in lacks:
-            tell(one.text)
-        if not any(one.may_come for one in lacks) or here.hub_answers_late():
+    if not any(lack.ends for lack in lacks if not lack.may_come):
+        for lack in lacks:
+            tell(lack.text)
+        if not any(lack.may_come for lack in lacks) or here.hub_answers_late():
             return
-    told = "\n".join(f"  - {one.text}" for one in lacks)
-    raise Unsupported(f"{name} cannot be tuned here:\n{told}\n{_instead(name, entry)}")
+    reasons = "\n".join(f"  - {lack.text}" for lack in lacks)
+    raise Unsupported(f"{name} cannot be tuned here:\n{reasons}\n{_instead(name, entry)}")
 
 
-def _located(name: str) -> tuple[Found | None, str | None]:
+def _located(name: str) -> tuple[LocatedModel | None, str | None]:
     """Return the model as far as it is on this machine, and the repositories of what is not; "" if that is unknown.
 
     A name that is no model's is reported where it is looked up.
     """
     try:
-        found = find_model(name, download=False)
+        located = find_model(name, download=False)
     except Unsupported:
         entry = CATALOGUE.get(name.lower())
         origin = None if entry is None else entry.origin
         return None, origin.repo if isinstance(origin, Hub) else name.partition("@")[0]
     except (UnknownModel, UnusableModel):
         return None, None
-    return found, " and ".join(dict.fromkeys(one.repo for one in found.downloads)) or None
+    return located, " and ".join(dict.fromkeys(download.repo for download in located.downloads)) or None
 
 
 def _needs(
-    entry: Entry | None, found: Found | None, asked: Asked, here: Surroundings, *, on_cpu: bool
+    entry: Entry | None,
+    located: LocatedModel | None,
+    request: ImageRequest,
+    here: Surroundings,
+    *,
+    on_cpu: bool,
 ) -> _Needs:
     needs = _Needs(None, None, None)
-    if found is not None and found.weights and all(path.is_file() for path in found.weights):
-        needs = replace(needs, memory_bytes=float(sum(path.stat().st_size for path in found.weights)))
+    if located is not None and located.weights and all(path.is_file() for path in located.weights):
+        needs = replace(needs, memory_bytes=float(sum(path.stat().st_size for path in located.weights)))
     if entry is None or not isinstance(entry.origin, Hub):
         return needs
-    height, width = asked.height or entry.height, asked.width or entry.width
-    known = all_known().get((entry.name, BASELINE, entry.height, entry.width), ())
+    height, width = request.height or entry.height, request.width or entry.width
+    records = all_recorded().get((entry.name, BASELINE, entry.height, entry.width), ())
     memory: float | None = entry.origin.download_bytes if needs.memory_bytes is None else needs.memory_bytes
-    if known and on_cpu:
-        memory = float(_FP32_OVER_HALF * max(one.model_bytes for one in known))
-    elif known:
+    if records and on_cpu:
+        memory = float(_FP32_OVER_HALF * max(figures.model_bytes for figures in records))
+    elif records:
         is_full = height * width >= entry.height * entry.width
-        memory = float(min(one.peak_bytes if is_full else one.model_bytes for one in known))
+        memory = float(min(figures.peak_bytes if is_full else figures.model_bytes for figures in records))
     work = flops_of(entry.name)
-    steps = asked.num_inference_steps or entry.num_inference_steps
+    steps = request.num_inference_steps or entry.num_inference_steps
     seconds = None
     if work is not None:
         share = min(1.0, height * width / work.pixels)
@@ -208,9 +213,9 @@ def _download(needs: _Needs, entry: Entry | None, absent: str | None, here: Surr
 
 def _judges(scorer: str | None, witness: str | None, here: Surroundings) -> Iterator[Lack]:
     """Yield the models that judge images and that can be neither found nor downloaded."""
-    asked = [(scorer, "--scorer", find_scorer)] if scorer not in (None, "auto") else []
-    asked += [(witness, "--witness", find_witness)] if witness is not None else []
-    for name, flag, find in asked:
+    options = [(scorer, "--scorer", find_scorer)] if scorer not in (None, "auto") else []
+    options += [(witness, "--witness", find_witness)] if witness is not None else []
+    for name, flag, find in options:
         with suppress(UnknownModel, UnusableModel):
             try:
                 find(str(name), download=False)
@@ -227,7 +232,7 @@ def _free(folder: Path) -> int:
 
 
 def _instead(name: str, entry: Entry | None) -> str:
-    """Say what can be done here instead."""
+    """Describe what can be done here instead."""
     tiny = "tiny-flux" if entry is not None and "Flux" in entry.pipeline else "tiny-sd"
     parts = [f"`vivace tune {tiny}` runs on any machine"]
     if entry is not None:

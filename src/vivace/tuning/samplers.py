@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.belief import Effect
-from vivace.tuning.priors import Source
-from vivace.tuning.seen import Seen, latest
+from vivace.tuning.priors import PriorSource
+from vivace.tuning.regression import Prior
+from vivace.tuning.results import Result, latest
 from vivace.tuning.space import Space
-from vivace.tuning.worth import TRIES, AsMeasured, value_of, with_option
+from vivace.tuning.utility import TRIES, AsMeasured, value_of, with_option
 
 Name = Literal["model", "tpe", "random", "greedy"]
 
@@ -24,24 +24,24 @@ Name = Literal["model", "tpe", "random", "greedy"]
 class Sampler(Protocol):
     """Chooses recipes."""
 
-    def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
+    def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
         """Return up to `number` recipes that are not in the history; none if there is nothing left to try."""
         ...
 
-    def worth(self, results: Sequence[Seen], history: Sequence[Seen]) -> list[float]:
+    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
         """Return how good each measured recipe promises to be: its gain, discounted by the doubts about its quality."""
         ...
 
-    def values(self, results: Sequence[Seen], history: Sequence[Seen]) -> NDArray[np.float64]:
-        """Return what each recipe is worth in worlds as likely as what is believed (worlds, recipes): its gain where it
+    def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:
+        """Return posterior samples of what each recipe is worth (samples, recipes): its gain where it
         passes, else no more than a proposal has to exceed."""
         ...
 
-    def shorter(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+    def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """Return the recipe without techniques that are believed to give nothing; as it is if nothing is known."""
         ...
 
-    def assembled(self, recipe: Recipe, history: Sequence[Seen]) -> Recipe:
+    def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """Return the recipe with techniques that are believed to make it faster, and to keep its quality as it is."""
         ...
 
@@ -50,8 +50,8 @@ def sampler_of(
     name: Name,
     space: Space,
     *,
-    sources: Sequence[Source] = (),
-    effects: dict[str, Effect] | None = None,
+    sources: Sequence[PriorSource] = (),
+    effects: dict[str, Prior] | None = None,
     start: Recipe | None = None,
     seconds_of: Callable[[Recipe], float] | None = None,
     most_s: Callable[[], float] = lambda: math.inf,
@@ -76,8 +76,10 @@ def sampler_of(
         case "model":
             from vivace.tuning.by_model import ModelSampler
 
-            known = {} if peaks is None else peaks
-            return ModelSampler(space, rng, tuple(sources), effects or {}, start, seconds_of, most_s, known)
+            known_peaks = {} if peaks is None else peaks
+            return ModelSampler(
+                space, rng, tuple(sources), effects or {}, start, seconds_of, most_s, known_peaks
+            )
 
 
 @dataclass
@@ -87,12 +89,12 @@ class RandomSampler(AsMeasured):
     space: Space
     rng: np.random.Generator
 
-    def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
-        known = {one.recipe for one in history}
-        found: dict[Recipe, None] = {}
+    def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
+        measured = {result.recipe for result in history}
+        recipes: dict[Recipe, None] = {}
         fixed = getattr(self.space, "recipes", None)
         if fixed is not None:
-            left = [recipe for recipe in fixed if recipe not in known and self.space.holds(recipe)]
+            left = [recipe for recipe in fixed if recipe not in measured and self.space.holds(recipe)]
             order = self.rng.permutation(len(left))[:number]
             return [left[int(i)] for i in order]
         for _ in range(TRIES * number):
@@ -103,11 +105,11 @@ class RandomSampler(AsMeasured):
                     recipe = recipe.with_(option)
                 except RecipeError:
                     continue
-            if recipe not in known and not recipe.is_baseline and self.space.holds(recipe):
-                found[recipe] = None
-            if len(found) == number:
+            if recipe not in measured and not recipe.is_baseline and self.space.holds(recipe):
+                recipes[recipe] = None
+            if len(recipes) == number:
                 break
-        return list(found)
+        return list(recipes)
 
 
 @dataclass
@@ -117,7 +119,7 @@ class GreedySampler(AsMeasured):
     space: Space
     rng: np.random.Generator
 
-    def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
+    def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
         results = latest(history)
         current = self.space.base()
         best = 0.0
@@ -127,8 +129,8 @@ class GreedySampler(AsMeasured):
             if left:
                 order = self.rng.permutation(len(left))[:number]
                 return [left[int(i)] for i in order]
-            good = [r for r in above if value_of(results[r], self.space.wanted) > best]
+            good = [r for r in above if value_of(results[r], self.space.objective) > best]
             if not good:
                 return []
-            current = max(good, key=lambda r: value_of(results[r], self.space.wanted))
-            best = value_of(results[current], self.space.wanted)
+            current = max(good, key=lambda r: value_of(results[r], self.space.objective))
+            best = value_of(results[current], self.space.objective)

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.beside import REACH, assembled, shorter, with_common
 from vivace.tuning.budget import Budget
+from vivace.tuning.companions import REACH, assembled, shorter, unlike, with_common, with_shorter
 from vivace.tuning.finalists import MOST_USEFUL, portfolio, useful
 from vivace.tuning.measurer import Measurer, Unwatched, Watcher
+from vivace.tuning.objective import Objective
+from vivace.tuning.results import Result, Rung, gain_of, latest
 from vivace.tuning.samplers import Sampler
-from vivace.tuning.seen import Rung, Seen, gain_of, latest
 from vivace.tuning.space import Space
-from vivace.tuning.wanted import Wanted
-from vivace.tuning.worth import chance_of, floor_of, shortest_as_fast
+from vivace.tuning.utility import chance_of, floor_of, shortest_as_fast
 
 BATCH = 4
 PROMOTED = 0.5
@@ -50,15 +50,15 @@ class Search:
         proven: the rows of the last final.
     """
 
-    wanted: Wanted
+    objective: Objective
     space: Space
     sampler: Sampler
     measurer: Measurer
     budget: Budget
     judges: bool = True
     watcher: Watcher = field(default_factory=Unwatched)
-    history: list[Seen] = field(default_factory=list)
-    proven: list[Seen] = field(default_factory=list)
+    history: list[Result] = field(default_factory=list)
+    proven: list[Result] = field(default_factory=list)
     batch: int = BATCH
     exhausted: bool = False
     refused: set[Recipe] = field(default_factory=set)
@@ -66,16 +66,16 @@ class Search:
     @property
     def num_trials(self) -> int:
         """How many recipes have been measured, the baseline not counted."""
-        return len({one.recipe for one in self.history if not one.recipe.is_baseline} - self.refused)
+        return len({result.recipe for result in self.history if not result.recipe.is_baseline} - self.refused)
 
-    def run(self) -> Seen | None:
+    def run(self) -> Result | None:
         """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
         self._judge_promising()  # of an interrupted search
         for _ in range(_FINALS):
             self._explore(self._has_to_prove)
             if not self._has_to_prove():
                 break
-            self._final([one.recipe for one in self._portfolio()])
+            self._final([result.recipe for result in self._portfolio()])
             self._decide(_WORTH_IMAGES, until_one_passes=True)
         self._explore(lambda: False)
         if self.judges and not self.exhausted and not self.num_trials:
@@ -94,19 +94,21 @@ class Search:
             not self.exhausted
             and self.num_trials < number
             and not stops()
-            and not self.budget.is_over(self.num_trials, self._in_the_final(self._candidates()))
+            and not self.budget.is_over(
+                self.num_trials, with_shorter(self, self.finalists(self._candidates()))
+            )
         ):
             recipes = self._ask(int(min(self.batch, number - self.num_trials)))
             if not recipes:
                 self.exhausted = True
                 break
-            recipes = self.budget.affordable(recipes, self._in_the_final(self._candidates()))
+            recipes = self.budget.affordable(recipes, with_shorter(self, self.finalists(self._candidates())))
             if not recipes:
                 break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
-            found = self.measurer.screen(recipes)
-            self._note(found)
-            if not any(one.recipe in recipes for one in found):
+            results = self.measurer.screen(recipes)
+            self._note(results)
+            if not any(result.recipe in recipes for result in results):
                 break  # the time ended before one of them was measured
             self._leave_out_failed()
             if self.judges and not stops():
@@ -117,7 +119,7 @@ class Search:
         if not self.judges or self.pick() is not None:
             return False
         finalists = self._portfolio()
-        is_new = any(one.rung < Rung.PROVEN for one in finalists)
+        is_new = any(result.rung < Rung.PROVEN for result in finalists)
         return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
@@ -126,7 +128,7 @@ class Search:
         while True:
             recipes = self.sampler.ask(self.history, number)
             out = self.measurer.refuse(recipes)
-            self.refused |= {one.recipe for one in out}
+            self.refused |= {result.recipe for result in out}
             self.history += out
             self._leave_out_failed()
             recipes = [recipe for recipe in recipes if recipe not in self.refused]
@@ -134,21 +136,21 @@ class Search:
             if recipes or not out or refused > _MOST_REFUSED or self.budget.is_over(0, []):
                 return recipes
 
-    def _note(self, found: Sequence[Seen]) -> None:
-        for one in found:
-            self.history.append(one)
-            if not one.recipe.is_baseline:
-                self.watcher.measured(one, self.history)
+    def _note(self, results: Sequence[Result]) -> None:
+        for result in results:
+            self.history.append(result)
+            if not result.recipe.is_baseline:
+                self.watcher.measured(result, self.history)
 
     def _leave_out_failed(self) -> None:
         """Remove the options that failed alone for good from the space."""
         base = self.space.base()
-        for one in self.history:
-            added = [t for t in one.recipe if t not in base.techniques]
-            if one.outcome is Outcome.OUT_OF_MEMORY and self.wanted.max_memory_bytes is not None:
+        for result in self.history:
+            added = [t for t in result.recipe if t not in base.techniques]
+            if result.outcome is Outcome.OUT_OF_MEMORY and self.objective.max_memory_bytes is not None:
                 continue  # with others that save memory it may fit
-            if len(added) == 1 and not one.is_measured and one.outcome.is_final:
-                self.space.leave_out(added[0], one.reason or one.outcome.value)
+            if len(added) == 1 and not result.is_measured and result.outcome.is_final:
+                self.space.leave_out(added[0], result.reason or result.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
         """Judge the better half of the screened recipes, if they can still win, and what changes the picture anew.
@@ -158,94 +160,111 @@ class Search:
         if not self.judges:
             return
         screened = [
-            one
-            for one in latest(self.history).values()
-            if one.rung is Rung.SCREENED
-            and one.keeps(self.wanted)
-            and not one.recipe.is_baseline
-            and (recipes is None or one.recipe in recipes)
+            result
+            for result in latest(self.history).values()
+            if result.rung is Rung.SCREENED
+            and result.keeps(self.objective)
+            and not result.recipe.is_baseline
+            and (recipes is None or result.recipe in recipes)
         ]
-        floor = floor_of(self.history, self.wanted)
+        floor = floor_of(self.history, self.objective)
         best = max(
-            [floor, *(gain_of(one) for one in self._candidates() if one.slack is None or one.slack >= 0)]
+            [
+                floor,
+                *(
+                    gain_of(result)
+                    for result in self._candidates()
+                    if result.slack is None or result.slack >= 0
+                ),
+            ]
         )
-        promising = [one for one in screened if gain_of(one) > best - max(REACH, 2 * one.error)]
+        promising = [result for result in screened if gain_of(result) > best - max(REACH, 2 * result.error)]
         number = math.ceil(PROMOTED * len(screened))
-        chosen = [one.recipe for one in self._by_worth(promising)[:number]]
-        chosen += [one.recipe for one in screened if one.recipe not in chosen and self._tells_of_quality(one)]
+        chosen = [result.recipe for result in self._by_worth(promising)[:number]]
+        chosen += [
+            result.recipe
+            for result in screened
+            if result.recipe not in chosen and self._tells_of_quality(result)
+        ]
         if chosen:
             self.watcher.note(f"judging the quality of {len(chosen)}")
             self._note(self.measurer.judge(chosen))
 
-    def _tells_of_quality(self, one: Seen) -> bool:
+    def _tells_of_quality(self, result: Result) -> bool:
         """Whether a recipe gains something by a technique that changes the picture, and that was never judged."""
-        judged = {t for seen in self.history if seen.slack is not None for t in seen.recipe}
-        return gain_of(one) > _WORTH_A_FINAL and any(
-            not technique.same_picture and technique not in judged for technique in one.recipe
+        judged = {t for result in self.history if result.slack is not None for t in result.recipe}
+        return gain_of(result) > _WORTH_A_FINAL and any(
+            not technique.same_picture and technique not in judged for technique in result.recipe
         )
 
     def _judge_until_one_may_pass(self) -> None:
         """Judge recipes that were only screened, the most promising first, until one probably passes its final."""
-        while self.judges and not any(chance_of(one) > _LIKELY for one in self._candidates()):
+        while self.judges and not any(chance_of(result) > _LIKELY for result in self._candidates()):
             left = [
-                one
-                for one in latest(self.history).values()
-                if one.rung is Rung.SCREENED and one.keeps(self.wanted) and gain_of(one) > _WORTH_A_FINAL
+                result
+                for result in latest(self.history).values()
+                if result.rung is Rung.SCREENED
+                and result.keeps(self.objective)
+                and gain_of(result) > _WORTH_A_FINAL
             ]
-            chosen = [one.recipe for one in self._by_worth(left)[:MOST_USEFUL]]
+            chosen = [result.recipe for result in self._by_worth(left)[:MOST_USEFUL]]
             chosen = self.budget.affordable(chosen, [])
             if not chosen:
                 break
             self.watcher.note(f"no recipe is likely to pass yet; judging the quality of {len(chosen)} more")
-            found = self.measurer.judge(chosen)
-            self._note(found)
-            if not any(one.recipe in chosen for one in found):
+            results = self.measurer.judge(chosen)
+            self._note(results)
+            if not any(result.recipe in chosen for result in results):
                 break
 
-    def _judge_what_may_beat(self, pick: Seen) -> None:
+    def _judge_what_may_beat(self, pick: Result) -> None:
         """Judge recipes that were only screened and are expected to improve on the pick."""
         left = [
-            one
-            for one in latest(self.history).values()
-            if one.rung is Rung.SCREENED and one.keeps(self.wanted) and gain_of(one) > gain_of(pick)
+            result
+            for result in latest(self.history).values()
+            if result.rung is Rung.SCREENED
+            and result.keeps(self.objective)
+            and gain_of(result) > gain_of(pick)
         ]
         worth = self.sampler.worth(left, self.history)
         chosen = [
-            one
-            for one, value in zip(left, worth, strict=True)
-            if value / gain_of(one) * (gain_of(one) - gain_of(pick)) > _WORTH_A_FINAL
+            result
+            for result, value in zip(left, worth, strict=True)
+            if value / gain_of(result) * (gain_of(result) - gain_of(pick)) > _WORTH_A_FINAL
         ]
-        recipes = self.budget.affordable([one.recipe for one in self._by_worth(chosen)[:MOST_USEFUL]], [])
+        recipes = self.budget.affordable(
+            [result.recipe for result in self._by_worth(chosen)[:MOST_USEFUL]], []
+        )
         if self.judges and recipes:
             self.watcher.note(f"judging the quality of {len(recipes)} that may beat {pick.recipe.text}")
             self._note(self.measurer.judge(recipes))
 
-    def _by_worth(self, found: Sequence[Seen]) -> list[Seen]:
-        worth = self.sampler.worth(found, self.history)
-        order = sorted(range(len(found)), key=lambda k: -worth[k])
-        return [found[k] for k in order]
+    def _by_worth(self, results: Sequence[Result]) -> list[Result]:
+        worth = self.sampler.worth(results, self.history)
+        order = sorted(range(len(results)), key=lambda k: -worth[k])
+        return [results[k] for k in order]
 
-    def _candidates(self, *, screened: bool = False) -> list[Seen]:
+    def _candidates(self, *, screened: bool = False) -> list[Result]:
         """Return what could be proposed, the most promising first.
 
         Args:
             screened: also what was not judged yet.
         """
-        floor = floor_of(self.history, self.wanted)
-        found = [
-            one
-            for one in latest(self.history).values()
-            if one.keeps(self.wanted)
-            and not one.recipe.is_baseline
-            and not one.is_ruined
-            and chance_of(one) > _HOPELESS
-            and gain_of(one) > floor
-            and not (one.rung is Rung.PROVEN and self.judges and one.gate is not Gate.PASSED)
-            and (screened or not self.judges or one.rung > Rung.SCREENED)
+        floor = floor_of(self.history, self.objective)
+        candidates = [
+            result
+            for result in latest(self.history).values()
+            if result.keeps(self.objective)
+            and not result.recipe.is_baseline
+            and not result.is_ruined
+            and chance_of(result) > _HOPELESS
+            and gain_of(result) > floor
+            and not (result.rung is Rung.PROVEN and self.judges and result.gate is not Gate.PASSED)
+            and (screened or not self.judges or result.rung > Rung.SCREENED)
         ]
-        return self._by_worth(found)
+        return self._by_worth(candidates)
 
-    def _prove(self) -> Seen | None:
+    def _prove(self) -> Result | None:
         """Measure finalists beside the baseline until one has passed and no other promises more; return the best.
 
         Finals after the first that found a pick are extra: they are held only while the budget lasts.
@@ -253,14 +272,14 @@ class Search:
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
             pick = self.pick()
-            found = self._candidates()
+            candidates = self._candidates()
             if pick is not None:
-                found = [one for one in found if one.rung < Rung.PROVEN]
-                if not self._finalists(found, pick):
+                candidates = [result for result in candidates if result.rung < Rung.PROVEN]
+                if not self.finalists(candidates, pick):
                     self._judge_what_may_beat(pick)
-                    found = [one for one in self._candidates() if one.rung < Rung.PROVEN]
-            first = self._finalists(found, pick) if pick is not None else self._portfolio()
-            finalists = [one.recipe for one in first]
+                    candidates = [result for result in self._candidates() if result.rung < Rung.PROVEN]
+            first = self.finalists(candidates, pick) if pick is not None else self._portfolio()
+            finalists = [result.recipe for result in first]
             if pick is not None and self.judges:
                 finalists += assembled(self, pick, first)
             if not finalists or set(finalists) <= tried:
@@ -281,11 +300,11 @@ class Search:
 
     def _final(self, recipes: Sequence[Recipe]) -> None:
         """Measure finalists beside the baseline: the first ones, as many as there is time for."""
-        known = latest(self.history)
-        finalists = [known.get(recipe) or _not_seen(recipe) for recipe in recipes]
+        results = latest(self.history)
+        finalists = [results.get(recipe) or _not_seen(recipe) for recipe in recipes]
         while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
             finalists.pop()
-        recipes = [one.recipe for one in finalists]
+        recipes = [result.recipe for result in finalists]
         if not recipes:
             return
         self.watcher.final(recipes)
@@ -303,91 +322,78 @@ class Search:
                 return
             if not self.budget.allows_images(undecided):
                 return
-            self.watcher.note(f"drawing more images of {', '.join(one.recipe.text for one in undecided)}")
-            found = self.measurer.draw_more([one.recipe for one in undecided])
-            if not found:
+            self.watcher.note(
+                f"drawing more images of {', '.join(result.recipe.text for result in undecided)}"
+            )
+            results = self.measurer.draw_more([result.recipe for result in undecided])
+            if not results:
                 return
-            self._note(found)
+            self._note(results)
 
-    def _undecided(self, least_chance: float) -> list[Seen]:
+    def _undecided(self, least_chance: float) -> list[Result]:
         """Return the finalists that more images may turn into the pick."""
         pick = self.pick()
-        least = floor_of(self.history, self.wanted) if pick is None else gain_of(pick) + _WORTH_A_FINAL
+        least = floor_of(self.history, self.objective) if pick is None else gain_of(pick) + _WORTH_A_FINAL
         return [
-            one
-            for one in latest(self.history).values()
-            if one.rung is Rung.PROVEN
-            and one.gate is Gate.UNCLEAR
-            and one.keeps(self.wanted)
-            and gain_of(one) > least
-            and chance_of(one) > least_chance
+            result
+            for result in latest(self.history).values()
+            if result.rung is Rung.PROVEN
+            and result.gate is Gate.UNCLEAR
+            and result.keeps(self.objective)
+            and gain_of(result) > least
+            and chance_of(result) > least_chance
         ]
 
-    def open_ends(self) -> list[Seen]:
+    def open_ends(self) -> list[Result]:
         """Return the recipes that a longer search may still prove, the most promising first."""
         undecided = self._undecided(_HOPELESS)
         return self._by_worth([*undecided, *self._candidates(screened=True)])
 
-    def _portfolio(self) -> list[Seen]:
+    def _portfolio(self) -> list[Result]:
         """Return the finalists of a search without an answer: one of them passes almost surely, if that can be had."""
         every = self._candidates(screened=True)
         # What has passed, but was not shown to be faster, gets more rounds where there is nothing else.
-        found = [one for one in every if one.rung < Rung.PROVEN] or every
-        if not found:
+        candidates = [result for result in every if result.rung < Rung.PROVEN] or every
+        if not candidates:
             return []
-        chosen = [found.index(one) for one in self._finalists(found)]
+        chosen = [candidates.index(result) for result in self.finalists(candidates)]
         if not self.judges:
-            return [found[k] for k in chosen]
-        worlds = self.sampler.values(found, self.history)
-        return [found[k] for k in portfolio(worlds, floor_of(self.history, self.wanted), chosen)]
+            return [candidates[k] for k in chosen]
+        samples = self.sampler.values(candidates, self.history)
+        return [candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective), chosen)]
 
-    def _finalists(self, found: Sequence[Seen], over: Seen | None = None) -> list[Seen]:
+    def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
         """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
 
         Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
-        each world, so one of them stands for all.
+        each posterior sample, so one of them stands for all.
 
         Args:
             over: what they have to beat.
         """
-        if not found:
+        if not candidates:
             return []
         least, number = (0.0, MOST_USEFUL) if over is None else (_WORTH_A_FINAL, MOST_USEFUL - 1)
-        floor = floor_of(self.history, self.wanted) if over is None else gain_of(over)
-        chosen = useful(self.sampler.values(found, self.history), floor, number, least)
-        return self._unlike([found[k] for k in chosen])
+        floor = floor_of(self.history, self.objective) if over is None else gain_of(over)
+        chosen = useful(self.sampler.values(candidates, self.history), floor, number, least)
+        return unlike(self, [candidates[k] for k in chosen])
 
-    def _unlike(self, finalists: Sequence[Seen]) -> list[Seen]:
-        """Return those that differ by more than what is believed to give nothing, of which one is measured without."""
-        kept: dict[Recipe, Seen] = {}
-        for one in finalists:
-            kept.setdefault(self.sampler.shorter(one.recipe, self.history), one)
-        return list(kept.values())
-
-    def _in_the_final(self, found: Sequence[Seen]) -> list[Seen]:
-        """Return the finalists, and the first one's shorter form if there is a place for it."""
-        chosen = self._finalists(found)
-        less = self.sampler.shorter(chosen[0].recipe, self.history) if chosen else Recipe()
-        if len(chosen) == MOST_USEFUL or less in {Recipe(), *(one.recipe for one in chosen)}:
-            return chosen
-        return [*chosen, replace(chosen[0], recipe=less)]
-
-    def pick(self) -> Seen | None:
+    def pick(self) -> Result | None:
         """Return the best recipe that has been proven, without techniques that were shown to give it nothing."""
-        floor = floor_of(self.history, self.wanted)
+        floor = floor_of(self.history, self.objective)
         good = [
-            one
-            for one in latest(self.history).values()
-            if one.rung is Rung.PROVEN
-            and not one.recipe.is_baseline
-            and one.keeps(self.wanted)
-            and gain_of(one) > floor
-            and (one.least_gain is None or one.least_gain > floor)
-            and (not self.judges or one.gate is Gate.PASSED)
+            result
+            for result in latest(self.history).values()
+            if result.rung is Rung.PROVEN
+            and not result.recipe.is_baseline
+            and result.keeps(self.objective)
+            and gain_of(result) > floor
+            and (result.least_gain is None or result.least_gain > floor)
+            and (not self.judges or result.gate is Gate.PASSED)
         ]
         return shortest_as_fast(max(good, key=gain_of), good) if good else None
 
 
-def _not_seen(recipe: Recipe) -> Seen:
+def _not_seen(recipe: Recipe) -> Result:
     """Return what is known of a recipe that was not measured: that it may take as long as the baseline."""
-    return Seen(recipe, Outcome.MEASURED, Rung.SCREENED)
+    return Result(recipe, Outcome.MEASURED, Rung.SCREENED)

@@ -9,27 +9,27 @@ from pathlib import Path
 
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
-from vivace.contract import Technique
 from vivace.errors import StoreError, Unsupported, UsageError
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.find import SYNTHETIC, Found
+from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
+from vivace.technique import Technique
 from vivace.tuning.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.measuring import Bench
+from vivace.tuning.objective import Objective
 from vivace.tuning.peaks import recorded
-from vivace.tuning.seen import Seen
+from vivace.tuning.results import Result
 from vivace.tuning.space import Space, fitted
-from vivace.tuning.wanted import Wanted
 
 DEFAULT_MINUTES = 8.0
 
 
-def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
+def start_of(text: str | None, objective: Objective) -> Recipe | None:
     """Return the recipe to begin with.
 
     Raises:
@@ -39,29 +39,29 @@ def start_of(text: str | None, wanted: Wanted) -> Recipe | None:
         return None
     recipe = resolve(text).pinned()
     for technique in recipe:
-        if technique.name in wanted.without:
+        if technique.name in objective.without:
             raise UsageError(f"--start {text} has {technique.name}, which --without {technique.name} forbids")
-        if not wanted.allows(technique):
+        if not objective.allows(technique):
             raise UsageError(
                 f"--start {text}: {technique.text} changes the picture, and with random weights quality cannot be "
                 "judged; add --trust-quality-of NAME, or leave it out"
             )
-    if not wanted.has_kept(recipe):
+    if not objective.has_kept(recipe):
         raise UsageError(
-            f"--start {text} lacks {', '.join(wanted.keep)}, which --keep wants; add it to --start"
+            f"--start {text} lacks {', '.join(objective.keep)}, which --keep wants; add it to --start"
         )
     return recipe
 
 
 def space_of(
-    wanted: Wanted, bench: Bench, trusted: frozenset[Recipe] | None, reported: Sequence[Technique] = ()
+    objective: Objective, bench: Bench, trusted: frozenset[Recipe] | None, reported: Sequence[Technique] = ()
 ) -> Space:
     """Return the space without what this machine or model does not support. For `reported` see `Space.of`.
 
     Raises:
         Unsupported: that includes a technique that is to be kept.
     """
-    every = Space.of(wanted, reported=reported, judges=bench.judges).options
+    every = Space.of(objective, reported=reported, judges=bench.judges).options
     texts = [option.text for option in every]
     support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.asked.batch)
     components = support.components
@@ -79,39 +79,39 @@ def space_of(
         is_known = technique.same_picture or trusted is None
         if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
             return "the trusted model was not seen to keep its quality with it"
-        if technique.num_gpus > 1 and bench.environment.device == "cpu" and not wanted.keeps(technique):
+        if technique.num_gpus > 1 and bench.environment.device == "cpu" and not objective.keeps(technique):
             return (
                 f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
             )
         return None if technique in combined else reasons.get(technique.text)
 
-    space = Space.of(wanted, why_not, reported, bench.judges, components)
+    space = Space.of(objective, why_not, reported, bench.judges, components)
     space.trusted, space.combined = trusted, combined
-    for technique in wanted.kept:
+    for technique in objective.kept:
         if (why := space.cut.get(technique.text)) is not None:
             raise Unsupported(f"--keep {technique.text}: {why}")
-    for name in wanted.kept_names:
+    for name in objective.kept_names:
         if not any(option.name == name for option in space.options):
             why = next((why for text, why in space.cut.items() if text.startswith(name)), "it has no option")
             raise Unsupported(f"--keep {name}: {why}")
     return space
 
 
-def trusted_recipes(name: str, found: Found, store: Path, limits: Limits) -> frozenset[Recipe]:
+def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limits) -> frozenset[Recipe]:
     """Return the recipes that kept the quality of an embedded model, as the store has seen.
 
     Raises:
         UsageError: it is not of the same kind, or nothing is known of it.
     """
     entry = CATALOGUE.get(name)
-    mine = CATALOGUE.get(found.model.name.removeprefix(SYNTHETIC))
+    mine = CATALOGUE.get(located.model.name.removeprefix(SYNTHETIC))
     if entry is None or name.startswith(SYNTHETIC):
         raise UsageError(f"--trust-quality-of {name}: give an embedded model, e.g. tiny-flux")
     if mine is not None and entry.pipeline != mine.pipeline:
         same = [e.name for e in CATALOGUE.values() if e.pipeline == mine.pipeline and e.scorer is not None]
         instead = f"; of the same kind {'is' if len(same) == 1 else 'are'} {', '.join(same)}" if same else ""
         raise UsageError(
-            f"--trust-quality-of {name}: it is a {entry.pipeline}, and {found.model.name} a {mine.pipeline}{instead}"
+            f"--trust-quality-of {name}: it is a {entry.pipeline}, and {located.model.name} a {mine.pipeline}{instead}"
         )
     passed: set[Recipe] = set()
     try:
@@ -133,16 +133,16 @@ def trusted_recipes(name: str, found: Found, store: Path, limits: Limits) -> fro
     return frozenset(passed)
 
 
-def check_memory(wanted: Wanted, bench: Bench) -> None:
+def check_memory(objective: Objective, bench: Bench) -> None:
     """Refuse a limit of memory that no recipe which saves memory is predicted to keep.
 
     Raises:
         UsageError: naming the least that is predicted.
     """
-    limit = wanted.max_memory_bytes
+    limit = objective.max_memory_bytes
     if limit is None or bench.environment.device != "cuda":
         return
-    space = Space.of(wanted)
+    space = Space.of(objective)
     saving = [text for option in space.options for text in option.memory_advice.saving]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
     bench.peaks.ask(recipes)
@@ -158,9 +158,11 @@ def check_memory(wanted: Wanted, bench: Bench) -> None:
         )
 
 
-def check_baseline(base: Seen | None, bench: Bench) -> None:
-    """Raises:
-    Unsupported: the baseline was not measured, so nothing can be compared with it.
+def check_baseline(base: Result | None, bench: Bench) -> None:
+    """Check that the baseline was measured.
+
+    Raises:
+        Unsupported: it was not, so nothing can be compared with it.
     """
     if base is None or not base.is_measured:
         reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"

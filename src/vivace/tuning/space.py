@@ -13,11 +13,11 @@ from typing import Any, cast, get_args
 
 from pydantic import ValidationError
 
-from vivace.contract import Component, Technique
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
+from vivace.technique import Component, Technique
 from vivace.techniques import TECHNIQUES
-from vivace.tuning.wanted import Wanted
+from vivace.tuning.objective import Objective
 
 Why = Callable[[Technique], str | None]
 Components = Collection[Component] | None
@@ -32,11 +32,11 @@ def tune_values(kind: type[Technique], knob: str) -> list[Any]:
     is_first = knob == next(iter(kind.knobs()))
     choices = [c for c in get_args(field_.annotation) if isinstance(c, str)] if is_first else []
     default = [] if field_.is_required() else [field_.default]
-    found: list[Any] = []
+    values: list[Any] = []
     for value in (*default, *tune, *choices):
-        if not any(value == one and type(value) is type(one) for one in found):
-            found.append(value)
-    return found
+        if not any(value == option and type(value) is type(option) for option in values):
+            values.append(value)
+    return values
 
 
 def options(kind: type[Technique], components: Components = None) -> list[Technique]:
@@ -48,14 +48,14 @@ def options(kind: type[Technique], components: Components = None) -> list[Techni
     values = {name: tune_values(kind, name) for name in kind.knobs()}
     if not all(values.values()):
         return []
-    plain = {name: found[0] for name, found in values.items()}
-    found = [_made(kind, plain)]
+    plain = {name: choices[0] for name, choices in values.items()}
+    made = [_made(kind, plain)]
     for name, worth in values.items():
-        found += [_made(kind, plain | {name: value}) for value in worth[1:]]
-    first = next((one for one in found if one is not None), None)
+        made += [_made(kind, plain | {name: value}) for value in worth[1:]]
+    first = next((option for option in made if option is not None), None)
     if first is not None:
-        found += [_made(kind, dict(first.values), targets) for targets in _target_sets(kind, components)]
-    return list(dict.fromkeys(one for one in found if one is not None))
+        made += [_made(kind, dict(first.values), targets) for targets in _target_sets(kind, components)]
+    return list(dict.fromkeys(option for option in made if option is not None))
 
 
 def fitted(technique: Technique, components: Components) -> Technique:
@@ -101,10 +101,10 @@ def variants(technique: Technique, components: Components = None) -> Iterator[Te
 
 def _target_sets(kind: type[Technique], components: Components) -> list[tuple[Any, ...]]:
     """Return other targets than the default ones: all that the model has, and each that is no default alone."""
-    every = tuple(one for one in kind.targetable if components is None or one in components)
-    usual = tuple(one for one in kind.default_targets if one in every)
-    found = [every, *((one,) for one in every if one not in usual)]
-    return [targets for targets in dict.fromkeys(found) if targets and targets != usual]
+    every = tuple(option for option in kind.targetable if components is None or option in components)
+    usual = tuple(option for option in kind.default_targets if option in every)
+    target_sets = [every, *((option,) for option in every if option not in usual)]
+    return [targets for targets in dict.fromkeys(target_sets) if targets and targets != usual]
 
 
 def _made(
@@ -112,8 +112,8 @@ def _made(
 ) -> Technique | None:
     """Return the technique; None if its knobs do not go together."""
     try:
-        given = dict(knobs) if targets is None else {**knobs, "targets": targets}
-        return kind(**given)
+        fields = dict(knobs) if targets is None else {**knobs, "targets": targets}
+        return kind(**fields)
     except ValidationError:
         return None
 
@@ -132,7 +132,7 @@ class Space:
         combined: options that do not work alone, and do with others.
     """
 
-    wanted: Wanted
+    objective: Objective
     options: list[Technique] = field(default_factory=list)
     cut: dict[str, str] = field(default_factory=dict)
     judges: bool = True
@@ -144,7 +144,7 @@ class Space:
     @classmethod
     def of(
         cls,
-        wanted: Wanted,
+        objective: Objective,
         why_not: Why = lambda technique: None,
         reported: Iterable[Technique] = (),
         judges: bool = True,
@@ -158,16 +158,16 @@ class Space:
             judges: whether images are compared with the baseline's.
             components: that the model has; None if unknown.
         """
-        space = cls(wanted, judges=judges, components=components, _why_not=why_not)
-        reported = tuple(fitted(one, components) for one in reported)
+        space = cls(objective, judges=judges, components=components, _why_not=why_not)
+        reported = tuple(fitted(option, components) for option in reported)
         for kind in TECHNIQUES.values():
-            if kind.name in wanted.without:
+            if kind.name in objective.without:
                 space.cut[kind.name] = "--without"
                 continue
-            if wanted.same_picture_only and not kind.same_picture:
+            if objective.same_picture_only and not kind.same_picture:
                 space.cut[kind.name] = "it changes the picture, and quality cannot be judged here"
                 continue
-            named = [one for one in (*wanted.kept, *reported) if isinstance(one, kind)]
+            named = [option for option in (*objective.kept, *reported) if isinstance(option, kind)]
             for option in (*options(kind, components), *named):
                 if option not in space.options and space.allows(option):
                     space.options.append(option)
@@ -175,9 +175,9 @@ class Space:
 
     def allows(self, technique: Technique) -> bool:
         """Whether a technique may be used; if not, `cut` says why."""
-        if not self.wanted.allows(technique) or technique.text in self.cut:
+        if not self.objective.allows(technique) or technique.text in self.cut:
             return False
-        why = None if self.wanted.keeps(technique) else technique.not_searched(self.judges)
+        why = None if self.objective.keeps(technique) else technique.not_searched(self.judges)
         if (why := why or self._why_not(technique)) is not None:
             self.cut[technique.text] = why
             return False
@@ -188,22 +188,22 @@ class Space:
         if technique in self.combined:
             return
         self.cut[technique.text] = reason
-        self.options = [one for one in self.options if one != technique]
+        self.options = [option for option in self.options if option != technique]
 
     def base(self) -> Recipe:
         """Return the smallest recipe that has what is to be kept, with the first options of techniques kept by name."""
-        recipe = Recipe.of(self.wanted.kept)
-        for name in sorted(self.wanted.kept_names - {t.name for t in recipe}):
-            found = [r for option in self.options if option.name == name if (r := _with(recipe, option))]
-            if found:
-                recipe = found[0]
+        recipe = Recipe.of(self.objective.kept)
+        for name in sorted(self.objective.kept_names - {t.name for t in recipe}):
+            recipes = [r for option in self.options if option.name == name if (r := _with(recipe, option))]
+            if recipes:
+                recipe = recipes[0]
         return recipe
 
     def singles(self) -> list[Recipe]:
         """Return the recipes of one option on top of what is kept."""
         base = self.base()
-        found = (_with(base, option) for option in self.options)
-        return [recipe for recipe in dict.fromkeys(found) if recipe is not None and self.holds(recipe)]
+        recipes = (_with(base, option) for option in self.options)
+        return [recipe for recipe in dict.fromkeys(recipes) if recipe is not None and self.holds(recipe)]
 
     def neighbours(self, recipe: Recipe) -> Iterator[Recipe]:
         """Yield the recipes with one technique less, one more, or one swapped for another option."""
@@ -224,12 +224,12 @@ class Space:
 
     def holds(self, recipe: Recipe) -> bool:
         """Whether a recipe has what is to be kept and nothing that is left out."""
-        if not self.wanted.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
+        if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
             return False
         changing = {technique for technique in recipe if not technique.same_picture}
         if self.trusted is None or not changing:
             return True
-        return any(changing <= set(known.techniques) for known in self.trusted)
+        return any(changing <= set(recipe_.techniques) for recipe_ in self.trusted)
 
     def _held(self, recipe: Recipe) -> Iterator[Recipe]:
         if self.holds(recipe):
@@ -246,23 +246,23 @@ class Space:
             value: returns the estimated value of each recipe, an array of floats.
             width: recipes that are followed at a time.
         """
-        found: dict[Recipe, None] = dict.fromkeys(self._held(self.base()))
+        recipes: dict[Recipe, None] = dict.fromkeys(self._held(self.base()))
         for recipe in around:
-            found.update(dict.fromkeys(self.neighbours(recipe)))
+            recipes.update(dict.fromkeys(self.neighbours(recipe)))
         front = [self.base()]
         best = float("-inf")
         for _ in range(_DEPTH):
             following = list(dict.fromkeys(r for recipe in front for r in self.neighbours(recipe)))
             if not following:
                 break
-            found.update(dict.fromkeys(following))
+            recipes.update(dict.fromkeys(following))
             values = value(following)
             order = sorted(range(len(following)), key=lambda i: -float(values[i]))[:width]
             front = [following[i] for i in order]
             if float(values[order[0]]) <= best:
                 break
             best = float(values[order[0]])
-        return list(found)
+        return list(recipes)
 
 
 _DEPTH = 8  # techniques of a recipe that the search grows to, at most
@@ -271,8 +271,8 @@ _DEPTH = 8  # techniques of a recipe that the search grows to, at most
 class FixedSpace(Space):
     """A given list of recipes, as a recorded grid has."""
 
-    def __init__(self, recipes: list[Recipe], wanted: Wanted | None = None) -> None:
-        super().__init__(wanted or Wanted())
+    def __init__(self, recipes: list[Recipe], objective: Objective | None = None) -> None:
+        super().__init__(objective or Objective())
         self.recipes = recipes
         self._known = set(recipes)
         self._held_before: dict[Recipe, bool] = {}

@@ -6,18 +6,18 @@ from vivace.benchmark.run import Compared
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Store
 from vivace.report.rows import rows_of
-from vivace.tuning.belief import Datum
 from vivace.tuning.measuring import Bench
-from vivace.tuning.priors import Source
-from vivace.tuning.seen import Rung, Seen, latest
+from vivace.tuning.priors import PriorSource
+from vivace.tuning.regression import Datum
+from vivace.tuning.results import Result, Rung, latest
 
 _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 """Standard errors of a stored gain as a prediction of this one."""
 
 
-def history_of(bench: Bench) -> tuple[list[Seen], Source]:
+def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
     """Return the results of the same search, and the figures of other runs. Its finals are read in, too."""
-    results: list[Seen] = []
+    results: list[Result] = []
     others: list[Datum] = []
     with Store.create(bench.store) as store:
         for run in store.runs():
@@ -25,7 +25,7 @@ def history_of(bench: Bench) -> tuple[list[Seen], Source]:
             if not records or not records[0].trial.recipe.is_baseline:
                 continue
             trial, environment = records[0].trial, records[0].environment
-            if trial.model != bench.found.model or trial.device != bench.environment.device:
+            if trial.model != bench.located.model or trial.device != bench.environment.device:
                 continue
             if trial.workload in bench.finals.further:
                 continue  # further images of a final, whose times are of one call
@@ -36,19 +36,21 @@ def history_of(bench: Bench) -> tuple[list[Seen], Source]:
                 bench.finals.compared.append(Compared(tuple(records), quality))
                 rows = bench.finals.rows_with_images(records, quality, store)
             else:
-                rows = rows_of(records, quality, bench.wanted.limits)
+                rows = rows_of(records, quality, bench.objective.limits)
             for row in rows:
-                one = bench.judged_by.counted(bench.seen(row, rows[0], rung or Rung.SCREENED, steps), run)
-                if one is None:
+                result = bench.judged_by.counted(
+                    bench.result_of(row, rows[0], rung or Rung.SCREENED, steps), run
+                )
+                if result is None:
                     continue
-                if rung is Rung.PROVEN and one.is_measured and bench.judges and one.gate is None:
+                if rung is Rung.PROVEN and result.is_measured and bench.judges and result.gate is None:
                     continue  # of a final that was interrupted
                 if is_here and rung is not None:
-                    results.append(one)
-                elif one.gain is not None and not one.recipe.is_baseline:
+                    results.append(result)
+                elif result.gain is not None and not result.recipe.is_baseline:
                     error = _OTHER_WORKLOAD if is_here else _OTHER_MACHINE
-                    others.append(Datum(one.recipe, one.gain, error))
+                    others.append(Datum(result.recipe, result.gain, error))
     if bench.finals.compared:
         bench.finals.read()
     bench.time.note(latest(results).values())
-    return results, Source("this store", tuple(others))
+    return results, PriorSource("this store", tuple(others))

@@ -13,7 +13,7 @@ from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.images import ImagePlan
 from vivace.tuning.pace import Pace
-from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.results import Result, Rung
 
 FINAL_ROUNDS = 2
 """A speed-up of one round has no interval over processes, so nothing is proven by it."""
@@ -53,7 +53,7 @@ class Timetable:
     clock: Callable[[], float] = time.monotonic
     starting_s: float = 0.0
     looks: dict[Recipe, int] = field(default_factory=dict)
-    known: dict[Recipe, Seen] = field(default_factory=dict)
+    known: dict[Recipe, Result] = field(default_factory=dict)
 
     def spend(self, minutes: float | None, began: float) -> None:
         """Take in how long the search may last."""
@@ -63,15 +63,15 @@ class Timetable:
             self.starting_s = self.clock() - began
             self.pace.long_s = min(self.pace.long_s, _LONG_SHARE * self.total_s)
 
-    def note(self, found: Iterable[Seen]) -> None:
+    def note(self, results: Iterable[Result]) -> None:
         """Take in results."""
-        self.known |= {one.recipe: one for one in found}
+        self.known |= {result.recipe: result for result in results}
 
     @property
-    def placeholder(self) -> Seen:
+    def placeholder(self) -> Result:
         """A finalist of which nothing is known: one worth a final is faster than the baseline."""
         seconds = _OF_THE_BASELINE * self.pace.base_s / self.pace.batch
-        return Seen(Recipe(), Outcome.MEASURED, Rung.SCREENED, seconds=seconds)
+        return Result(Recipe(), Outcome.MEASURED, Rung.SCREENED, seconds=seconds)
 
     def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
         """Return by how many prompts quality is going to be decided: the usual number, or the most that there are of
@@ -90,34 +90,36 @@ class Timetable:
         judging = 0.5 if self.judges else 0.0
         return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
 
-    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_final(self, finalists: Sequence[Result]) -> float:
         """Return about how long a final takes with the further images that are usual.
 
         Without any finalist: of the least that is a final.
         """
         seconds = self.seconds_of_rounds(finalists)
-        undecided = [one for one in finalists if one.rung < Rung.PROVEN or one.gate is not Gate.PASSED]
+        undecided = [
+            result for result in finalists if result.rung < Rung.PROVEN or result.gate is not Gate.PASSED
+        ]
         if not self.judges or not undecided:
             return seconds
         usual = _LOOKS_AT_BOLD if self.looks.get(Recipe()) else _USUAL_LOOKS
         looks = range(1, min(usual, len(self.plan.sizes)))
         return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
 
-    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
         """Return about how long the rounds of a final take, with its first images.
 
         Those of recipes that were in an earlier one are kept, unless all were.
         """
-        finalists = [one for one in finalists if one.rung < Rung.PROVEN] or finalists
+        finalists = [result for result in finalists if result.rung < Rung.PROVEN] or finalists
         images, drawn = self._first_images
         return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
 
-    def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_images(self, finalists: Sequence[Result]) -> float:
         """Return about how long the next batch of images of these finalists takes."""
-        look = min((self.looks.get(one.recipe, 1) for one in finalists), default=1)
+        look = min((self.looks.get(result.recipe, 1) for result in finalists), default=1)
         return self._seconds_of_look(finalists, look) if look < len(self.plan.sizes) else 0.0
 
-    def minutes_to_decide(self, finalist: Seen) -> float:
+    def minutes_to_decide(self, finalist: Result) -> float:
         """Return how many minutes a search that goes on needs to decide on a recipe, in halves."""
         looks = range(self.looks.get(finalist.recipe, 1), len(self.plan.sizes)) if self.judges else ()
         seconds = self.starting_s + _ROOM_TO_DECIDE * (
@@ -126,7 +128,7 @@ class Timetable:
         )
         return math.ceil(seconds / 30) / 2
 
-    def _seconds_of_look(self, finalists: Sequence[Seen], look: int) -> float:
+    def _seconds_of_look(self, finalists: Sequence[Result], look: int) -> float:
         images = self.plan.num_images(look)
         drawn = images if self.looks.get(Recipe(), 0) > look else 0
         return self.pace.of_images(finalists, images, drawn=drawn)
@@ -162,13 +164,13 @@ class Timetable:
             )
             each = [self.pace.of_trial(recipe) for recipe in trials]
             return Deadline(until, until, each, each, self.clock)
-        known = [self.known.get(recipe) for recipe in recipes]
+        results = [self.known.get(recipe) for recipe in recipes]
         quality_s = self.pace.of_quality(len(trials), images)
         first = [
             self.pace.of_final_round(None, images - drawn),
-            *(self.pace.of_final_round(one, images) for one in known),
+            *(self.pace.of_final_round(result, images) for result in results),
         ]
-        later = [self.pace.of_final_round(one, 0) for one in (None, *known)]
+        later = [self.pace.of_final_round(result, 0) for result in (None, *results)]
         return Deadline(
             self.ends_at - quality_s, self.ends_at + _GRACE * self.total_s, first, later, self.clock
         )

@@ -7,9 +7,9 @@ from typing import Any
 
 from vivace.errors import Unsupported
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.seen import Seen, latest
+from vivace.tuning.results import Result, latest
 from vivace.tuning.space import Space
-from vivace.tuning.worth import TRIES, AsMeasured, constraint_of, value_of, with_option
+from vivace.tuning.utility import TRIES, AsMeasured, constraint_of, value_of, with_option
 
 
 class TpeSampler(AsMeasured):
@@ -34,45 +34,45 @@ class TpeSampler(AsMeasured):
         self._asked: dict[Recipe, Any] = {}
         self._told: set[Recipe] = set()
 
-    def ask(self, history: Sequence[Seen], number: int) -> list[Recipe]:
+    def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
         results = latest(history)
         self._tell(results)
-        found: list[Recipe] = []
+        recipes: list[Recipe] = []
         for _ in range(TRIES):
             trial = self._study.ask()
             recipe = self._recipe(trial)
             if recipe is not None and recipe in results:
                 trial.set_user_attr("slack", constraint_of(results[recipe]))
-                self._study.tell(trial, value_of(results[recipe], self.space.wanted, failed=-1.0))
+                self._study.tell(trial, value_of(results[recipe], self.space.objective, failed=-1.0))
                 continue
             if recipe is None or recipe in self._asked or recipe.is_baseline or not self.space.holds(recipe):
                 self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
                 continue
             self._asked[recipe] = trial
-            found.append(recipe)
-            if len(found) == number:
+            recipes.append(recipe)
+            if len(recipes) == number:
                 break
-        return found
+        return recipes
 
-    def _tell(self, results: dict[Recipe, Seen]) -> None:
-        for recipe, one in results.items():
+    def _tell(self, results: dict[Recipe, Result]) -> None:
+        for recipe, result in results.items():
             if recipe in self._told or recipe not in self._asked:
                 continue
             self._told.add(recipe)
             trial = self._asked[recipe]
-            trial.set_user_attr("slack", constraint_of(one))
-            self._study.tell(trial, value_of(one, self.space.wanted, failed=-1.0))
+            trial.set_user_attr("slack", constraint_of(result))
+            self._study.tell(trial, value_of(result, self.space.objective, failed=-1.0))
 
     def _recipe(self, trial: Any) -> Recipe | None:
-        recipe = Recipe(self.space.wanted.kept)
+        recipe = Recipe(self.space.objective.kept)
         by_name: dict[str, list[Any]] = {}
         for option in self.space.options:
             by_name.setdefault(option.name, []).append(option)
-        for name, found in by_name.items():
-            texts = [option.text for option in found]
+        for name, options in by_name.items():
+            texts = [option.text for option in options]
             chosen = trial.suggest_categorical(name, ["", *texts])
             if chosen:
-                more = with_option(recipe, found[texts.index(chosen)])
+                more = with_option(recipe, options[texts.index(chosen)])
                 if more is None:
                     return None
                 recipe = more

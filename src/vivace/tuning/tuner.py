@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from vivace.benchmark import AskedQuality
+from vivace.benchmark import QualityRequest
 from vivace.benchmark.comparison import default_threads, workload_of
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
@@ -23,21 +23,22 @@ from vivace.report.rows import priced
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.answer import Tuned
-from vivace.tuning.asked import Asked
-from vivace.tuning.believed import explanation_of
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.explanation import explanation_of
 from vivace.tuning.first_calls import FirstCalls
+from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.judge import judge_of
 from vivace.tuning.measurer import Unwatched, Watcher
 from vivace.tuning.measuring import Bench
 from vivace.tuning.notes import notes_of
-from vivace.tuning.priors import Source, effects, known_sources, reported
+from vivace.tuning.objective import Goal, Objective
+from vivace.tuning.priors import PriorSource, effects, known_sources, reported
 from vivace.tuning.proof import final_of
 from vivace.tuning.readiness import check_ready
+from vivace.tuning.results import Result, latest
 from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.seen import Seen, latest
 from vivace.tuning.setup import (
     DEFAULT_MINUTES,
     budget_of,
@@ -49,7 +50,6 @@ from vivace.tuning.setup import (
     trusted_recipes,
 )
 from vivace.tuning.stored import history_of
-from vivace.tuning.wanted import Goal, Wanted
 
 _BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
 
@@ -70,7 +70,7 @@ def tune(
     without: Sequence[str] = (),
     sampler: Name = "model",
     trust_quality_of: str | None = None,
-    asked: Asked | None = None,
+    request: ImageRequest | None = None,
     store: str | Path = DEFAULT_STORE,
     device: str = "auto",
     threads: int | None = None,
@@ -90,7 +90,7 @@ def tune(
 
     Args:
         model: what `vivace.load` takes.
-        goal: see `Wanted`.
+        goal: see `Objective`.
         max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call.
         limits: of the quality gate.
         scorer, witness: the models that judge images, as for `vivace.bench`. Without a CLIP model only techniques that
@@ -102,7 +102,7 @@ def tune(
         sampler: "model" (the default), "tpe" (Optuna's) or "random".
         trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the picture are
             searched where the store has seen them keep that model's quality.
-        asked: size, steps and prompts; None for the model's own.
+        request: size, steps and prompts; None for the model's own.
         gpus: screen and judge on so many GPUs of this host; the final runs on one.
         price_per_hour: of this machine, in any currency: the answer says what images cost.
         seed: of the search's own randomness.
@@ -113,24 +113,26 @@ def tune(
         UsageError: options that contradict each other; the message names the limit and what is nearest.
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    asked, told = asked or Asked(), watcher or Unwatched()
+    request, watching = request or ImageRequest(), watcher or Unwatched()
     spent = DEFAULT_MINUTES if minutes is None and trials is None else minutes
-    check_ready(model, device, spent, asked, scorer, witness, tell=lambda text: told.note(f"note: {text}"))
+    check_ready(
+        model, device, spent, request, scorer, witness, tell=lambda text: watching.note(f"note: {text}")
+    )
     began = time.monotonic()
-    found = find_model(model)
-    is_synthetic = found.model.is_synthetic
+    located = find_model(model)
+    is_synthetic = located.model.is_synthetic
     if trust_quality_of is not None and not is_synthetic:
         raise UsageError(
             f"--trust-quality-of {trust_quality_of}: the quality of {model} is judged itself; leave it out"
         )
     judge = judge_of(
-        found,
-        AskedQuality(scorer=scorer, witness=witness),
+        located,
+        QualityRequest(scorer=scorer, witness=witness),
         limits,
         trusts=trust_quality_of is not None,
-        shows_nothing=asked.has_random_controlnet,
+        shows_nothing=request.has_random_controlnet,
     )
-    wanted = Wanted(
+    objective = Objective(
         goal,
         max_memory_bytes,
         max_first_call_s,
@@ -139,17 +141,17 @@ def tune(
         tuple(without),
         same_picture_only=judge.same_picture_only,
     )
-    first = start_of(start, wanted)
+    first = start_of(start, objective)
     trusted = (
-        None if trust_quality_of is None else trusted_recipes(trust_quality_of, found, Path(store), limits)
+        None if trust_quality_of is None else trusted_recipes(trust_quality_of, located, Path(store), limits)
     )
-    if asked.batch == 1:
-        asked = replace(asked, batch=_BATCHES[goal])
-    if any(TECHNIQUES[name].needs_repeated_prompts for name in wanted.kept_names):
-        asked = replace(asked, text="repeated")
-    prompts = asked.prompts or PROMPT_SETS[found.prompt_set]
-    workload_of(found, asked.of(prompts), asked.batch)  # reports sizes that the model cannot draw
-    obtained = obtain(found)
+    if request.batch == 1:
+        request = replace(request, batch=_BATCHES[goal])
+    if any(TECHNIQUES[name].needs_repeated_prompts for name in objective.kept_names):
+        request = replace(request, text="repeated")
+    prompts = request.prompts or PROMPT_SETS[located.prompt_set]
+    workload_of(located, request.of(prompts), request.batch)  # reports sizes that the model cannot draw
+    obtained = obtain(located)
     with ExitStack() as stack:
         stack.enter_context(Store.create(Path(store))).close()
         if launcher is None:
@@ -157,9 +159,9 @@ def tune(
         number = threads or default_threads(obtained)
         bench = Bench(
             model=model,
-            found=obtained,
-            wanted=wanted,
-            asked=asked,
+            located=obtained,
+            objective=objective,
+            asked=request,
             prompts=tuple(prompts),
             judges=judge.compares,
             judged_by=judge,
@@ -173,16 +175,16 @@ def tune(
             gpus=gpus,
             timeout_s=timeout_s,
         )
-        known = known_sources(
-            model, bench.environment.device_name, wanted, is_cpu=bench.environment.device == "cpu"
+        sources_ = known_sources(
+            model, bench.environment.device_name, objective, is_cpu=bench.environment.device == "cpu"
         )
-        space = space_of(wanted, bench, trusted, reported(known))
-        check_memory(wanted, bench)
+        space = space_of(objective, bench, trusted, reported(sources_))
+        check_memory(objective, bench)
         history, stored = history_of(bench)
-        told.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
+        watching.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
         for note in judge.notes(bench.command):
-            told.note(f"note: {note}")
-        told.note("measuring the baseline")
+            watching.note(f"note: {note}")
+        watching.note("measuring the baseline")
         inner = bench.progress
         bench.progress = FirstCalls(inner, check_of_calls(minutes, bench, began))
         base = bench.start()
@@ -190,7 +192,7 @@ def tune(
         check_baseline(base, bench)
         bench.time.spend(spent, began)
         budget = budget_of(minutes, trials, bench, began)
-        sources = (stored, *known)
+        sources = (stored, *sources_)
         assert base is not None
         chosen = sampler_of(
             sampler,
@@ -199,7 +201,7 @@ def tune(
             effects=effects(
                 space.options,
                 dict(base.stages_s),
-                wanted,
+                objective,
                 bench.full.num_inference_steps,
                 is_cpu=bench.environment.device == "cpu",
             ),
@@ -210,13 +212,13 @@ def tune(
             seed=seed,
         )
         search = Search(
-            wanted,
+            objective,
             space,
             chosen,
             bench,
             budget,
             judges=bench.judges,
-            watcher=told,
+            watcher=watching,
             history=[*history, base],
         )
         pick = search.run()
@@ -224,34 +226,34 @@ def tune(
         return replace(answer, rows=tuple(priced(answer.rows, price_per_hour)))
 
 
-def _known_of(history: Sequence[Seen], stored: Source) -> str:
-    """Say what the store has: results of the same search, which count, and figures to learn from."""
-    number = len({one.recipe for one in history if not one.recipe.is_baseline})
+def _known_of(history: Sequence[Result], stored: PriorSource) -> str:
+    """Describe what the store has: results of the same search, which count, and figures to learn from."""
+    number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
-    found = []
+    parts = []
     if number:
-        found.append(
+        parts.append(
             f"the store has {number} recipe{'' if number == 1 else 's'} of this search, which goes on"
         )
     if others:
-        found.append(f"it learns from {others} that were measured otherwise")
-    return "".join(f"; {part}" for part in found)
+        parts.append(f"it learns from {others} that were measured otherwise")
+    return "".join(f"; {part}" for part in parts)
 
 
 def _answer(
     search: Search,
     bench: Bench,
-    pick: Seen | None,
+    pick: Result | None,
     sampler: object,
-    sources: Sequence[Source],
+    sources: Sequence[PriorSource],
     spent_s: float,
     trusted: str | None,
 ) -> Tuned:
-    wanted = search.wanted
+    objective = search.objective
     return Tuned(
         model=bench.model,
         device_name=bench.environment.device_name,
-        wanted=wanted,
+        objective=objective,
         pick=pick,
         rows=final_of(bench, pick),
         history=tuple(latest(search.history).values()),
@@ -270,7 +272,7 @@ def _answer(
     )
 
 
-def _expected(sampler: object, search: Search, pick: Seen | None) -> dict[str, float]:
+def _expected(sampler: object, search: Search, pick: Result | None) -> dict[str, float]:
     """Return the gain that is expected of the pick with one technique less: its own, and what is believed of it."""
     if pick is None or not isinstance(sampler, ModelSampler):
         return {}

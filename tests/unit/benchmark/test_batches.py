@@ -20,7 +20,7 @@ from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.fitting import largest, reduce_until
 from vivace.benchmark.launcher import Ending
 from vivace.benchmark.pictures import picture_path
-from vivace.benchmark.requests import LargestBatchRequest, RehearsalRequest, Request
+from vivace.benchmark.requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.benchmark.runner import ask_largest_batch, run_trials
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import Unsupported, WorkerError, WorkloadError
@@ -159,9 +159,9 @@ class FakeGpu:
 
     def __init__(self, found: int, holds: int, ending: Ending | None = None) -> None:
         self.found, self.holds, self.ending = found, holds, ending
-        self.asked: list[tuple[Request, float]] = []
+        self.asked: list[tuple[WorkerRequest, float]] = []
 
-    def run(self, request: Request, timeout_s: float, on_event: Any = None) -> Ending:
+    def run(self, request: WorkerRequest, timeout_s: float, on_event: Any = None) -> Ending:
         self.asked.append((request, timeout_s))
         if isinstance(request, LargestBatchRequest):
             return Ending({"batch": self.found})
@@ -235,7 +235,10 @@ def test_a_rehearsal_runs_a_shorter_round(
 def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
     prepared = comparison_of("tiny-sd", recipe, num_inference_steps=num_steps, batch=2)
     return Trial(
-        model=prepared.found.model, recipe=prepared.recipes[0].spec, workload=prepared.workload, device="cpu"
+        model=prepared.located.model,
+        recipe=prepared.recipes[0].spec,
+        workload=prepared.workload,
+        device="cpu",
     )
 
 

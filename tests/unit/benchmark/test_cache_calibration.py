@@ -8,7 +8,7 @@ import pytest
 
 from tests.typed import typed
 from vivace.benchmark import cache_calibration
-from vivace.benchmark.cache_calibration import CACHES, Tried, bisected, calibrate_caches, settings
+from vivace.benchmark.cache_calibration import CACHES, SettingTrial, bisected, calibrate_caches, settings
 from vivace.errors import Unsupported, UsageError
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.prompts import PROMPT_SETS
@@ -20,13 +20,13 @@ from vivace.techniques import TECHNIQUES
 def tried_up_to(limit: float, hits_from: float = 0.0, outcome: str = Outcome.MEASURED) -> Any:
     """Return a fake measurement: images pass up to `limit`, and the cache hits from `hits_from` on."""
 
-    def measure(recipe: str, setting: float) -> Tried:
+    def measure(recipe: str, setting: float) -> SettingTrial:
         resolve(recipe)
         if outcome != Outcome.MEASURED:
-            return Tried(recipe, setting, False, outcome, "with a reason")
+            return SettingTrial(recipe, setting, False, outcome, "with a reason")
         if setting < hits_from:
-            return Tried(recipe, setting, False, Outcome.NO_EFFECT, "the cache never hit")
-        return Tried(recipe, setting, setting <= limit, Outcome.MEASURED, None, setting, 1 + setting)
+            return SettingTrial(recipe, setting, False, Outcome.NO_EFFECT, "the cache never hit")
+        return SettingTrial(recipe, setting, setting <= limit, Outcome.MEASURED, None, setting, 1 + setting)
 
     return measure
 

@@ -133,7 +133,7 @@ def test_a_node_ends_and_its_trials_run_elsewhere(cluster: Any, tmp_path: Path) 
     again.lost = "nothing"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(
-            "vivace.benchmark.places.spread.Spread.take", lambda *_: pytest.fail("measured again")
+            "vivace.benchmark.places.spread.SpreadTrials.take", lambda *_: pytest.fail("measured again")
         )
         repeated = bench(cluster, tmp_path / "store", again)
     assert not again.ended

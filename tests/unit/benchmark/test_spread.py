@@ -18,7 +18,7 @@ from vivace.benchmark import Run, Store, Study, Timing
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.places.jobs import Done
 from vivace.benchmark.places.local_pool import LocalPool
-from vivace.benchmark.places.spread import MAX_ATTEMPTS, Spread, Ticket
+from vivace.benchmark.places.spread import MAX_ATTEMPTS, SpreadTrials, Ticket
 from vivace.benchmark.runner import Silent
 from vivace.benchmark.studies import run_study
 from vivace.errors import UsageError, WorkerError
@@ -40,12 +40,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def spread_of(store: Store, num_places: int | None = 2, **options: Any) -> Spread:
+def spread_of(store: Store, num_places: int | None = 2, **options: Any) -> SpreadTrials:
     trials = [make_trial(recipe) for recipe in RECIPES]
-    return Spread(trials, TIMING, store, [make_environment()], num_places, Silent(), **options)
+    return SpreadTrials(trials, TIMING, store, [make_environment()], num_places, Silent(), **options)
 
 
-def measure(spread: Spread, ticket: Ticket, stop_after: int | None = None) -> None:
+def measure(spread: SpreadTrials, ticket: Ticket, stop_after: int | None = None) -> None:
     """Return a ticket's rounds as a place does; the first so many only, if it is lost then."""
     for trial, index in ticket.job.rounds[:stop_after]:
         spread.deliver(ticket, Done(trial, now(index)))
@@ -174,7 +174,7 @@ def test_a_rerun_of_the_command_goes_on(store: Store) -> None:
     ]
     assert spread_of(store, rerun=True).waiting == 3
     newer = make_environment().model_copy(update={"libraries": {"torch": "2.14.0"}})
-    stale = Spread([make_trial(r) for r in RECIPES], TIMING, store, [newer], 2, Silent())
+    stale = SpreadTrials([make_trial(r) for r in RECIPES], TIMING, store, [newer], 2, Silent())
     assert stale.waiting == 3, "measured with another PyTorch"
 
 

@@ -14,7 +14,7 @@ from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark.pictures import picture_path, save_picture
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
-from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
 from vivace.spec.trial import Trial
 
 
@@ -38,9 +38,7 @@ def test_rounds_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_figures_are_found_by_their_inputs(tmp_path: Path) -> None:
     key = FiguresKey(sha256="a" * 64, reference="b" * 64, prompt="a cat", scorer="clip@1")
-    row = PictureFigures(
-        **key.model_dump(), alone={"sharpness": 1.5}, against={"psnr_db": 40.0, "ssim": 0.99}
-    )
+    row = ImageFigures(**key.model_dump(), alone={"sharpness": 1.5}, against={"psnr_db": 40.0, "ssim": 0.99})
     other = row.model_copy(update={"prompt": "a dog", "alone": {"sharpness": 1.5, "clip_score": 9.0}})
     with Store.create(tmp_path) as store:
         store.add_figures([row])

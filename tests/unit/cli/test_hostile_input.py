@@ -159,7 +159,7 @@ def test_a_first_call_that_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
 @pytest.mark.timeout(30)
 def test_reading_has_limits(work: Any, says: str) -> None:
     found = find_model(str(_copy("model")))
-    limits = guarded.Limits(seconds=1.0 if "1 s" in says else 20.0, num_bytes=_resident() + 3e8)
+    limits = guarded.ReadingLimits(seconds=1.0 if "1 s" in says else 20.0, num_bytes=_resident() + 3e8)
 
     def slowly(is_read: Any) -> int:
         held = work(is_read)
@@ -176,7 +176,7 @@ def test_no_limits_once_the_model_is_read() -> None:
         time.sleep(1.0)
         return 4
 
-    assert guarded.guarded_reading("model", guarded.Limits(0.5, 1e12), work) == 4
+    assert guarded.guarded_reading("model", guarded.ReadingLimits(0.5, 1e12), work) == 4
 
 
 def test_models_of_the_catalogue_need_no_child() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.places.jobs import Done
-from vivace.benchmark.places.spread import Spread
+from vivace.benchmark.places.spread import SpreadTrials
 from vivace.cli import progress as shown
 from vivace.cli.progress import PlainProgress, TerminalProgress, result, title
 from vivace.spec.environment import Place
@@ -50,7 +50,7 @@ def test_a_round_that_is_measured_again_is_counted_once(
 ) -> None:
     trials = [make_trial(recipe) for recipe in ("baseline", "steps(1)", "tiny_vae")]
     with Store.create(tmp_path / "store") as store:
-        spread = Spread(
+        spread = SpreadTrials(
             trials, Timing(rounds=2, repeats=1), store, [make_environment()], None, PlainProgress()
         )
         for number, stop_after in enumerate([3, None, 1, None]):

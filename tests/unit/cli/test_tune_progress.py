@@ -2,18 +2,18 @@
 
 import pytest
 
-from vivace.cli.tune import Shown
+from vivace.cli.tune import SearchDisplay
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
-from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.results import Result, Rung
 
 
 def test_results_are_counted_without_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Shown(None, 9)
-    baseline = Seen(resolve("baseline"), Outcome.MEASURED, Rung.SCREENED, 0.0)
-    refused = Seen(resolve("cuda_graph"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="no GPU")
-    first = Seen(resolve("tiny_vae"), Outcome.MEASURED, Rung.SCREENED, 0.1)
-    second = Seen(resolve("compile"), Outcome.CRASHED, Rung.SCREENED, reason="no compiler")
+    shown = SearchDisplay(None, 9)
+    baseline = Result(resolve("baseline"), Outcome.MEASURED, Rung.SCREENED, 0.0)
+    refused = Result(resolve("cuda_graph"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="no GPU")
+    first = Result(resolve("tiny_vae"), Outcome.MEASURED, Rung.SCREENED, 0.1)
+    second = Result(resolve("compile"), Outcome.CRASHED, Rung.SCREENED, reason="no compiler")
     history = [baseline, refused]
     for one in (first, second, first):
         history.append(one)

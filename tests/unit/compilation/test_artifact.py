@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from vivace.cli import app
-from vivace.compilation.artifact import MANIFEST, CompiledFor, Manifest, pack, read_manifest, unpack
 from vivace.errors import Unsupported, UnusableModel
+from vivace.machinery.compilation.artifact import MANIFEST, CompiledFor, Manifest, pack, read_manifest, unpack
 
 HERE = CompiledFor(platform="Linux x86_64, Python 3.12", device="NVIDIA H200", libraries={"torch": "2.11.0"})
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vivace.compilation import stream_capture
-from vivace.compilation.stream_capture import MemsetsBeside, awaited_by, capture_of
+from vivace.machinery.compilation import stream_capture
+from vivace.machinery.compilation.stream_capture import MemsetsBeside, awaited_by, capture_of
 
 STREAM = 7
 KERNEL, MEMSET = 0, 2

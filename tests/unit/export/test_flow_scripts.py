@@ -17,10 +17,10 @@ from vivace.benchmark.comparison import workload_of
 from vivace.export import script
 from vivace.export.pictures import source_files
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.find import Found
+from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
 from vivace.spec.model import Model
-from vivace.spec.study import AskedWorkload
+from vivace.spec.study import WorkloadRequest
 
 RECIPES = (
     "baseline",
@@ -56,14 +56,14 @@ def test_it_draws_what_vivace_draws(
         comparison, "check_installed", lambda *_: None
     )  # the small processor needs no torchvision
     file = tmp_path / "source.png"
-    asked = AskedWorkload()
+    asked = WorkloadRequest()
     if model in EDITING:
         source().save(file)
-        asked = AskedWorkload(task="edit", images=(str(file),))
+        asked = WorkloadRequest(task="edit", images=(str(file),))
     opened = session(model, recipe)
     expected = draw(opened)[0]
     with _small(model):
-        found = Found(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
+        found = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
         workload = workload_of(found, asked)
         with mock.patch.object(script, "load_pipeline", return_value=pipeline(model)):
             written = script.write_script(

@@ -18,7 +18,6 @@ from tests.composition.recipes import MODELS, plain
 from tests.exported import CALL, PROMPT, check, run, with_vivace, write
 from tests.targets import target_of
 from vivace import runtime, techniques
-from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported, UsageError
 from vivace.export import script
 from vivace.export.script import write_script
@@ -26,6 +25,7 @@ from vivace.models import find_model, load_pipeline
 from vivace.models.export import export
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import open_session
+from vivace.technique import Machine
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.quantize import Quantize
 

@@ -9,14 +9,14 @@ import torch
 from tests.flow_models import MODELS, draw, pipeline, session
 from tests.narrow import SIDE
 from vivace.families import FAMILIES, family_of, family_of_pipeline
-from vivace.models.catalogue import CATALOGUE
-from vivace.step_caching.block_residual import (
+from vivace.machinery.step_caching.block_residual import (
     blocks_of,
     residual_forwards,
     watching_modulated,
     watching_residuals,
 )
-from vivace.step_caching.teacache_fit import watching_changes
+from vivace.machinery.step_caching.teacache_fit import watching_changes
+from vivace.models.catalogue import CATALOGUE
 
 ATTENTION = {
     "SD3Transformer2DModel": "attn",

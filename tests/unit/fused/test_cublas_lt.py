@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from vivace.fused.cublas_lt import algorithms_like_the_first
+from vivace.machinery.fused.cublas_lt import algorithms_like_the_first
 
 
 class Plan:

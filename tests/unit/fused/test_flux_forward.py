@@ -12,12 +12,12 @@ from tests.families import draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import size
 from tests.targets import target_of
-from vivace.contract import Machine, Target
 from vivace.errors import RecipeError, Unsupported
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.random_weights import fill
 from vivace.recipes.resolve import resolve
+from vivace.technique import Machine, Target
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
@@ -129,8 +129,8 @@ def test_new_inputs_are_never_mixed_up_with_old_ones() -> None:
 @torch.no_grad()
 def test_no_activation_exceeds_its_bound(kind: str) -> None:
     """Scales come from bounds alone: an activation beyond one would be cut off."""
-    from vivace.fused import operations
-    from vivace.kernels import reference
+    from vivace.machinery.fused import operations
+    from vivace.machinery.kernels import reference
 
     made = transformer()
     Fused(precision="fp8").apply(target(made))

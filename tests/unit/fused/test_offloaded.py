@@ -10,15 +10,15 @@ import vivace
 from tests.families import STEPS, draw
 from tests.targets import target_of
 from tests.unit.fused.test_flux_forward import Pipe, transformer
-from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
-from vivace.fused import modulations
-from vivace.fused.flux_weights import fused_flux
-from vivace.fused.operations import Places
+from vivace.machinery.fused import modulations
+from vivace.machinery.fused.flux_weights import fused_flux
+from vivace.machinery.fused.operations import Places
+from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
-from vivace.offloading.components import ComponentOffloader
 from vivace.recipes.resolve import resolve
+from vivace.technique import Machine
 from vivace.techniques.fused import _places
 
 GPU = Machine("cuda", "a GPU", (9, 0), None, has_all_packages=True)

@@ -14,10 +14,10 @@ from tests.families import STEPS, draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import TEXT, inputs, size, target, unet
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.compilation.captured import captured_forward
-from vivace.contract import Effect
-from vivace.fused.text_projections import TextHoisting
-from vivace.offloading.components import ComponentOffloader
+from vivace.machinery.compilation.captured import captured_forward
+from vivace.machinery.fused.text_projections import TextHoisting
+from vivace.machinery.offloading.components import ComponentOffloader
+from vivace.technique import Effect
 from vivace.techniques.fused import Fused
 
 PROJECTED = "denoiser.texts_projected"

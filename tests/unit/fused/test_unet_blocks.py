@@ -13,8 +13,8 @@ from tests.families import draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from vivace.errors import RecipeError, Unsupported
-from vivace.fused.convolutions import FusedUpsample, has_own_form
-from vivace.fused.scales import scales_of_attention
+from vivace.machinery.fused.convolutions import FusedUpsample, has_own_form
+from vivace.machinery.fused.scales import scales_of_attention
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -100,8 +100,8 @@ def test_weights_keep_their_size() -> None:
 
 @torch.no_grad()
 def test_no_normalised_activation_exceeds_its_bound() -> None:
-    from vivace.fused import operations
-    from vivace.kernels import reference
+    from vivace.machinery.fused import operations
+    from vivace.machinery.kernels import reference
 
     made, largest = fused("fp8", convolutions="fp8"), []
     given = inputs(2, 7, 8, 12)

@@ -5,7 +5,6 @@ import itertools
 import click
 import pytest
 
-from vivace.advice.advise import checked_gpu
 from vivace.cli.card import card_of, parse_card
 from vivace.errors import UsageError
 from vivace.hardware import (
@@ -20,6 +19,7 @@ from vivace.hardware import (
     near,
 )
 from vivace.lint.columns import column_of
+from vivace.recommendation.advise import checked_gpu
 
 WRITTEN = {
     "RTX 4070": ["RTX4070", "4070", "rtx-4070", "rtx_4070", "NVIDIA GeForce RTX 4070", "GeForce RTX™ 4070 12GB"],

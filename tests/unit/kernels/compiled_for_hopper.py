@@ -23,8 +23,15 @@ from triton.runtime.jit import JITFunction
 from tests import fused_unets
 from tests.unit.fused import test_flux_forward as flux
 from tests.unit.kernels.stored_in_place import assert_all_threads_have_loaded
-from vivace.fused import image_operations, operations
-from vivace.kernels import convolution, cross_attention, group_norm, peer_barrier, qk_norm_rope, reference
+from vivace.machinery.fused import image_operations, operations
+from vivace.machinery.kernels import (
+    convolution,
+    cross_attention,
+    group_norm,
+    peer_barrier,
+    qk_norm_rope,
+    reference,
+)
 from vivace.techniques.fused import Fused
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -123,7 +130,7 @@ def attention_to_texts() -> None:
 
 def queries_apart() -> None:
     """As among several GPUs, where keys and values are sent meanwhile."""
-    tokens, qkv = reference.Tokens(1, 128, 1024), torch.zeros(1152, 9216, dtype=torch.bfloat16)
+    tokens, qkv = reference.TokenLayout(1, 128, 1024), torch.zeros(1152, 9216, dtype=torch.bfloat16)
     norms, angles = torch.zeros(2, 2, 128, dtype=torch.bfloat16), torch.zeros(1152, 64)
     q = torch.zeros(1, 1152, 24, 128, dtype=torch.float8_e4m3fn)
     k, v = torch.zeros(1, 1152, 2, 24, 128, dtype=torch.float8_e4m3fn).unbind(2)

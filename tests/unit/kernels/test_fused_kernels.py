@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.contract import Machine
+from vivace.technique import Machine
 
 pytestmark = pytest.mark.long
 KERNELS = {

@@ -13,9 +13,9 @@ from tests.families import build, load
 from tests.flow_models import pipeline
 from vivace.errors import Unsupported, UnusableModel
 from vivace.export.script import write_script
-from vivace.lora.files import digest, locate_lora
-from vivace.lora.merge import merge
-from vivace.lora.read import read_lora
+from vivace.machinery.lora.files import digest, locate_lora
+from vivace.machinery.lora.merge import merge
+from vivace.machinery.lora.read import read_lora
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 import vivace
 from tests.targets import target_of
 from vivace.cli import app
-from vivace.contract import Machine
 from vivace.errors import Unsupported
 from vivace.measure import accelerator
 from vivace.measure.environment import environment
@@ -20,6 +19,7 @@ from vivace.measure.machine import check_works, choose_device, this_machine, tor
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.timer import PipelineTimer
 from vivace.recipes.resolve import resolve
+from vivace.technique import Machine
 
 ROCM = Machine("cuda", "AMD Instinct MI300X", None, "c++", has_all_packages=True, is_rocm=True)
 XPU = Machine("xpu", "Intel Arc B580", None, "c++", has_all_packages=True)

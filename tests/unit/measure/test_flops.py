@@ -151,7 +151,7 @@ def test_one_modules_calls_are_counted_alone() -> None:
 
 
 def test_fused_attention_to_a_text_is_attention() -> None:
-    from vivace.fused.image_operations import cross_attention
+    from vivace.machinery.fused.image_operations import cross_attention
 
     q = torch.empty(2, 64, 4, 8, device="meta")
     k, v = torch.empty(2, 7, 2, 4, 8, device="meta").unbind(2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vivace.measure import nvml as module
-from vivace.measure.nvml import Gpu, GpuMeter, opened_gpu
+from vivace.measure.nvml import GpuMeter, NvmlGpu, opened_gpu
 
 
 class Refused(Exception):
@@ -51,7 +51,7 @@ class Driver:
 
 def window(driver: Driver, monkeypatch: pytest.MonkeyPatch, calls: int = 4) -> Any:
     monkeypatch.setattr(module, "LEAST_WINDOW_S", 0.01)
-    with GpuMeter(Gpu(driver, object()), interval_s=0.005) as meter:
+    with GpuMeter(NvmlGpu(driver, object()), interval_s=0.005) as meter:
         meter.start()
         time.sleep(0.05)
         return meter.stop(calls)
@@ -81,7 +81,7 @@ def test_a_gpu_without_both_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_window_that_is_too_short_has_no_energy() -> None:
-    with GpuMeter(Gpu(Driver(), object())) as meter:
+    with GpuMeter(NvmlGpu(Driver(), object())) as meter:
         meter.start()
         found = meter.stop(1)
     assert found is not None
@@ -92,7 +92,7 @@ def test_a_window_that_is_too_short_has_no_energy() -> None:
 def test_a_second_start_begins_anew_and_no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_WINDOW_S", 0.001)
     before = threading.active_count()
-    with GpuMeter(Gpu(Driver(), object()), interval_s=0.001) as meter:
+    with GpuMeter(NvmlGpu(Driver(), object()), interval_s=0.001) as meter:
         meter.start()
         time.sleep(0.02)
         meter.start()
@@ -107,8 +107,8 @@ def test_a_second_start_begins_anew_and_no_thread_is_left(monkeypatch: pytest.Mo
 
 
 def test_the_gpu_is_named_by_its_number_and_uuid() -> None:
-    assert Gpu(Driver(), object()).identity() == (3, "GPU-1234")
-    assert Gpu(Driver("nvmlDeviceGetIndex"), object()).identity() == (None, "GPU-1234")
+    assert NvmlGpu(Driver(), object()).identity() == (3, "GPU-1234")
+    assert NvmlGpu(Driver("nvmlDeviceGetIndex"), object()).identity() == (None, "GPU-1234")
 
 
 def test_a_cpu_has_no_window() -> None:

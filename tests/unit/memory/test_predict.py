@@ -11,7 +11,6 @@ import torch
 
 from tests.make import make_trial
 from tests.narrow import make_all_small
-from vivace.contract import MemoryAdvice
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
 from vivace.measure.memory import weights_bytes
 from vivace.memory import fit
@@ -22,6 +21,7 @@ from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import session_of
+from vivace.technique import MemoryAdvice
 from vivace.techniques import TECHNIQUES, offload
 from vivace.techniques.offload import Offload
 from vivace.techniques.quantize import Quantize

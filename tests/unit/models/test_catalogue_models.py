@@ -20,10 +20,10 @@ from tinyworld import flux
 from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.errors import Unsupported
 from vivace.export.script import write_script
-from vivace.lora.merge import merge
+from vivace.machinery.lora.merge import merge
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
-from vivace.models.entry import Part
+from vivace.models.entry import StoredPart
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import open_session
 
@@ -112,7 +112,7 @@ def served(client: Hub, folders: dict[str, Path]) -> Hub:
         origin = origin_of(name)
         parts = [*origin.parts.values(), origin.lora, origin.tiny_vae]
         for part in (
-            Part(repo=origin.repo, revision=str(origin.revision), files=("-",)),
+            StoredPart(repo=origin.repo, revision=str(origin.revision), files=("-",)),
             *filter(None, parts),
         ):
             revisions.setdefault(part.repo, set()).add(part.revision)
@@ -135,8 +135,8 @@ def test_it_loads_and_draws(name: str, served: Hub) -> None:
     entry = CATALOGUE[name]
     assert prepared.workload.num_inference_steps == entry.num_inference_steps
     assert prepared.workload.prompts == entry.prompts
-    assert default_threads(prepared.found) >= 1
-    commits = [p[:12] for p in prepared.found.model.revision.split("+")]
+    assert default_threads(prepared.located) >= 1
+    commits = [p[:12] for p in prepared.located.model.revision.split("+")]
     assert commits[0] == str(origin_of(name).revision)[:12]
     assert len(commits) == 1 + len(origin_of(name).parts) + (origin_of(name).lora is not None)
     session = vivace.load(name, device="cpu")
@@ -250,7 +250,7 @@ def test_a_script_of_it_draws_the_same(
     origin = origin_of(name)
     if origin.lora is not None and importlib.util.find_spec("peft") is None:
         pytest.skip("diffusers merges LoRAs with peft, which is not installed")
-    found = comparison_of(name, "baseline").found
+    found = comparison_of(name, "baseline").located
     recipe = resolve("baseline" if origin.tiny_vae is None else "tiny_vae")
     call = {"height": 32, "width": 32, "num_inference_steps": 2}
     session = open_session(found, recipe, "cpu", call)

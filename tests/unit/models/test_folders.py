@@ -11,13 +11,13 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.typed import said
 from tinyworld import flux
-from vivace.advice import recommend
 from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.errors import UnusableModel, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.export import export
 from vivace.models.folder_defaults import NAME
 from vivace.models.reading import is_trusted
+from vivace.recommendation import recommend
 from vivace.tuning.first_calls import FirstCalls
 
 
@@ -143,7 +143,7 @@ def test_times_under_a_profiler_are_never_seconds_an_image(
         monkeypatch.setattr("vivace.models.find._SMALL_BYTES", 0)
     answer = recommend(model, gpu="RTX 4060", store=())
     assert "91.8 s" not in str(answer)
-    from vivace.advice.published import published_tables
+    from vivace.recommendation.published_tables import published_tables
 
     (profiled,) = [table for table in published_tables() if table.profiled]
     assert profiled.model == "sd15"
@@ -176,11 +176,15 @@ def test_tune_refuses_too_few_minutes_after_the_first_image(
 ) -> None:
     import vivace
     from vivace.benchmark.store import Store
-    from vivace.tuning import Asked
+    from vivace.tuning import ImageRequest
 
     with pytest.raises(UsageError, match=r"--minutes 0\.1 cannot be met: .* give --minutes"):
         vivace.tune(
-            "tiny-sd", minutes=0.1, asked=Asked(num_inference_steps=400), store=tmp_path, device="cpu"
+            "tiny-sd",
+            minutes=0.1,
+            request=ImageRequest(num_inference_steps=400),
+            store=tmp_path,
+            device="cpu",
         )
     with Store.read_only(tmp_path) as store:
         assert [store.rounds(key) for run in store.runs() for key in run.keys] == [{}], "none ran to its end"

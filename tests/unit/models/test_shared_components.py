@@ -68,7 +68,7 @@ def test_the_pipeline_is_told_how_many_tokens_prompts_have(flux_family: Path) ->
 
 def test_the_length_of_prompts_is_no_part_of_a_workload(flux_family: Path) -> None:
     prepared = comparison_of("tiny-flux", "baseline")
-    assert prepared.found.call == {"max_sequence_length": 32}
+    assert prepared.located.call == {"max_sequence_length": 32}
     assert prepared.workload.num_inference_steps == 4
     assert "max_sequence_length" not in prepared.workload.model_dump()
 

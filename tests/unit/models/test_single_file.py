@@ -60,7 +60,10 @@ def test_a_script_of_it_draws_the_same(
     served: Hub, pipe: Any, folder: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
-    found, call = comparison_of(file, "baseline").found, {"height": 64, "width": 64, "num_inference_steps": 2}
+    found, call = (
+        comparison_of(file, "baseline").located,
+        {"height": 64, "width": 64, "num_inference_steps": 2},
+    )
     text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
     assert "vivace" not in text
     monkeypatch.chdir(tmp_path)

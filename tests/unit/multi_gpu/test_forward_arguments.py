@@ -2,7 +2,7 @@
 
 import torch
 
-from vivace.multi_gpu.forward_arguments import (
+from vivace.machinery.multi_gpu.forward_arguments import (
     deserialize,
     num_bytes,
     pack,

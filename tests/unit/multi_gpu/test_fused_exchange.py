@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from vivace.fused.flux_forward import Gathering
-from vivace.multi_gpu.fused_exchange import PeerExchange
+from vivace.machinery.fused.flux_forward import Gathering
+from vivace.machinery.multi_gpu.fused_exchange import PeerExchange
 
 
 class Memory:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from tests import families
 from tests.forked_peers import forked_peers, lives, pids
 from vivace.errors import WorkerError
-from vivace.multi_gpu.split_tokens import _world_group_unbound
+from vivace.machinery.multi_gpu.split_tokens import _world_group_unbound
 
 RECIPE = "parallel(cfg)"
 

@@ -12,12 +12,12 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, modules, psnr, session, upcasting
 from tests.targets import target_of
-from vivace.contract import Machine
 from vivace.errors import Unsupported
+from vivace.machinery.offloading import pinned_memory
+from vivace.machinery.offloading.components import ComponentOffloader
+from vivace.machinery.offloading.tensor_swap import opaque_weight_class
 from vivace.measure.memory import weights_bytes
-from vivace.offloading import pinned_memory
-from vivace.offloading.components import ComponentOffloader
-from vivace.offloading.tensor_swap import opaque_weight_class
+from vivace.technique import Machine
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 

@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, drawn, modules, session, upcasting
-from vivace.contract import Machine
 from vivace.errors import RecipeError
-from vivace.offloading import pinned_memory, prefetch
-from vivace.offloading.layers import LayerOffloader, is_moved_by_layer, layers_of, layers_to_keep
-from vivace.offloading.offloaded_module import OffloadedModule
-from vivace.offloading.prefetch import Prefetcher, _Batch
+from vivace.machinery.offloading import pinned_memory, prefetch
+from vivace.machinery.offloading.layers import LayerOffloader, is_moved_by_layer, layers_of, layers_to_keep
+from vivace.machinery.offloading.offloaded_module import OffloadedModule
+from vivace.machinery.offloading.prefetch import Prefetcher, _Batch
+from vivace.technique import Machine
 from vivace.techniques import offload
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")

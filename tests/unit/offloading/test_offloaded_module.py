@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.offloading import pinned_memory
-from vivace.offloading.offloaded_module import OffloadedModule
-from vivace.offloading.pinned_memory import PinnedMemory
-from vivace.quantization.packed_int4 import pack
+from vivace.machinery.offloading import pinned_memory
+from vivace.machinery.offloading.offloaded_module import OffloadedModule
+from vivace.machinery.offloading.pinned_memory import PinnedMemory
+from vivace.machinery.quantization.packed_int4 import pack
 
 
 def addresses(module: Any) -> list[int]:

@@ -8,9 +8,9 @@ import psutil
 import pytest
 import torch
 
+from vivace.machinery.offloading import pinned_memory
+from vivace.machinery.offloading.pinned_memory import PinnedMemory
 from vivace.memory.weightless import find_weightless
-from vivace.offloading import pinned_memory
-from vivace.offloading.pinned_memory import PinnedMemory
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from vivace.quantization import packed_int4
-from vivace.quantization.packed_int4 import dequantize, group_size, pack, takes_kernel
+from vivace.machinery.quantization import packed_int4
+from vivace.machinery.quantization.packed_int4 import dequantize, group_size, pack, takes_kernel
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -87,9 +87,9 @@ def test_the_kernel_in_tritons_interpreter(dtype: torch.dtype) -> None:
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from vivace.quantization import packed_int4
-from vivace.quantization.packed_int4 import dequantize, pack
-from vivace.kernels import dequantize_int4
+from vivace.machinery.quantization import packed_int4
+from vivace.machinery.quantization.packed_int4 import dequantize, pack
+from vivace.machinery.kernels import dequantize_int4
 for shape in ((48, 32), (33, 96), (257, 3072)):
     packed = pack(torch.randn(shape).to({dtype}))
     parts = packed.packed, packed.scale, packed.zero, {dtype}

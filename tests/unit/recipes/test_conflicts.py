@@ -8,10 +8,10 @@ import torch
 
 import vivace
 from tests.families import build
-from vivace.contract import Trait
-from vivace.contract.traits import give, traits_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.recipes.resolve import resolve
+from vivace.technique import Trait
+from vivace.technique.traits import give, traits_of
 from vivace.techniques import TECHNIQUES
 
 REFUSED = [

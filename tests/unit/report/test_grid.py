@@ -7,10 +7,10 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from tests.make import make_record, make_round
-from vivace.report.grid import AMPLIFIED, MAX_ROWS, THUMBNAIL_SIDE, Embedded, Grid, grid
+from vivace.report.grid import AMPLIFIED, MAX_ROWS, THUMBNAIL_SIDE, EmbeddedImage, Grid, grid
 from vivace.report.rows import Row, rows_of
-from vivace.spec.figures import PictureFigures, QualityPass
-from vivace.spec.record import Outcome, Picture, Record
+from vivace.spec.figures import ImageFigures, QualityPass
+from vivace.spec.record import ImageRecord, Outcome, Record
 
 PLENTY = 10**9
 OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's pictures: a margin of 20
@@ -29,7 +29,7 @@ def by_recipe(sha256: str) -> bytes:
 
 def drawn(recipe: str, num: int, black: tuple[int, ...] = ()) -> Record:
     pictures = tuple(
-        Picture(
+        ImageRecord(
             index=i,
             prompt=f"prompt {i}",
             seed=0,
@@ -41,7 +41,7 @@ def drawn(recipe: str, num: int, black: tuple[int, ...] = ()) -> Record:
     return make_record(recipe, make_round(0).model_copy(update={"pictures": pictures}))
 
 
-def figures(record: Record, *, ssim: list[float], clip: list[float] | None = None) -> list[PictureFigures]:
+def figures(record: Record, *, ssim: list[float], clip: list[float] | None = None) -> list[ImageFigures]:
     """Figures of each picture: its SSIM, its CLIP score."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
@@ -51,7 +51,7 @@ def figures(record: Record, *, ssim: list[float], clip: list[float] | None = Non
             alone["clip_score_of_others"] = OTHERS
         against = {} if picture.sha256 == reference else {"psnr_db": 20.0, "ssim": ssim[i]}
         found.append(
-            PictureFigures(
+            ImageFigures(
                 sha256=picture.sha256,
                 reference=reference,
                 prompt=picture.prompt,
@@ -63,7 +63,7 @@ def figures(record: Record, *, ssim: list[float], clip: list[float] | None = Non
     return found
 
 
-def rows(records: list[Record], found: list[PictureFigures] | None = None) -> list[Row]:
+def rows(records: list[Record], found: list[ImageFigures] | None = None) -> list[Row]:
     return rows_of(records, QualityPass({f.key: f for f in found or []}, "clip@1"))
 
 
@@ -71,7 +71,7 @@ def order(found: Grid) -> list[int]:
     return [int(row.prompt.removeprefix("prompt ")) for row in found.rows]
 
 
-def pixels(embedded: Embedded | None) -> Image.Image:
+def pixels(embedded: EmbeddedImage | None) -> Image.Image:
     assert embedded is not None
     image = Image.open(io.BytesIO(base64.b64decode(embedded.uri.partition(",")[2])))
     assert image.size == (embedded.width, embedded.height)

@@ -7,9 +7,9 @@ from vivace.report.gate import Judgement, broken_pictures
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import fidelity, noise_floor, summary
 from vivace.report.table import render
-from vivace.spec.figures import FiguresKey, NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
 from vivace.spec.limits import ONE_VIEW, Limits
-from vivace.spec.record import HIDDEN, Outcome, Picture, Record
+from vivace.spec.record import HIDDEN, ImageRecord, Outcome, Record
 from vivace.stats import Gate
 
 SCORER = "clip@1"
@@ -24,7 +24,9 @@ def sha(recipe: str, index: int) -> str:
 def drawn(recipe: str, identical: int = 0, seconds: float = 1.0) -> Record:
     """A record of NUM pictures, the first of them the baseline's own."""
     pictures = tuple(
-        Picture(index=i, prompt=f"prompt {i}", seed=0, sha256=sha("baseline" if i < identical else recipe, i))
+        ImageRecord(
+            index=i, prompt=f"prompt {i}", seed=0, sha256=sha("baseline" if i < identical else recipe, i)
+        )
         for i in range(NUM)
     )
     times = (seconds, 1.01 * seconds, 0.99 * seconds)
@@ -37,7 +39,7 @@ def figures_of(
     ssim: list[float] | None = None,
     kept: list[float] | None = None,
     match: list[float] | None = None,
-) -> list[PictureFigures]:
+) -> list[ImageFigures]:
     """A row for each picture: its SSIM and match, and its CLIP score as a share of the baseline's margin."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
@@ -54,13 +56,13 @@ def figures_of(
                 "match": (match or [0.99] * NUM)[i],
             }
             alone = {"sharpness": 4.0 + i, "clip_score": OTHERS + (OWN - OTHERS) * (kept or [1.0] * NUM)[i]}
-        found.append(PictureFigures(**key.model_dump(), alone=alone, against=against))
+        found.append(ImageFigures(**key.model_dump(), alone=alone, against=against))
     return found
 
 
 def row_of(
     other: Record,
-    figures: list[PictureFigures],
+    figures: list[ImageFigures],
     limits: Limits | None = None,
     floor: NoiseFloor | None = None,
 ) -> Row:
@@ -135,7 +137,7 @@ def thrice(record: Record) -> Record:
     return record.model_copy(update={"rounds": rounds})
 
 
-def thrice_as_good(record: Record, kept: list[float], match: float = 0.99) -> list[PictureFigures]:
+def thrice_as_good(record: Record, kept: list[float], match: float = 0.99) -> list[ImageFigures]:
     """The figures of `thrice`, from the share of the margin that each prompt keeps."""
     found = []
     for k, picture in enumerate(record.rounds[0].pictures):
@@ -145,7 +147,7 @@ def thrice_as_good(record: Record, kept: list[float], match: float = 0.99) -> li
         if picture.sha256 != reference:
             alone = {"clip_score": OTHERS + (OWN - OTHERS) * kept[k % NUM]}
             against = {"psnr_db": 30.0, "ssim": 0.9, "match": match}
-        found.append(PictureFigures(**key, alone=alone, against=against))
+        found.append(ImageFigures(**key, alone=alone, against=against))
     return found
 
 

@@ -63,8 +63,8 @@ def test_the_time_of_an_image_is_divided_without_rest() -> None:
     assert sum(part for part in parts if part is not None) == pytest.approx(1.0)
     assert limit.problem is None
     assert limit_in_words(row_of()) == (
-        "35 % of the speed at this device's limit, 0.350 s an image; lost are 0.250 s in kernels, 0.310 s in gaps "
-        "between them, 90.0 ms outside of the components"
+        "35 % of the speed at this device's limit, 0.350 s an image; the rest: 0.250 s in kernels, 0.310 s in "
+        "launch gaps, 90.0 ms outside of the components"
     )
 
 

@@ -24,9 +24,9 @@ from vivace.report.downloads import link_bytes, table_files
 from vivace.report.grid import THUMBNAIL_SIDE
 from vivace.report.page import Section, render_page
 from vivace.report.summary import noise_floor
-from vivace.spec.figures import NoiseFloor, PictureFigures, QualityPass
+from vivace.spec.figures import ImageFigures, NoiseFloor, QualityPass
 from vivace.spec.limits import Limits
-from vivace.spec.record import Outcome, Picture, Record
+from vivace.spec.record import ImageRecord, Outcome, Record
 
 HOSTILE = """<script>alert(1)</script> "double" 'single' & <img src=x onerror=alert(2)>"""
 COMMAND = "vivace bench --model tiny-sd --recipe 'steps(10)'"
@@ -115,7 +115,7 @@ def png(width: int = 8, height: int = 8, colour: str = "red") -> bytes:
 def with_prompt(record: Record, prompt: str, sha256: str = "0" * 64) -> Record:
     """The record, having drawn one picture of another prompt."""
     workload = record.trial.workload.model_copy(update={"prompts": (prompt,)})
-    picture = Picture(index=0, prompt=prompt, seed=0, sha256=sha256)
+    picture = ImageRecord(index=0, prompt=prompt, seed=0, sha256=sha256)
     return record.model_copy(
         update={
             "trial": record.trial.model_copy(update={"workload": workload}),
@@ -375,7 +375,7 @@ NUM = 8  # pictures of a judged record
 def drawn(recipe: str, identical: int = 0, black: int = 0) -> Record:
     """A record of NUM pictures, of which the first are the baseline's, and the last black."""
     pictures = tuple(
-        Picture(
+        ImageRecord(
             index=i,
             prompt=f"prompt {i}",
             seed=0,
@@ -388,7 +388,7 @@ def drawn(recipe: str, identical: int = 0, black: int = 0) -> Record:
     return make_record(recipe, make_round(0, times=times).model_copy(update={"pictures": pictures}))
 
 
-def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> list[PictureFigures]:
+def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> list[ImageFigures]:
     """Every picture's SSIM and match, and its CLIP score as a share of the baseline's margin; both vary a little."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
@@ -402,7 +402,7 @@ def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> lis
             {} if is_reference else {"psnr_db": 33.25 - i, "ssim": ssim + jitter, "match": ssim + jitter}
         )
         found.append(
-            PictureFigures(
+            ImageFigures(
                 sha256=picture.sha256,
                 reference=reference,
                 prompt=picture.prompt,
@@ -420,7 +420,7 @@ def coloured(sha256: str) -> bytes:
 
 
 def judged(
-    *drawings: tuple[Record, list[PictureFigures]],
+    *drawings: tuple[Record, list[ImageFigures]],
     limits: Limits | None = None,
     floor: NoiseFloor | None = None,
 ) -> Section:

@@ -9,7 +9,7 @@ from vivace.report import Row, rows_of
 from vivace.report.plots import breakdowns, waterfall
 from vivace.report.samples import strips
 from vivace.report.scatter import plots
-from vivace.spec.record import Outcome, Picture, Record
+from vivace.spec.record import ImageRecord, Outcome, Record
 
 
 def timed(recipe: str, seconds: float, peak_bytes: int = 450_000_000, spread: float = 0.01) -> Record:
@@ -27,7 +27,7 @@ def failed(recipe: str) -> Record:
 
 def black(record: Record) -> Record:
     """The record, having drawn nothing but black."""
-    picture = Picture(index=0, prompt="a fox", seed=0, sha256="0" * 64, faults=("black",))
+    picture = ImageRecord(index=0, prompt="a fox", seed=0, sha256="0" * 64, faults=("black",))
     rounds = tuple(r.model_copy(update={"pictures": (picture,)}) for r in record.rounds)
     return record.model_copy(update={"rounds": rounds})
 

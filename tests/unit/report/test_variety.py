@@ -8,9 +8,9 @@ import pytest
 from tests.make import make_record, make_round
 from vivace.report.gate import Judgement
 from vivace.report.rows import rows_of
-from vivace.spec.figures import PictureFigures, QualityPass
+from vivace.spec.figures import ImageFigures, QualityPass
 from vivace.spec.limits import Limits
-from vivace.spec.record import Outcome, Picture, Record
+from vivace.spec.record import ImageRecord, Outcome, Record
 from vivace.spec.vectors import packed, unpacked
 from vivace.stats import Gate
 
@@ -32,7 +32,7 @@ def varied(seed: int = 0) -> Thumbnails:
 
 def record_of(recipe: str, seeds: int = SEEDS) -> Record:
     pictures = tuple(
-        Picture(index=s * PROMPTS + p, prompt=f"prompt {p}", seed=s, sha256=f"{recipe}-{s}-{p}")
+        ImageRecord(index=s * PROMPTS + p, prompt=f"prompt {p}", seed=s, sha256=f"{recipe}-{s}-{p}")
         for s in range(seeds)
         for p in range(PROMPTS)
     )
@@ -59,7 +59,7 @@ def judged(
             is_own = record is base
             alone = {"clip_score": 30.0, "clip_score_of_others": 10.0}
             rows.append(
-                PictureFigures(
+                ImageFigures(
                     sha256=picture.sha256,
                     reference=f"baseline-{s}-{p}",
                     prompt=picture.prompt,

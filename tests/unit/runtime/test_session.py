@@ -12,12 +12,12 @@ from diffusers.models import modeling_utils
 import vivace
 from tests import shrunken
 from tests.targets import target_of
-from vivace.contract import component_of
 from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session
+from vivace.technique import component_of
 
 PROMPTS = ["a red circle", "a blue square", "a green triangle"]
 

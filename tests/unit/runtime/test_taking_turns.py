@@ -12,7 +12,7 @@ import torch
 
 import vivace
 from tests.families import draw, session
-from vivace.contract import Effect
+from vivace.technique import Effect
 
 
 def together(*work: Callable[[], Any]) -> list[Any]:

@@ -12,13 +12,13 @@ import pytest
 import vivace
 import vivace.benchmark
 from vivace.spec.keywords import StudyKeywords
-from vivace.spec.study import AskedQuality, AskedWorkload, Study
+from vivace.spec.study import QualityRequest, Study, WorkloadRequest
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_keywords_are_the_fields_of_a_study() -> None:
-    parts = {*Study.model_fields, *AskedWorkload.model_fields, *AskedQuality.model_fields}
+    parts = {*Study.model_fields, *WorkloadRequest.model_fields, *QualityRequest.model_fields}
     assert set(get_type_hints(StudyKeywords)) == (parts - {"models", "recipes", "enabled"}) | {"batch"}
 
 

@@ -9,10 +9,10 @@ import vivace
 from tests.families import build, draw, drawn
 from tests.targets import target_of
 from vivace.errors import Unsupported
+from vivace.machinery.step_caching.cache_state import CacheState
+from vivace.machinery.step_caching.schedule import StepCounter, evenly_spaced, never
+from vivace.machinery.step_caching.technique import StepCache
 from vivace.recipes.resolve import resolve
-from vivace.step_caching.cache_state import CacheState
-from vivace.step_caching.schedule import StepCounter, evenly_spaced, never
-from vivace.step_caching.technique import StepCache
 from vivace.techniques import TECHNIQUES
 
 CACHES = {name: kind for name, kind in TECHNIQUES.items() if issubclass(kind, StepCache)}

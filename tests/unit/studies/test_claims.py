@@ -11,9 +11,9 @@ from vivace.spec.environment import Place
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
 from vivace.studies import read_study
-from vivace.studies.claims import Claim, Judged, Said, tally
+from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
+from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.figures import Cell, Column, cell_of, published_columns
 from vivace.studies.file import Part, StudyFile, Synthetic
 from vivace.studies.judging import judge
 
@@ -31,22 +31,22 @@ def part(*recipes: str) -> ModelPart:
     return found
 
 
-def published(name: str, figure: str = "latency", **values: float | None) -> Column:
+def published(name: str, figure: str = "latency", **values: float | None) -> StudyColumn:
     """A published GPU; rows by recipe, e.g. tiny_vae=1.0."""
     cells = {
-        ("p", "tiny-sd", row, figure): Cell("published", Interval(value, None, None))
+        ("p", "tiny-sd", row, figure): StudyCell("published", Interval(value, None, None))
         if value is not None
-        else Cell("absent", note="null in the source")
+        else StudyCell("absent", note="null in the source")
         for row, value in values.items()
     }
-    return Column(name, "published", cells)
+    return StudyColumn(name, "published", cells)
 
 
-def measured(*records: Record) -> Column:
+def measured(*records: Record) -> StudyColumn:
     rows: Sequence[Row] = rows_of(list(records))
     labels = {("p", "tiny-sd", row.recipe): row for row in rows}
     cells = {(*key, figure): cell_of(row, figure) for key, row in labels.items() for figure in FIGURES}
-    return Column("Test CPU", "measured", cells, labels, {("p", "tiny-sd"): (rows[0],)})
+    return StudyColumn("Test CPU", "measured", cells, labels, {("p", "tiny-sd"): (rows[0],)})
 
 
 def timed(recipe: str, *seconds: float) -> Record:
@@ -56,7 +56,7 @@ def timed(recipe: str, *seconds: float) -> Record:
     )
 
 
-def only(claim: Claim, column: Column, *recipes: str) -> Judged:
+def only(claim: Claim, column: StudyColumn, *recipes: str) -> JudgedClaim:
     (found,) = judge(claim, [part(*recipes)], [column])
     return found
 
@@ -68,16 +68,16 @@ def faster(row: str = "tiny_vae", than: str = "baseline", kind: str = "faster", 
 @pytest.mark.parametrize(
     ("kind", "value", "said"),
     [
-        ("faster", 0.9, Said.AGREES),
-        ("faster", 1.0, Said.DISAGREES),
-        ("faster", None, Said.CANNOT_TELL),
-        ("slower", 1.1, Said.AGREES),
-        ("slower", 0.9, Said.DISAGREES),
-        ("same", 1.02, Said.AGREES),
-        ("same", 1.05, Said.DISAGREES),
+        ("faster", 0.9, ClaimVerdict.AGREES),
+        ("faster", 1.0, ClaimVerdict.DISAGREES),
+        ("faster", None, ClaimVerdict.CANNOT_TELL),
+        ("slower", 1.1, ClaimVerdict.AGREES),
+        ("slower", 0.9, ClaimVerdict.DISAGREES),
+        ("same", 1.02, ClaimVerdict.AGREES),
+        ("same", 1.05, ClaimVerdict.DISAGREES),
     ],
 )
-def test_published_times_are_compared_as_printed(kind: str, value: float | None, said: Said) -> None:
+def test_published_times_are_compared_as_printed(kind: str, value: float | None, said: ClaimVerdict) -> None:
     found = only(faster(kind=kind), published("A100", tiny_vae=value, baseline=1.0), "tiny_vae")
     assert found.said is said
 
@@ -91,19 +91,19 @@ def test_a_published_claim_names_its_numbers_or_what_is_missing() -> None:
 
 def test_measured_times_need_an_interval_apart() -> None:
     clear = measured(timed("baseline", 1.0, 1.0), timed("tiny_vae", 0.5, 0.5))
-    assert only(faster(), clear, "tiny_vae").said is Said.AGREES
-    assert only(faster(kind="slower"), clear, "tiny_vae").said is Said.DISAGREES
+    assert only(faster(), clear, "tiny_vae").said is ClaimVerdict.AGREES
+    assert only(faster(kind="slower"), clear, "tiny_vae").said is ClaimVerdict.DISAGREES
     assert "2.00x [1." in only(faster(), clear, "tiny_vae").because
     close = measured(timed("baseline", 1.0, 1.0), timed("tiny_vae", 0.97, 0.99))
-    assert only(faster(), close, "tiny_vae").said is Said.CANNOT_TELL
+    assert only(faster(), close, "tiny_vae").said is ClaimVerdict.CANNOT_TELL
 
 
 def test_one_round_tells_only_large_differences() -> None:
     column = measured(timed("baseline", 1.0), timed("tiny_vae", 0.93))
     found = only(faster(), column, "tiny_vae")
-    assert found.said is Said.CANNOT_TELL
+    assert found.said is ClaimVerdict.CANNOT_TELL
     assert found.because.endswith("(one round only)")
-    assert only(faster(kind="same"), column, "tiny_vae").said is Said.CANNOT_TELL
+    assert only(faster(kind="same"), column, "tiny_vae").said is ClaimVerdict.CANNOT_TELL
 
 
 def test_rows_that_share_no_round_are_compared_by_way_of_the_baseline() -> None:
@@ -111,7 +111,7 @@ def test_rows_that_share_no_round_are_compared_by_way_of_the_baseline() -> None:
     first = make_record("tiny_vae", *(make_round(i, (0.5,) * 10) for i in (0, 1)))
     second = make_record("steps(8)", *(make_round(i, (0.5,) * 10) for i in (2, 3)))
     found = only(faster("steps(8)", "tiny_vae"), measured(base, first, second), "tiny_vae", "steps(8)")
-    assert found.said is Said.AGREES
+    assert found.said is ClaimVerdict.AGREES
     assert "2.00x" in found.because
 
 
@@ -126,56 +126,63 @@ def test_rows_of_two_gpus_are_compared_by_way_of_their_own_baselines() -> None:
     second = at(1, timed("baseline", 2.0, 2.0), timed("steps(8)", 1.0, 1.0))
     rows = {("p", "tiny-sd", row.recipe): row for row in (*second, *first)}
     cells = {(*key, figure): cell_of(row, figure) for key, row in rows.items() for figure in FIGURES}
-    column = Column("GPU", "measured", cells, rows, {("p", "tiny-sd"): (first[0], second[0])})
+    column = StudyColumn("GPU", "measured", cells, rows, {("p", "tiny-sd"): (first[0], second[0])})
     found = only(faster("steps(8)", "tiny_vae"), column, "tiny_vae", "steps(8)")
-    assert found.said is Said.AGREES
+    assert found.said is ClaimVerdict.AGREES
     assert "1.60x" in found.because
 
 
 def test_a_row_that_was_not_measured_is_named_with_its_outcome() -> None:
     lost = make_record("tiny_vae", make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="40 GB wanted"))
     found = only(faster(), measured(timed("baseline", 1.0), lost), "tiny_vae")
-    assert (found.said, found.because) == (Said.CANNOT_TELL, "tiny_vae out of memory: 40 GB wanted")
+    assert (found.said, found.because) == (ClaimVerdict.CANNOT_TELL, "tiny_vae out of memory: 40 GB wanted")
 
 
 def test_memory_of_a_cpu_is_not_a_gpus() -> None:
     claim = faster(kind="ratio", figure="peak_memory", at_most=0.9)
     here = only(claim, measured(timed("baseline", 1.0), timed("tiny_vae", 1.0)), "tiny_vae")
-    assert here.said is Said.CANNOT_TELL
+    assert here.said is ClaimVerdict.CANNOT_TELL
     assert "resident set" in here.because
     column = published("A100", "peak_memory", tiny_vae=8e9, baseline=10e9)
-    assert only(claim, column, "tiny_vae").said is Said.AGREES
+    assert only(claim, column, "tiny_vae").said is ClaimVerdict.AGREES
 
 
 def test_the_best_must_beat_each_other_row() -> None:
     claim = Claim(says="x", kind="best", rows=("tiny_vae",))
     rows = ("tiny_vae", "bf16")
     good = published("A100", tiny_vae=0.5, bf16=0.6, baseline=1.0)
-    assert only(claim, good, *rows).said is Said.AGREES
+    assert only(claim, good, *rows).said is ClaimVerdict.AGREES
     tied = published("A100", tiny_vae=0.5, bf16=0.5, baseline=1.0)
     found = only(claim, tied, *rows)
-    assert (found.said, found.because) == (Said.DISAGREES, "holds in 1 of 2; tiny_vae 0.500 s, bf16 0.500 s")
+    assert (found.said, found.because) == (
+        ClaimVerdict.DISAGREES,
+        "holds in 1 of 2; tiny_vae 0.500 s, bf16 0.500 s",
+    )
 
 
 def test_a_limit_is_in_the_figures_unit() -> None:
     claim = Claim(says="x", kind="limit", rows=("tiny_vae",), figure="peak_memory", at_most=8)
-    assert only(claim, published("A100", "peak_memory", tiny_vae=7e9), "tiny_vae").said is Said.AGREES
-    assert only(claim, published("A100", "peak_memory", tiny_vae=9e9), "tiny_vae").said is Said.DISAGREES
+    assert only(claim, published("A100", "peak_memory", tiny_vae=7e9), "tiny_vae").said is ClaimVerdict.AGREES
+    assert (
+        only(claim, published("A100", "peak_memory", tiny_vae=9e9), "tiny_vae").said is ClaimVerdict.DISAGREES
+    )
 
 
 def test_a_small_model_says_nothing_about_a_limit_of_another() -> None:
     claim = Claim(says="under a minute", kind="limit", rows=("baseline",), figure="latency", at_most=60)
     column = measured(timed("baseline", 1.0, 1.0))
-    assert judge(claim, [part("baseline")], [column])[0].said is Said.AGREES
+    assert judge(claim, [part("baseline")], [column])[0].said is ClaimVerdict.AGREES
     (tiny,) = judge(claim, [replace(part("baseline"), measured_on="tiny-flux")], [column])
-    assert tiny.said is Said.CANNOT_TELL
+    assert tiny.said is ClaimVerdict.CANNOT_TELL
     assert tiny.because.endswith("a small model, which stands for tiny-sd; on tiny-flux")
 
 
 def test_conclusions_are_counted_by_column_the_published_first() -> None:
     claim = Claim(says="x", kind="open", because="y")
-    agrees, open_ = (Judged("H100", "published", said, "") for said in (Said.AGREES, Said.CANNOT_TELL))
-    here = Judged("H200", "measured", Said.DISAGREES, "")
+    agrees, open_ = (
+        JudgedClaim("H100", "published", said, "") for said in (ClaimVerdict.AGREES, ClaimVerdict.CANNOT_TELL)
+    )
+    here = JudgedClaim("H200", "measured", ClaimVerdict.DISAGREES, "")
     counted = tally([(claim, [here, agrees]), (claim, [here, open_])])
     assert counted == [("H100", "agrees 1, cannot tell 1"), ("here, H200", "does not 2")]
 
@@ -188,9 +195,9 @@ def test_gpus_are_compared_row_by_row() -> None:
         measured(timed("baseline", 1.0)),
     ]
     gpus, here = judge(claim, [part("tiny_vae")], columns)
-    assert gpus.said is Said.DISAGREES
+    assert gpus.said is ClaimVerdict.DISAGREES
     assert gpus.because == "holds in 1 of 2; baseline 2.50 s and 2.00 s, 0.80x"
-    assert (here.column, here.said) == ("Test CPU", Said.CANNOT_TELL)
+    assert (here.column, here.said) == ("Test CPU", ClaimVerdict.CANNOT_TELL)
 
 
 def test_a_claim_about_a_gpu_is_not_asked_of_another() -> None:
@@ -292,18 +299,18 @@ def test_a_schedule_that_was_set_decides_only_between_rows_that_share_it() -> No
     rows = rows_of(records)
     labels = {("p", "flux-dev", case.label): row for case, row in zip(planned.cases, rows, strict=True)}
     cells = {(*key, figure): cell_of(row, figure) for key, row in labels.items() for figure in FIGURES}
-    column = Column("GPU", "measured", cells, labels, {("p", "flux-dev"): (rows[0],)})
+    column = StudyColumn("GPU", "measured", cells, labels, {("p", "flux-dev"): (rows[0],)})
 
-    def said(**claim: object) -> tuple[Said, str]:
+    def said(**claim: object) -> tuple[ClaimVerdict, str]:
         (found,) = judge(Claim.model_validate({"says": "S", **claim}), [planned], [column])
         return found.said, found.because
 
-    assert said(kind="faster", rows=[both], than=cache)[0] is Said.AGREES
+    assert said(kind="faster", rows=[both], than=cache)[0] is ClaimVerdict.AGREES
     for claim in (
         {"kind": "faster", "rows": [cache], "than": "baseline"},
         {"kind": "best", "rows": [both]},
         {"kind": "limit", "rows": [cache], "figure": "latency", "at_most": 9},
     ):
         found, because = said(**claim)
-        assert found is Said.CANNOT_TELL, claim
+        assert found is ClaimVerdict.CANNOT_TELL, claim
         assert "the number of skipped steps is set" in because

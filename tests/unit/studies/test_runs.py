@@ -13,12 +13,12 @@ from tests.typed import said as vivace
 from vivace.benchmark.store import Store
 from vivace.measure.surroundings import surroundings
 from vivace.studies import StudyFile, StudyRun, read_study, study
-from vivace.studies.claims import Claim, Judged, Said
+from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim
 from vivace.studies.expand import expand
 from vivace.studies.file import Tiny
-from vivace.studies.page import page_of
 from vivace.studies.runs import MeasuredPart
 from vivace.studies.sittings import of_store, write_sittings
+from vivace.studies.study_page import page_of
 from vivace.studies.view import views
 
 QUICK = """
@@ -275,12 +275,12 @@ def test_on_a_cpu_nothing_of_a_gpu_is_shown(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_study_of_ones_own_has_no_source_that_concludes() -> None:
     claim = Claim(says="x", kind="open", because="y")
-    here = Judged("AMD EPYC", "measured", Said.CANNOT_TELL, "")
+    here = JudgedClaim("AMD EPYC", "measured", ClaimVerdict.CANNOT_TELL, "")
     own = StudyFile.model_validate(
         {"name": "own", "title": "T", "part": [{"name": "p", "models": ["tiny-sd"], "recipes": ["steps(8)"]}]}
     )
 
-    def page(file: StudyFile, claims: list[tuple[Claim, list[Judged]]]) -> str:
+    def page(file: StudyFile, claims: list[tuple[Claim, list[JudgedClaim]]]) -> str:
         return page_of(SimpleNamespace(file=file, parts=(), columns=(), claims=lambda: claims, store=None))  # type: ignore[arg-type]
 
     alone = page(own, [(claim, [here])])

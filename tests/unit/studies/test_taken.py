@@ -13,8 +13,8 @@ from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
 from vivace.spec.ceilings import Work
 from vivace.spec.record import GpuWindow, Outcome
 from vivace.studies.sittings import read_sittings, write_sittings
-from vivace.studies.table import render
-from vivace.studies.taken import SHORT, taken
+from vivace.studies.study_table import render
+from vivace.studies.usage import SHORT, usage_table
 from vivace.studies.view import views
 
 WINDOW = GpuWindow(
@@ -32,7 +32,7 @@ COUNTED = sitting(
 
 def test_the_table_has_limit_energy_and_hours() -> None:
     (view,) = views(run(COUNTED))
-    found = taken(view)
+    found = usage_table(view)
     cells = {label: dict(zip(found.headings, texts, strict=True)) for label, texts in found.rows}
     assert cells == {
         "baseline": {
@@ -51,7 +51,7 @@ def test_the_table_has_limit_energy_and_hours() -> None:
 
 def test_times_alone_make_no_table() -> None:
     (view,) = views(run(sitting(baseline=lasting(1.0))))
-    assert taken(view).rows == taken(view, SHORT).rows == ()
+    assert usage_table(view).rows == usage_table(view, SHORT).rows == ()
 
 
 def test_ceilings_of_a_sitting_are_kept_once_and_count_for_each_row(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_ceilings_of_a_sitting_are_kept_once_and_count_for_each_row(tmp_path: Pa
     assert read_sittings(tmp_path / "x.json") == [COUNTED]
     without = COUNTED.model_copy(update={"ceilings": None})
     (view,) = views(run(without))
-    assert "at the limit" not in taken(view).headings, "nothing to hold the count against"
+    assert "at the limit" not in usage_table(view).headings, "nothing to hold the count against"
 
 
 @pytest.mark.parametrize("price", [None, 3.6])

@@ -10,14 +10,14 @@ from PIL import Image, ImageEnhance
 import vivace
 from tests.typed import said, typed
 from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
-from vivace.advice import recommend
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.support import support_of
 from vivace.errors import Unsupported, WorkloadError
 from vivace.models.sources import FOLDER
+from vivace.recommendation import recommend
 from vivace.tuning.answer import Tuned
-from vivace.tuning.asked import Asked
-from vivace.tuning.wanted import Wanted
+from vivace.tuning.image_request import ImageRequest
+from vivace.tuning.objective import Objective
 
 TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=120)
 SMALL: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_each_command_hands_on_what_it_was_given(
 
     def ask(*args: Any, **fields: Any) -> None:
         study = args[0] if args and hasattr(args[0], "workload") else None
-        asked = study.workload if study is not None else fields.get("asked")
+        asked = study.workload if study is not None else fields.get("asked", fields.get("request"))
         seen.append(fields if asked is None else {name: getattr(asked, name) for name in WANTED})
         raise WorkloadError("enough")
 
@@ -90,12 +90,12 @@ def test_pairs_and_advice_are_of_the_task(tmp_path: Path) -> None:
     other = recommend("tiny-sd", gpu="cpu", store=tmp_path / "store", task="inpaint")
     assert other.recipe is None
     assert "no record compares recipes on the task 'inpaint' of tiny-sd" in other.missing[0]
-    assert recommend("flux-kontext", store=()).wanted.task == "edit"
+    assert recommend("flux-kontext", store=()).criteria.task == "edit"
 
 
 def test_a_search_draws_from_as_many_pictures_as_prompts() -> None:
     prompts = ("a", "b", "c")
-    asked = Asked(images=("1.png", "2.png", "3.png"), masks=("m.png",), task="inpaint", strength=0.5)
+    asked = ImageRequest(images=("1.png", "2.png", "3.png"), masks=("m.png",), task="inpaint", strength=0.5)
     workload = asked.of(prompts[:2])
     assert (workload.images, workload.masks, workload.strength) == (("1.png", "2.png"), ("m.png",), 0.5)
     assert asked.options == (("strength", 0.5), ("image", "1.png"), ("mask", "m.png"))
@@ -104,20 +104,20 @@ def test_a_search_draws_from_as_many_pictures_as_prompts() -> None:
 @pytest.mark.parametrize(
     ("asked", "files"),
     [
-        (Asked(task="inpaint"), " --image FILE --mask FILE"),
+        (ImageRequest(task="inpaint"), " --image FILE --mask FILE"),
         (
-            Asked(task="inpaint", images=("my picture.png",), masks=("m.png",)),
+            ImageRequest(task="inpaint", images=("my picture.png",), masks=("m.png",)),
             " --image 'my picture.png' --mask m.png",
         ),
-        (Asked(task="control"), " --control FILE"),
+        (ImageRequest(task="control"), " --control FILE"),
     ],
 )
-def test_the_answer_of_a_search_can_be_run(asked: Asked, files: str) -> None:
+def test_the_answer_of_a_search_can_be_run(asked: ImageRequest, files: str) -> None:
     assert asked.task is not None
     tuned = Tuned(
         model="tiny-sd",
         device_name="a CPU",
-        wanted=Wanted(),
+        objective=Objective(),
         pick=None,
         rows=(),
         history=(),
@@ -146,9 +146,9 @@ def test_techniques_judge_the_pipeline_of_the_task() -> None:
 
 @pytest.mark.soak
 def test_a_search_is_of_the_task(tmp_path: Path) -> None:
-    asked = Asked(task="inpaint", num_inference_steps=4, height=64, width=64)
+    asked = ImageRequest(task="inpaint", num_inference_steps=4, height=64, width=64)
     found = vivace.tune(
-        "tiny-sd", asked=asked, trials=1, store=tmp_path, device="cpu", start="inference_mode"
+        "tiny-sd", request=asked, trials=1, store=tmp_path, device="cpu", start="inference_mode"
     )
     assert found.task == "inpaint"
     assert {one.recipe.text for one in found.history} == {"baseline", "inference_mode"}

@@ -19,8 +19,8 @@ from tests.exported import check, run
 from tests.families import load
 from vivace.benchmark import Timing
 from vivace.benchmark.comparison import comparison_of
-from vivace.benchmark.page import page_of
 from vivace.benchmark.pictures import picture_path, read_sources
+from vivace.benchmark.run_page import page_of
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
 from vivace.export.pictures import source_files
 from vivace.export.script import write_script
@@ -33,10 +33,10 @@ from vivace.models.sources import FOLDER, example_pictures, sha_of
 from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.gate import judge_figures
-from vivace.report.quality import Fidelity, Kept, Worst
+from vivace.report.quality import Fidelity, KeptShare, Worst
 from vivace.runtime.session import Session, session_of
 from vivace.spec.limits import Limits
-from vivace.spec.study import AskedWorkload
+from vivace.spec.study import WorkloadRequest
 from vivace.spec.workload import Source, Task, Workload, steps_for, steps_run
 from vivace.stats import Gate, Interval
 
@@ -131,7 +131,7 @@ def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
 
 
 def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vivace.step_caching.magcache_ratios import Ratios
+    from vivace.machinery.step_caching.magcache_ratios import Ratios
     from vivace.techniques import magcache
 
     asked: list[tuple[int, int]] = []
@@ -361,9 +361,9 @@ def test_sdxl_casts_its_vae_back_after_encoding() -> None:
 
 @pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
 def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) -> None:
-    asked = AskedWorkload(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
+    asked = WorkloadRequest(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
     prepared = comparison_of("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
-    found, workload = prepared.found, prepared.workload
+    found, workload = prepared.located, prepared.workload
     written = write_script(
         found,
         prepared.recipes[0],
@@ -384,7 +384,7 @@ def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) ->
 def test_a_script_needs_a_file() -> None:
     prepared = comparison_of("tiny-sd", "baseline", task="image")
     with pytest.raises(UsageError, match="a script needs a file to open; give --image FILE"):
-        source_files(prepared.found, prepared.workload, AskedWorkload(task="image"))
+        source_files(prepared.located, prepared.workload, WorkloadRequest(task="image"))
 
 
 def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
 
 def outside(share: float) -> Fidelity:
     interval = Interval(share, share - 0.01, share + 0.01)
-    kept = Kept(interval, interval, Worst(PROMPT, share, 1), share)
+    kept = KeptShare(interval, interval, Worst(PROMPT, share, 1), share)
     return Fidelity(
         num_pictures=6,
         num_identical=0,

@@ -10,9 +10,9 @@ import torch
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, drawn, psnr, session
 from tests.targets import target_of
-from vivace.contract import Machine
 from vivace.errors import NoEffect
 from vivace.runtime.embeddings import encode
+from vivace.technique import Machine
 from vivace.techniques.tf32 import Tf32
 
 AMPERE = Machine("cuda", "a GPU", (8, 0), None)

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.targets import target_of
-from vivace.attention_backends import calls
-from vivace.attention_backends.calls import RedirectedAttention
-from vivace.attention_backends.kernels import KERNELS, selected
-from vivace.contract import Machine
 from vivace.errors import NoEffect, Unsupported
+from vivace.machinery.attention_backends import calls
+from vivace.machinery.attention_backends.calls import RedirectedAttention
+from vivace.machinery.attention_backends.kernels import KERNELS, selected
 from vivace.measure.kernels import attention_kernels
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.technique import Machine
 from vivace.techniques.attention import Attention
 
 CPU = Machine("cpu", "CPU", None, "c++")
@@ -349,7 +349,7 @@ def in_fp8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         scales = [x[:, None, :, None] for x in (q_descale, k_descale, v_descale)]
         return _in_fp8(q, k, v, scales).bfloat16()
 
-    monkeypatch.setattr("vivace.attention_backends.fp8.attend", attend)
+    monkeypatch.setattr("vivace.machinery.attention_backends.fp8.attend", attend)
     module = types.ModuleType("fa3_fwd_interface")
     module.__spec__ = importlib.machinery.ModuleSpec("fa3_fwd_interface", None)
     vars(module)["flash_attn_func"] = flash

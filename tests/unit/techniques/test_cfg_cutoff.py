@@ -10,9 +10,9 @@ import vivace
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
 from vivace.runtime.embeddings import encode
+from vivace.technique import Machine
 from vivace.techniques.cfg_cutoff import CfgCutoff
 
 TRUE_CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}

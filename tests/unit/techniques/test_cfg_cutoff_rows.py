@@ -11,10 +11,10 @@ import vivace
 from tests import conditioned
 from tests.conditioned import CASES, case, draw
 from tests.families import build, psnr
-from vivace.contract import Effect
 from vivace.errors import Unsupported
-from vivace.guidance.branches import Rows, rows_of
+from vivace.machinery.guidance.branches import GuidanceRows, rows_of
 from vivace.runtime.step_ends import with_step_ends
+from vivace.technique import Effect
 
 
 def ended_by_hand(pipe: Any, guided: int, number: int, conditional: int) -> None:
@@ -114,11 +114,11 @@ REFUSED = {
     "StableDiffusionSAGPipeline": "does not say whether|calls its denoiser",
 }
 KNOWN = {
-    "StableDiffusionXLPipeline": Rows(2, 1),
-    "StableDiffusionXLAdapterPipeline": Rows(2, 1),
-    "StableDiffusionXLControlNetUnionPipeline": Rows(2, 1),
-    "StableDiffusion3ControlNetPipeline": Rows(2, 1),
-    "StableDiffusionInstructPix2PixPipeline": Rows(3, 0),
+    "StableDiffusionXLPipeline": GuidanceRows(2, 1),
+    "StableDiffusionXLAdapterPipeline": GuidanceRows(2, 1),
+    "StableDiffusionXLControlNetUnionPipeline": GuidanceRows(2, 1),
+    "StableDiffusion3ControlNetPipeline": GuidanceRows(2, 1),
+    "StableDiffusionInstructPix2PixPipeline": GuidanceRows(3, 0),
 }
 
 

@@ -15,9 +15,9 @@ import vivace
 from tests import flow_models
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.targets import target_of
-from vivace.compilation.compiled_code import code_folder
-from vivace.contract import Machine
 from vivace.errors import Unsupported
+from vivace.machinery.compilation.compiled_code import code_folder
+from vivace.technique import Machine
 from vivace.techniques.compile import Compile
 
 BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs that serve them all
@@ -113,7 +113,7 @@ import json, types, torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 cache_dir()  # as some imports do: it writes inductor's default into the environment
 from tests.targets import target_of
-from vivace.contract import Machine
+from vivace.technique import Machine
 from vivace.techniques.compile import Compile
 unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
 pipe = types.SimpleNamespace(unet=unet)

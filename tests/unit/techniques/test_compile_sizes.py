@@ -9,12 +9,12 @@ import torch
 from tests import flow_models
 from tests.families import session
 from tests.targets import target_of
-from vivace.compilation import sizes as limits
-from vivace.contract import Effect
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.compilation import sizes as limits
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import RecipeSpec
+from vivace.technique import Effect
 from vivace.techniques.compile import Compile
 
 

@@ -14,13 +14,13 @@ from tests.targets import target_of
 from tests.typed import said
 from vivace.errors import Unsupported, UnusableModel
 from vivace.export.script import write_script
-from vivace.lora.distillations import distillations
+from vivace.machinery.lora.distillations import distillations
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import FewSteps, Part, Sampler
+from vivace.models.entry import FewSteps, SamplerEntry, StoredPart
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.load import load_pipeline
 from vivace.models.prompts import PROMPT_SETS
@@ -57,7 +57,7 @@ def known(lora: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lora=str(lora),
         steps=(4, 2),
         guidance_scale=1.0,
-        scheduler=Sampler(class_name="LCMScheduler"),
+        scheduler=SamplerEntry(class_name="LCMScheduler"),
     )
     eight = lcm.model_copy(update={"kind": "lightning", "steps": (8,), "scale": 0.5})
     entry = CATALOGUE["tiny-sd"].model_copy(update={"few_steps": (lcm, eight)})
@@ -234,11 +234,11 @@ def test_a_plan_has_fewer_steps_and_no_larger_model() -> None:
 
 
 def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(repo="somebody/some-lora", revision="abc", files=("it.safetensors",))
+    part = StoredPart(repo="somebody/some-lora", revision="abc", files=("it.safetensors",))
     entry = CATALOGUE["tiny-sd"]
     hub = entry.few_steps[1].model_copy(update={"lora": part, "kind": "hyper"})
     monkeypatch.setitem(CATALOGUE, "tiny-sd", entry.model_copy(update={"few_steps": (hub,)}))
-    monkeypatch.setattr("vivace.lora.distillations.fetch_part", lambda _: known)
+    monkeypatch.setattr("vivace.machinery.lora.distillations.fetch_part", lambda _: known)
     text = write_script(find_model("tiny-sd"), resolve("distilled(hyper)"), "cpu", prompt="a red circle").text
     for words in ('"somebody/some-lora",', 'weight_name="it.safetensors",', 'revision="abc",'):
         assert words in text.split("pipe.load_lora_weights(")[1].split(")")[0]

@@ -12,16 +12,16 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.families.test_families import one_call, tensor
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.step_caching.block_residual import blocks_of
+from vivace.machinery.step_caching.cache_state import relative_change
+from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import RecipeSpec
-from vivace.step_caching.block_residual import blocks_of
-from vivace.step_caching.cache_state import relative_change
-from vivace.step_caching.split_blocks import num_blocks, split_forwards
+from vivace.technique import Machine
 from vivace.techniques.dual_block_cache import DualBlockCache, steps_of
 
 CALL = {"num_inference_steps": 12}

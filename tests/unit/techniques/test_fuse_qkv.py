@@ -8,12 +8,12 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
-from vivace.contract import component_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.technique import component_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)

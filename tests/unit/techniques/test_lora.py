@@ -12,9 +12,9 @@ import vivace
 from tests.families import build, draw, psnr
 from tests.unit.techniques.test_cuda_graph import captured
 from vivace.benchmark.comparison import comparison_of
-from vivace.compilation.captured import replace_forward
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
-from vivace.lora.hot import DOWN, UP, hot_loras
+from vivace.machinery.compilation.captured import replace_forward
+from vivace.machinery.lora.hot import DOWN, UP, hot_loras
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -187,7 +187,7 @@ def test_it_is_beside_what_a_scheme_stores(scheme: str, loras: dict[str, str]) -
 def test_what_was_not_announced_is_refused_and_changes_nothing(loras: dict[str, str], tmp_path: Path) -> None:
     hot = session("sd", f"lora('{loras['b']}', hot=True)")
     before = draw(hot)
-    with pytest.raises(Unsupported, match=r"beside which there is no LoRA \(.*announce them: .*layers=all"):
+    with pytest.raises(Unsupported, match=r"without a LoRA slot \(.*reserve them at load: .*layers=all"):
         hot.set_lora(loras["a"])
     large = write(tmp_path / "large.safetensors", "sd", 9, 2, FEWER["sd"])
     with pytest.raises(Unsupported, match=r"has rank 9, and rank 6 was announced.*max_rank=9"):

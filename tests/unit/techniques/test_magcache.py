@@ -15,14 +15,14 @@ from tests.families import build, draw, drawn, psnr
 from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.machinery.step_caching.block_residual import watching_residuals
+from vivace.machinery.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_magcache
-from vivace.step_caching.block_residual import watching_residuals
-from vivace.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
+from vivace.technique import Machine
 from vivace.techniques.magcache import Magcache, find_ratios
 
 CALL = {"num_inference_steps": 14}

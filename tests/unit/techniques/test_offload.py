@@ -9,13 +9,13 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session, upcasting
 from tests.targets import target_of
-from vivace.contract import Machine, Trait
-from vivace.contract.traits import give
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.technique import Machine, Trait
+from vivace.technique.traits import give
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 

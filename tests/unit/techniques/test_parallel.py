@@ -15,16 +15,16 @@ from tests import families
 from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
 from tests.targets import target_of
-from vivace.compilation.captured import CapturedFunction, captured_forward
-from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported
 from vivace.export.script import write_script
+from vivace.machinery.compilation.captured import CapturedFunction, captured_forward
+from vivace.machinery.multi_gpu.flux_tokens import Ulysses
+from vivace.machinery.multi_gpu.sharded_denoiser import _follow_primary
+from vivace.machinery.multi_gpu.split_tokens import needs_diffusers
 from vivace.models import find_model
-from vivace.multi_gpu.flux_tokens import Ulysses
-from vivace.multi_gpu.sharded_denoiser import _follow_primary
-from vivace.multi_gpu.split_tokens import needs_diffusers
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.technique import Machine
 from vivace.techniques import cuda_graph
 from vivace.techniques.parallel import Parallel, _recipe_of_peers
 

@@ -12,10 +12,10 @@ import vivace
 from tests import exported
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract import component_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
+from vivace.technique import component_of
 
 CALL = {"num_inference_steps": 12}
 SIZE = {"height": 128, "width": 128, "text_length": 32}

@@ -12,17 +12,17 @@ import torch
 import vivace
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
-from vivace.contract import Machine
 from vivace.errors import NoEffect, RecipeError, Unsupported
+from vivace.machinery.quantization import SCHEMES as SCHEMES_OF
+from vivace.machinery.quantization import torchao_schemes, torchao_tensors
+from vivace.machinery.quantization.layers import matches, summarise
+from vivace.machinery.quantization.scheme import SchemeSettings
+from vivace.machinery.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
 from vivace.measure.memory import plain_tensors, weights_bytes
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
-from vivace.quantization import SCHEMES as SCHEMES_OF
-from vivace.quantization import torchao_schemes, torchao_tensors
-from vivace.quantization.layers import matches, summarise
-from vivace.quantization.scheme import Settings
-from vivace.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
 from vivace.recipes.resolve import resolve
+from vivace.technique import Machine
 from vivace.techniques.quantize import Quantize
 
 # Least PSNR on a small UNet with trained weights, and how much smaller (bytes a weight, of four) its layers are.
@@ -231,7 +231,7 @@ def quantized(scheme: str, **made: Any) -> tuple[torch.nn.Linear, torch.nn.Linea
     }
     ours = torch.nn.Linear(192, 64, **made).requires_grad_(False)
     theirs = copy.deepcopy(ours)
-    SCHEMES_OF["torchao", scheme].convert(ours, Settings(machine(9, 0)))
+    SCHEMES_OF["torchao", scheme].convert(ours, SchemeSettings(machine(9, 0)))
     ao.quantize_(theirs, configs[scheme](set_inductor_config=False))
     return ours, theirs
 
@@ -331,7 +331,7 @@ def test_fp8_matmuls_of_few_rows_and_long_sums_get_more_rows(
 ) -> None:
     """cuBLAS has no such matmul with a scale per row. PyTorch has one on a CPU, which stands in."""
     layer = torch.nn.Linear(4112, 32, dtype=torch.bfloat16).requires_grad_(False)
-    torchao_schemes.TORCHAO["fp8"].convert(layer, Settings(Machine("cpu", "CPU", None, "c++")))
+    torchao_schemes.TORCHAO["fp8"].convert(layer, SchemeSettings(Machine("cpu", "CPU", None, "c++")))
     inputs = torch.randn(1, num_rows, 4112, dtype=torch.bfloat16)
     expected = layer(inputs)
     rows: list[int] = []
@@ -347,7 +347,7 @@ def test_fp8_matmuls_of_few_rows_and_long_sums_get_more_rows(
     assert len(rows) == 1
     assert rows[0] > 256
     short = torch.nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False)
-    torchao_schemes.TORCHAO["fp8"].convert(short, Settings(Machine("cpu", "CPU", None, "c++")))
+    torchao_schemes.TORCHAO["fp8"].convert(short, SchemeSettings(Machine("cpu", "CPU", None, "c++")))
     short(inputs[..., :64])
     assert rows[1] == num_rows, "short sums are left as they are"
 

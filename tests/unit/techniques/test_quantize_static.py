@@ -12,8 +12,8 @@ import vivace
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.quantization import calibration
 from vivace.models import find_model, load_pipeline
-from vivace.quantization import calibration
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session, session_of
 

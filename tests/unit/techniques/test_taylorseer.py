@@ -12,10 +12,10 @@ import vivace
 from tests import exported
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract import component_of
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.step_caching.cache_state import CacheState
 from vivace.recipes.resolve import resolve
-from vivace.step_caching.cache_state import CacheState
+from vivace.technique import component_of
 from vivace.techniques.taylorseer import Taylorseer, _extrapolated
 
 CALL = {"num_inference_steps": 12}

@@ -15,8 +15,9 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.contract import Machine
 from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.machinery.step_caching.cache_state import relative_change
+from vivace.machinery.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
@@ -24,8 +25,7 @@ from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calibration import calibrate_teacache
-from vivace.step_caching.cache_state import relative_change
-from vivace.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
+from vivace.technique import Machine
 from vivace.techniques.teacache import FLUX_DEV, Teacache, find_fit
 
 CALL = {"num_inference_steps": 12}

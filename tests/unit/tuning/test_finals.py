@@ -10,19 +10,19 @@ from benchmarks.tuner_grids import RESULTS
 from benchmarks.tuner_timed import timed_replay
 from tests.make import make_record, make_round
 from vivace.report.gate import Judgement
-from vivace.report.quality import Fidelity, Kept, Worst
+from vivace.report.quality import Fidelity, KeptShare, Worst
 from vivace.report.rows import Row, rows_of
 from vivace.spec.limits import Limits
-from vivace.spec.study import AskedWorkload
+from vivace.spec.study import WorkloadRequest
 from vivace.stats import Gate, Interval
 from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.finalists import portfolio
 from vivace.tuning.images import ImagePlan
-from vivace.tuning.seen import Rung
+from vivace.tuning.results import Rung
 from vivace.tuning.timetable import FINAL_ROUNDS
 
 SIZES = (13, 26, 39, 78)
-PLAN = ImagePlan((AskedWorkload(),) * 4, SIZES, (13, 26, 39, 39))
+PLAN = ImagePlan((WorkloadRequest(),) * 4, SIZES, (13, 26, 39, 39))
 
 
 def passed_at_the_limit(level: float, number: int = 20_000) -> float:
@@ -44,7 +44,7 @@ def test_all_looks_together_pass_no_more_at_the_limit_than_one() -> None:
 def row_with(bounds: Interval, judgement: Judgement) -> Row:
     """Return the row of a recipe that changes the picture."""
     records = [make_record(text, make_round(0, (1.8, 1.8, 1.8))) for text in ("baseline", "steps(8)")]
-    kept = Kept(bounds, bounds, Worst("a red circle", 0.9, 1), 0.9)
+    kept = KeptShare(bounds, bounds, Worst("a red circle", 0.9, 1), 0.9)
     fidelity = Fidelity(13, 0, 13, None, None, None, clip=kept)
     return dataclasses.replace(
         rows_of(records)[1], fidelity=fidelity, judgement=judgement, limits=Limits(clip=0.985)

@@ -4,21 +4,21 @@ import dataclasses
 
 import pytest
 
-from vivace.benchmark import AskedQuality
+from vivace.benchmark import QualityRequest
 from vivace.benchmark.store import Invocation
 from vivace.errors import UsageError
-from vivace.models.find import Found, find_model
+from vivace.models.find import LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.asked import Asked
+from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.judge import judge_of
-from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.results import Result, Rung
 
 
 @pytest.fixture
-def photographic() -> Found:
+def photographic() -> LocatedModel:
     """A model of somebody else, which has no scorer of its own, on a machine without the usual one."""
     found = find_model("tiny-sd")
     return dataclasses.replace(
@@ -30,9 +30,9 @@ def photographic() -> Found:
     ("scorer", "why"), [("auto", "no CLIP model that judges images"), (None, "--scorer none")]
 )
 def test_without_a_judge_only_what_keeps_the_image_is_searched(
-    photographic: Found, scorer: str | None, why: str
+    photographic: LocatedModel, scorer: str | None, why: str
 ) -> None:
-    judge = judge_of(photographic, AskedQuality(scorer=scorer), DEFAULT_LIMITS)
+    judge = judge_of(photographic, QualityRequest(scorer=scorer), DEFAULT_LIMITS)
     assert judge.same_picture_only
     assert judge.compares, "images that should be the same are compared with the baseline's"
     assert judge.limits.clip is None
@@ -42,53 +42,53 @@ def test_without_a_judge_only_what_keeps_the_image_is_searched(
     assert "only techniques that keep the image are searched" in searched
     assert more.endswith("vivace tune sd15 --minutes 8 --scorer openai/clip-vit-large-patch14")
     assert "steps" in more
-    own = judge_of(find_model("tiny-sd"), AskedQuality(scorer=None), DEFAULT_LIMITS)
+    own = judge_of(find_model("tiny-sd"), QualityRequest(scorer=None), DEFAULT_LIMITS)
     assert own.notes("vivace tune tiny-sd")[1].endswith("--scorer tiny-clip")
 
 
-def test_with_a_judge_everything_is_searched_and_nothing_is_to_be_said(photographic: Found) -> None:
-    judge = judge_of(photographic, AskedQuality(scorer="embedded"), DEFAULT_LIMITS)
+def test_with_a_judge_everything_is_searched_and_nothing_is_to_be_said(photographic: LocatedModel) -> None:
+    judge = judge_of(photographic, QualityRequest(scorer="embedded"), DEFAULT_LIMITS)
     assert not judge.same_picture_only
     assert judge.limits == DEFAULT_LIMITS
     assert judge.notes("vivace tune sd15") == []
     assert judge.asked(True).scorer == "embedded"
-    assert not judge_of(find_model("tiny-sd"), AskedQuality(), DEFAULT_LIMITS).same_picture_only
+    assert not judge_of(find_model("tiny-sd"), QualityRequest(), DEFAULT_LIMITS).same_picture_only
 
 
-def test_a_limit_needs_a_judge(photographic: Found) -> None:
+def test_a_limit_needs_a_judge(photographic: LocatedModel) -> None:
     with pytest.raises(UsageError, match=r"clip=0.97: no CLIP model .* add --scorer NAME"):
-        judge_of(photographic, AskedQuality(), Limits(clip=0.97))
+        judge_of(photographic, QualityRequest(), Limits(clip=0.97))
     with pytest.raises(UsageError, match="--witness blip: it is a second model beside CLIP; add --scorer"):
-        judge_of(photographic, AskedQuality(witness="blip"), DEFAULT_LIMITS)
+        judge_of(photographic, QualityRequest(witness="blip"), DEFAULT_LIMITS)
 
 
 @pytest.mark.parametrize(
     ("quality", "limits", "flag"),
     [
-        (AskedQuality(scorer="embedded"), DEFAULT_LIMITS, "--scorer"),
-        (AskedQuality(witness="blip"), DEFAULT_LIMITS, "--witness"),
-        (AskedQuality(), Limits(clip=0.97), "--min-quality"),
+        (QualityRequest(scorer="embedded"), DEFAULT_LIMITS, "--scorer"),
+        (QualityRequest(witness="blip"), DEFAULT_LIMITS, "--witness"),
+        (QualityRequest(), Limits(clip=0.97), "--min-quality"),
     ],
 )
-def test_random_weights_have_no_quality_to_judge(quality: AskedQuality, limits: Limits, flag: str) -> None:
+def test_random_weights_have_no_quality_to_judge(quality: QualityRequest, limits: Limits, flag: str) -> None:
     with pytest.raises(UsageError, match=f"^{flag}: synthetic:sd15 has random weights"):
         judge_of(find_model("synthetic:sd15"), quality, limits)
 
 
 def test_images_that_show_nothing_are_not_judged() -> None:
-    synthetic = judge_of(find_model("synthetic:sd15"), AskedQuality(), DEFAULT_LIMITS)
-    trusting = judge_of(find_model("synthetic:sd15"), AskedQuality(), Limits(clip=0.9), trusts=True)
-    assert Asked(controls=("edges.png",)).has_random_controlnet
-    assert not Asked(task="control", controlnet="folder").has_random_controlnet
-    random = judge_of(find_model("tiny-sd"), AskedQuality(), DEFAULT_LIMITS, shows_nothing=True)
+    synthetic = judge_of(find_model("synthetic:sd15"), QualityRequest(), DEFAULT_LIMITS)
+    trusting = judge_of(find_model("synthetic:sd15"), QualityRequest(), Limits(clip=0.9), trusts=True)
+    assert ImageRequest(controls=("edges.png",)).has_random_controlnet
+    assert not ImageRequest(task="control", controlnet="folder").has_random_controlnet
+    random = judge_of(find_model("tiny-sd"), QualityRequest(), DEFAULT_LIMITS, shows_nothing=True)
     assert [one.compares for one in (synthetic, trusting, random)] == [False] * 3
     assert [one.same_picture_only for one in (synthetic, trusting, random)] == [True, False, True]
 
 
 def test_what_another_judge_said_is_judged_again() -> None:
-    judge = judge_of(find_model("tiny-sd"), AskedQuality(), DEFAULT_LIMITS)
+    judge = judge_of(find_model("tiny-sd"), QualityRequest(), DEFAULT_LIMITS)
     assert judge.scorer is not None
-    proven = Seen(resolve("steps(8)"), Outcome.MEASURED, Rung.PROVEN, 1.0, slack=0.1, gate=Gate.UNCLEAR)
+    proven = Result(resolve("steps(8)"), Outcome.MEASURED, Rung.PROVEN, 1.0, slack=0.1, gate=Gate.UNCLEAR)
     own = Invocation("", "", (), scorer=judge.scorer.id)
     assert judge.counted(proven, own) == proven
     again = judge.counted(proven, Invocation("", "", ()))

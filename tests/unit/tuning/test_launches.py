@@ -9,17 +9,17 @@ import pytest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
-from vivace.tuning.belief import Datum
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.launches import captures, expected_of_capturing, over_the_usual_baseline, wait_of
-from vivace.tuning.priors import Source, effects
-from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.objective import Objective
+from vivace.tuning.priors import PriorSource, effects
+from vivace.tuning.regression import Datum
+from vivace.tuning.results import Result, Rung
 from vivace.tuning.space import Space
-from vivace.tuning.wanted import Wanted
 
 STAGES = (("text", 0.05), ("steps", 4.8), ("vae", 0.1), ("other", 0.05))
-WANTED = Wanted(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
-RECORDS = Source(
+WANTED = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
+RECORDS = PriorSource(
     "records of a faster host",
     tuple(
         Datum(resolve(text), gain, 0.05)
@@ -33,8 +33,8 @@ RECORDS = Source(
 )
 
 
-def baseline(busy: float | None) -> Seen:
-    measured = Seen(Recipe(), Outcome.MEASURED, Rung.SCREENED, 0.0, 0.01, seconds=5.0, stages_s=STAGES)
+def baseline(busy: float | None) -> Result:
+    measured = Result(Recipe(), Outcome.MEASURED, Rung.SCREENED, 0.0, 0.01, seconds=5.0, stages_s=STAGES)
     return dataclasses.replace(measured, busy_share=busy)
 
 
@@ -102,7 +102,7 @@ def test_a_captured_decoder_leaves_the_denoisers_launches() -> None:
 def test_a_recipe_that_keeps_the_gpu_busy_is_compared_with_the_usual_baseline() -> None:
     """The baseline took 5.5, 3.7 and 3.6 s on a shared host, and the recipes 1.33, 1.32 and 1.34."""
 
-    def seen(text: str, seconds: float, before: float, busy: float | None) -> Seen:
+    def seen(text: str, seconds: float, before: float, busy: float | None) -> Result:
         gain = math.log(before / seconds)
         return dataclasses.replace(
             baseline(busy), recipe=resolve(text), seconds=seconds, gain=gain, error=0.2, own_error=0.004

@@ -7,16 +7,16 @@ import pytest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
-from vivace.tuning.belief import Belief, Datum, Effect
 from vivace.tuning.leverage import Leverage
-from vivace.tuning.seen import Rung, Seen
+from vivace.tuning.regression import Datum, Prior, Regression
+from vivace.tuning.results import Result, Rung
 
 LONG = (("text", 0.01), ("steps", 0.94), ("vae", 0.05))
 SHORT = (("text", 0.01), ("steps", 0.14), ("vae", 0.05))
 
 
-def result(text: str, stages: tuple[tuple[str, float], ...], rung: Rung = Rung.JUDGED) -> Seen:
-    return Seen(resolve(text), Outcome.MEASURED, rung, gain=0.0, stages_s=stages)
+def result(text: str, stages: tuple[tuple[str, float], ...], rung: Rung = Rung.JUDGED) -> Result:
+    return Result(resolve(text), Outcome.MEASURED, rung, gain=0.0, stages_s=stages)
 
 
 def weight(leverage: Leverage, text: str, name: str) -> float:
@@ -47,7 +47,9 @@ def test_the_stages_of_short_screenings_are_not_read() -> None:
 
 def test_what_a_technique_gave_alone_is_scaled_to_the_recipe() -> None:
     tiny, both = resolve("tiny_vae"), resolve("tiny_vae+distilled(lcm, steps=4)")
-    belief = Belief({"tiny_vae": Effect(0.0, 0.2), "distilled(lcm, steps=4)": Effect(1.0, 0.01)}, pair_sd=0.0)
+    belief = Regression(
+        {"tiny_vae": Prior(0.0, 0.2), "distilled(lcm, steps=4)": Prior(1.0, 0.01)}, pair_sd=0.0
+    )
     belief.learn([Datum(tiny, 0.05, 0.001)])
     alone = float(belief.estimate([both])[0][0])
     belief.reweigh(MEASURED.of_effect)

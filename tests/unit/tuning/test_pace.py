@@ -7,11 +7,11 @@ from vivace.spec.record import Outcome
 from vivace.stats import Interval
 from vivace.tuning.pace import Pace
 from vivace.tuning.peaks import Peaks, recorded
-from vivace.tuning.seen import Rung, Seen, expected_low
+from vivace.tuning.results import Result, Rung, expected_low
 
 
-def seen(text: str, seconds: float, first_call_s: float) -> Seen:
-    return Seen(
+def seen(text: str, seconds: float, first_call_s: float) -> Result:
+    return Result(
         resolve(text), Outcome.MEASURED, Rung.SCREENED, 0.1, seconds=seconds, first_call_s=first_call_s
     )
 

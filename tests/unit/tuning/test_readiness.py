@@ -12,7 +12,7 @@ from tests.typed import said
 from vivace.errors import Unsupported
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
-from vivace.tuning.asked import Asked
+from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.readiness import check_ready
 
 LAPTOP = Surroundings(
@@ -33,7 +33,7 @@ WORKSTATION = dataclasses.replace(LAPTOP, gpu="NVIDIA GeForce RTX 4090", gpu_byt
 def lacks(model: str, here: Surroundings = LAPTOP, device: str = "auto", **asked: int) -> list[str]:
     """Return the kinds of what is missing: "GPU", "memory", "download", ...; fails if nothing ends the search."""
     with pytest.raises(Unsupported) as caught:
-        check_ready(model, device, 8.0, Asked(**asked), here=here)  # type: ignore[arg-type]
+        check_ready(model, device, 8.0, ImageRequest(**asked), here=here)  # type: ignore[arg-type]
     lines = [line for line in str(caught.value).splitlines() if line.startswith("  - ")]
     return [line.removeprefix("  - ").partition(":")[0] for line in lines]
 
@@ -57,7 +57,7 @@ def test_a_gpu_may_be_too_small_for_the_baseline() -> None:
 def told(model: str, here: Surroundings, device: str = "auto", **fields: Any) -> list[str]:
     """Return what a search that goes on is told."""
     said: list[str] = []
-    values: dict[str, Any] = {"minutes": 8.0, "asked": Asked(), **fields}
+    values: dict[str, Any] = {"minutes": 8.0, "request": ImageRequest(), **fields}
     check_ready(model, device, here=here, tell=said.append, **values)
     return said
 
@@ -65,8 +65,8 @@ def told(model: str, here: Surroundings, device: str = "auto", **fields: Any) ->
 def test_what_can_succeed_is_not_refused() -> None:
     assert told("tiny-sd", LAPTOP) == []
     assert told("tiny-flux", LAPTOP, "cpu") == []
-    small = Asked(height=64, width=64, num_inference_steps=2)
-    (note,) = told("synthetic:sd15", LAPTOP, asked=small)
+    small = ImageRequest(height=64, width=64, num_inference_steps=2)
+    (note,) = told("synthetic:sd15", LAPTOP, request=small)
     assert note.startswith("GPU: no GPU was found on this machine; an image takes at least")
     assert told("synthetic:sd15", LAPTOP, "cpu", minutes=None) == []
     (note,) = told("synthetic:sd15", LAPTOP, minutes=None)
@@ -76,7 +76,7 @@ def test_what_can_succeed_is_not_refused() -> None:
 
 def test_a_judge_that_is_not_here_is_missing_too() -> None:
     with pytest.raises(Unsupported, match="--scorer nobody/clip is not on this machine, and HF_HUB_OFFLINE"):
-        check_ready("tiny-sd", "cpu", 8.0, Asked(), scorer="nobody/clip", here=LAPTOP)
+        check_ready("tiny-sd", "cpu", 8.0, ImageRequest(), scorer="nobody/clip", here=LAPTOP)
 
 
 ONLINE = dataclasses.replace(WORKSTATION, is_offline=False, has_token=True)
@@ -107,7 +107,7 @@ def test_a_hub_is_not_waited_for_in_silence(
     monkeypatch.setattr(surroundings, "_LATE_S", 1.0)
     here, said = dataclasses.replace(ONLINE), []
     with pytest.raises(Unsupported, match=says) if ends else contextlib.nullcontext():
-        check_ready("sdxl", "auto", 8.0, Asked(), here=here, tell=said.append)
+        check_ready("sdxl", "auto", 8.0, ImageRequest(), here=here, tell=said.append)
     assert len(said) == (0 if says == "cannot be reached" else 1)
     assert all(says in one for one in said)
 

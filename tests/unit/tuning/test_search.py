@@ -25,20 +25,20 @@ from vivace.report.rows import priced, rows_of
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned, why_lost
-from vivace.tuning.belief import Datum
-from vivace.tuning.beside import assembled, with_common
-from vivace.tuning.blame import blame_of, runs_of
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.companions import assembled, unlike, with_common
+from vivace.tuning.failures import failure_probabilities, probability_of_running
 from vivace.tuning.notes import why_none
+from vivace.tuning.objective import Objective
 from vivace.tuning.paths import path_of
-from vivace.tuning.priors import Source
+from vivace.tuning.priors import PriorSource
+from vivace.tuning.regression import Datum
+from vivace.tuning.results import Result, Rung
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import FixedSpace, Space
 from vivace.tuning.tuner import _expected, _known_of
-from vivace.tuning.wanted import Wanted
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
 
@@ -97,7 +97,7 @@ def made(recipes: list[str], seed: int = 0, **fields: object) -> Search:
     found = grid("tiny-flux")
     entries = {resolve(text): found.entries[resolve(text)] for text in ["baseline", *recipes]}
     small = dataclasses.replace(found, entries=entries)
-    wanted = Wanted(**fields)  # type: ignore[arg-type]
+    wanted = Objective(**fields)  # type: ignore[arg-type]
     space = FixedSpace([resolve(text) for text in recipes], wanted)
     simulated = Simulated(small, np.random.default_rng(seed))
     return Search(wanted, space, sampler_of("model", space), simulated, Trials(9))
@@ -170,9 +170,9 @@ def test_finalists_that_fail_together_do_not_take_all_places() -> None:
     search.sampler.values = lambda results, history: np.hstack(  # type: ignore[method-assign]
         [worlds[one.recipe.text] for one in results]
     )
-    chosen = [one.recipe.text for one in search._finalists([found[0], twin, found[1]])]
+    chosen = [one.recipe.text for one in search.finalists([found[0], twin, found[1]])]
     assert chosen == ["tiny_vae", "steps(8)"]
-    beaten = search._finalists([found[1]], over=result("dtype(bf16)", 0.295))
+    beaten = search.finalists([found[1]], over=result("dtype(bf16)", 0.295))
     assert beaten == [], "it is expected to add 0.5 %"
 
 
@@ -186,22 +186,33 @@ def test_what_only_rounds_and_the_decoder_leave_the_path_of_the_latents() -> Non
 def test_an_option_that_fails_alone_leaves_the_space() -> None:
     search = made(["first_block_cache(0.3)", "tiny_vae"])
     (option,) = resolve("tiny_vae")
-    search.history = [Seen(resolve("tiny_vae"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="no such VAE")]
+    search.history = [Result(resolve("tiny_vae"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="no such VAE")]
     search._leave_out_failed()
     assert search.space.cut == {"tiny_vae": "no such VAE"}
     assert option not in search.space.options
 
 
-def result(text: str, gain: float, **fields: object) -> Seen:
-    seen = Seen(resolve(text), Outcome.MEASURED, Rung.PROVEN, gain, 0.01, 0.01, Gate.PASSED, 1.0, 1e9, 1.0)
+def result(text: str, gain: float, **fields: object) -> Result:
+    seen = Result(resolve(text), Outcome.MEASURED, Rung.PROVEN, gain, 0.01, 0.01, Gate.PASSED, 1.0, 1e9, 1.0)
     return dataclasses.replace(seen, **fields)  # type: ignore[arg-type]
 
 
-def answer(pick: Seen, *others: Seen, wanted: Wanted | None = None) -> Tuned:
+def answer(pick: Result, *others: Result, wanted: Objective | None = None) -> Tuned:
 
     everything = (pick, *others)
     return Tuned(
-        "tiny-sd", "a CPU", wanted or Wanted(), pick, (), everything, {}, (), Path(".vivace"), True, 3, 60.0
+        "tiny-sd",
+        "a CPU",
+        wanted or Objective(),
+        pick,
+        (),
+        everything,
+        {},
+        (),
+        Path(".vivace"),
+        True,
+        3,
+        60.0,
     )
 
 
@@ -216,9 +227,9 @@ def test_neighbours_say_why_they_lost() -> None:
 
 
 def test_a_looser_limit_is_named_with_what_it_buys() -> None:
-    wanted = Wanted(max_memory_bytes=2e9)
+    wanted = Objective(max_memory_bytes=2e9)
     pick, large = result("tiny_vae", 0.1), result("steps(8)", 0.9, peak_bytes=3e9)
-    assert [(one.limit, one.seen.recipe.text) for one in answer(pick, large, wanted=wanted).looser] == [
+    assert [(one.limit, one.result.recipe.text) for one in answer(pick, large, wanted=wanted).looser] == [
         ("--max-memory", "steps(8)")
     ]
     assert why_lost(large, pick, wanted, True) == "it takes more memory than allowed"
@@ -259,8 +270,8 @@ def test_an_answer_without_a_recipe_says_how_each_ended() -> None:
         result("steps(8)", 0.9, gate=Gate.FAILED),
         result("steps(12)", 0.6, gate=Gate.FAILED),
         result("tiny_vae", -0.1),
-        Seen(resolve("compile"), Outcome.CRASHED, Rung.SCREENED, reason="no compiler"),
-        Seen(resolve("cuda_graph"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="one GPU"),
+        Result(resolve("compile"), Outcome.CRASHED, Rung.SCREENED, reason="no compiler"),
+        Result(resolve("cuda_graph"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="one GPU"),
     ]
     assert why_none(history) == [
         "of 4 recipes tried: 2 better, but the quality fails, 1 no better than the baseline, 1 crashed"
@@ -282,9 +293,9 @@ def test_the_answer_says_what_images_cost() -> None:
 def test_a_search_says_what_it_goes_on_from() -> None:
     data = (Datum(resolve("tiny_vae"), 0.1, 0.1),)
     history = [result("baseline", 0.0), result("tiny_vae", 0.1), result("tiny_vae", 0.2)]
-    assert _known_of([], Source("this store", ())) == ""
-    assert "has 1 recipe of this search, which goes on" in _known_of(history, Source("this store", ()))
-    assert "learns from 1 that" in _known_of([], Source("this store", data))
+    assert _known_of([], PriorSource("this store", ())) == ""
+    assert "has 1 recipe of this search, which goes on" in _known_of(history, PriorSource("this store", ()))
+    assert "learns from 1 that" in _known_of([], PriorSource("this store", data))
 
 
 def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:
@@ -294,11 +305,14 @@ def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:
     chances = []
     for rest in ("", "+inference_mode", "+gpu_postprocess", "+inference_mode+gpu_postprocess"):
         recipe = resolve(f"fused+channels_last{rest}")
-        history.append(Seen(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason="no convolution to convert"))
-        chances.append(runs_of(wanted, blame_of(history)))
+        history.append(Result(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason="no convolution to convert"))
+        chances.append(probability_of_running(wanted, failure_probabilities(history)))
     assert chances == sorted(chances, reverse=True)
     assert chances[-1] < 0.05
-    assert runs_of(resolve("fused+cuda_graph+gpu_postprocess"), blame_of(history)) > 0.5
+    assert (
+        probability_of_running(resolve("fused+cuda_graph+gpu_postprocess"), failure_probabilities(history))
+        > 0.5
+    )
 
 
 def test_a_technique_that_ruins_is_blamed_for_it_and_the_others_are_not() -> None:
@@ -306,7 +320,7 @@ def test_a_technique_that_ruins_is_blamed_for_it_and_the_others_are_not() -> Non
         result("tiny_vae", 0.1, slack=0.01),
         result("prune+tiny_vae", 0.4, gate=Gate.FAILED, slack=-0.16),
     ]
-    blame = blame_of(history)
+    blame = failure_probabilities(history)
     assert blame[frozenset({"prune"})] > 0.8
     assert frozenset({"tiny_vae"}) not in blame
 
@@ -376,11 +390,11 @@ def test_finalists_that_differ_by_nothing_leave_a_place_for_the_shorter_recipe()
     search = made(["dtype(bf16)+first_block_cache(0.3)", "first_block_cache(0.3)", "tiny_vae"])
     search.sampler.shorter = lambda recipe, history: recipe.without(resolve("dtype(bf16)").techniques[0])  # type: ignore[method-assign]
     alike = [result("dtype(bf16)+first_block_cache(0.3)", 0.6), result("first_block_cache(0.3)", 0.59)]
-    assert search._unlike([*alike, result("tiny_vae", 0.3)]) == [alike[0], result("tiny_vae", 0.3)]
+    assert unlike(search, [*alike, result("tiny_vae", 0.3)]) == [alike[0], result("tiny_vae", 0.3)]
 
 
 def test_a_judgement_does_not_replace_the_screening_before_it() -> None:
-    sampler = ModelSampler(Space.of(Wanted()), np.random.default_rng(0))
+    sampler = ModelSampler(Space.of(Objective()), np.random.default_rng(0))
     recipe = resolve("tiny_vae")
     screened, judged = result("tiny_vae", 0.6), result("tiny_vae", 0.2, rung=Rung.JUDGED)
     believed = []
@@ -393,7 +407,7 @@ def test_a_judgement_does_not_replace_the_screening_before_it() -> None:
 
 
 def test_a_proposal_has_no_technique_that_is_believed_to_give_nothing() -> None:
-    space = Space.of(Wanted(same_picture_only=True))
+    space = Space.of(Objective(same_picture_only=True))
     sampler = ModelSampler(space, np.random.default_rng(0))
     history = [result("baseline", 0.0), result("channels_last", -0.02), result("cuda_graph", 0.5)]
     assert sampler.shorter(resolve("channels_last+cuda_graph"), history).text == "cuda_graph"

@@ -17,21 +17,21 @@ from vivace.report.rows import Row, rows_of
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Gate
 from vivace.tuning.answer import Tuned
-from vivace.tuning.believed import Belief, Explanation
-from vivace.tuning.page import page_of
+from vivace.tuning.answer_page import page_of
+from vivace.tuning.answer_text import lines
+from vivace.tuning.explanation import ExpectedGain, Explanation
+from vivace.tuning.objective import Objective
 from vivace.tuning.proof import without_unproved
-from vivace.tuning.seen import Rung, Seen
-from vivace.tuning.text import lines
-from vivace.tuning.wanted import Wanted
+from vivace.tuning.results import Result, Rung
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
 
 
-def seen(recipe: str, times: float | None, rung: Rung = Rung.SCREENED, **fields: Any) -> Seen:
+def seen(recipe: str, times: float | None, rung: Rung = Rung.SCREENED, **fields: Any) -> Result:
     if times is None:
-        return Seen(resolve(recipe), Outcome.CRASHED, rung, **fields)
+        return Result(resolve(recipe), Outcome.CRASHED, rung, **fields)
     measured: dict[str, Any] = {"seconds": 1 / times, "peak_bytes": 4.5e8, "first_call_s": 1.5, **fields}
-    return Seen(resolve(recipe), Outcome.MEASURED, rung, math.log(times), 0.02, **measured)
+    return Result(resolve(recipe), Outcome.MEASURED, rung, math.log(times), 0.02, **measured)
 
 
 HISTORY = (
@@ -64,7 +64,7 @@ def tuned(store: Path, **fields: Any) -> Tuned:
     values: dict[str, Any] = {
         "model": "tiny-sd",
         "device_name": "Test CPU",
-        "wanted": Wanted(),
+        "objective": Objective(),
         "pick": HISTORY[1],
         "rows": final(),
         "history": HISTORY,
@@ -162,12 +162,12 @@ def test_less_memory_is_the_headline_where_it_is_the_goal(tmp_path: Path) -> Non
     less = rows[2].__class__(
         **{**rows[2].__dict__, "memory": memory.model_copy(update={"peak_bytes": 225_000_000})}
     )
-    page = page_of(tuned(tmp_path, wanted=Wanted("memory"), rows=(*rows[:2], less)))
+    page = page_of(tuned(tmp_path, objective=Objective("memory"), rows=(*rows[:2], less)))
     assert "tiny-sd on Test CPU: 50 % less memory" in page
 
 
 def test_what_nothing_is_known_of_is_counted_and_not_listed() -> None:
-    known = Belief("tiny_vae", 1.3, 1.2, 1.4, was_tried=True)
+    known = ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True)
     explanation = Explanation((known,), 31, (("this store", 7),), 12)
     assert explanation.lines() == [
         "tiny_vae  1.30x [1.20, 1.40]",
@@ -178,7 +178,7 @@ def test_what_nothing_is_known_of_is_counted_and_not_listed() -> None:
 
 
 def test_beliefs_are_printed_only_if_they_are_asked_for(tmp_path: Path) -> None:
-    explanation = Explanation((Belief("tiny_vae", 1.3, 1.2, 1.4, was_tried=True),))
+    explanation = Explanation((ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True),))
     answer = tuned(tmp_path, explanation=explanation)
     assert any("1.30x [1.20, 1.40]" in line for line in lines(answer, explain=True))
     assert not any("1.30x" in line for line in lines(answer, explain=False))

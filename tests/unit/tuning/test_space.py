@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import pytest
 
 from vivace.benchmark.support import Support, support_of
-from vivace.contract import Effect, Machine, Stage, Target, Technique, knob
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
+from vivace.technique import Effect, Machine, Stage, Target, Technique, knob
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
+from vivace.tuning.objective import Objective, parse_bytes, parse_seconds
 from vivace.tuning.space import FixedSpace, Space, fitted, is_usual, options
-from vivace.tuning.wanted import Wanted, parse_bytes, parse_seconds
 
 
 class Halving(Technique):
@@ -61,14 +61,14 @@ def test_a_technique_comes_in_with_a_usual_option() -> None:
 
 def test_a_new_technique_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TECHNIQUES, "halving", Halving)
-    space = Space.of(Wanted())
+    space = Space.of(Objective())
     assert {"halving", "halving(0.25)", "halving(0.75)"} <= texts(space)
     around = {recipe.text for recipe in space.neighbours(resolve("tiny_vae"))}
     assert "tiny_vae+halving(0.25)" in around
 
 
 def test_neighbours_never_conflict_and_swap_what_owns_the_slot() -> None:
-    space = Space.of(Wanted())
+    space = Space.of(Objective())
     start = resolve("fp16+first_block_cache(0.1)+steps(8)")
     found = {recipe.text: recipe for recipe in space.neighbours(start)}
     assert "dtype(fp16)+first_block_cache(0.1)" in found  # one less
@@ -80,19 +80,19 @@ def test_neighbours_never_conflict_and_swap_what_owns_the_slot() -> None:
 
 
 def test_what_cannot_work_is_cut_with_its_reason() -> None:
-    space = Space.of(Wanted(), lambda one: "no CUDA device" if one.name == "cuda_graph" else None)
+    space = Space.of(Objective(), lambda one: "no CUDA device" if one.name == "cuda_graph" else None)
     assert space.cut["cuda_graph"] == "no CUDA device"
     assert "cuda_graph" not in texts(space)
 
 
 def test_same_picture_only() -> None:
-    space = Space.of(Wanted(same_picture_only=True))
+    space = Space.of(Objective(same_picture_only=True))
     assert all(option.same_picture for option in space.options)
     assert "quality" in space.cut["steps"]
 
 
 def test_keep_and_without() -> None:
-    space = Space.of(Wanted(keep=("bf16", "tiny_vae"), without=("steps",)))
+    space = Space.of(Objective(keep=("bf16", "tiny_vae"), without=("steps",)))
     assert space.base().text == "tiny_vae+dtype(bf16)"
     around = list(space.neighbours(space.base()))
     assert around
@@ -105,11 +105,11 @@ def test_keep_and_without() -> None:
 
 def test_keep_and_without_contradict() -> None:
     with pytest.raises(UsageError, match="--keep steps and --without steps"):
-        Wanted(keep=("steps(8)",), without=("steps",))
+        Objective(keep=("steps(8)",), without=("steps",))
     with pytest.raises(UsageError, match="--keep tiny_vea: no such technique; did you mean 'tiny_vae'"):
-        Wanted(keep=("tiny_vea",))
+        Objective(keep=("tiny_vea",))
     with pytest.raises(RecipeError, match="keep one"):
-        Wanted(keep=("bf16", "fp16"))
+        Objective(keep=("bf16", "fp16"))
 
 
 def test_a_fixed_space_holds_its_recipes_only() -> None:
@@ -143,18 +143,18 @@ def test_slicing_needs_a_batch(batch: int | None, reason: str | None) -> None:
 
 
 def test_what_only_a_benchmark_gains_by_is_searched_on_request_alone() -> None:
-    space = Space.of(Wanted())
+    space = Space.of(Objective())
     assert "prompt_cache" not in texts(space)
     assert "--keep prompt_cache" in space.cut["prompt_cache"]
-    assert "prompt_cache" in texts(Space.of(Wanted(keep=("prompt_cache",))))
+    assert "prompt_cache" in texts(Space.of(Objective(keep=("prompt_cache",))))
 
 
 def test_precision_that_may_overflow_needs_a_judge() -> None:
-    assert "dtype(fp16)" in texts(Space.of(Wanted(), judges=True))
-    unjudged = Space.of(Wanted(same_picture_only=True), judges=False)
+    assert "dtype(fp16)" in texts(Space.of(Objective(), judges=True))
+    unjudged = Space.of(Objective(same_picture_only=True), judges=False)
     assert "dtype(fp16)" not in texts(unjudged)
     assert "dtype(bf16)" in texts(unjudged)
-    assert "dtype(fp16)" in texts(Space.of(Wanted(same_picture_only=True, keep=("fp16",)), judges=False))
+    assert "dtype(fp16)" in texts(Space.of(Objective(same_picture_only=True, keep=("fp16",)), judges=False))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_several_processes_are_searched_on_gpus(
     device: str, keep: str, searched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "ask_support", lambda *_: Support({}))
-    space = setup.space_of(Wanted(keep=(keep,) if keep else ()), bench_on(device), None)
+    space = setup.space_of(Objective(keep=(keep,) if keep else ()), bench_on(device), None)
     assert ("parallel(cfg)" in texts(space)) == searched
     assert searched or "--keep parallel" in space.cut["parallel(cfg)"]
 
@@ -180,7 +180,7 @@ def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.Mon
         return Support({everywhere: "too old"}, found.components)
 
     monkeypatch.setattr(setup, "ask_support", answer)
-    space = setup.space_of(Wanted(same_picture_only=True), bench_on("cuda"), None)
+    space = setup.space_of(Objective(same_picture_only=True), bench_on("cuda"), None)
     assert not [text for text in texts(space) if "text_encoder_3" in text]
     everywhere = "@denoiser,text_encoder,text_encoder_2,vae"
     assert space.cut[f"quantize(int8){everywhere}"] == "too old"
@@ -244,7 +244,7 @@ def test_techniques_that_change_nothing_after_others_are_told(monkeypatch: pytes
     assert "nothing computes in fp32" in found.idle[idle]["tf32"]
     recipes = [resolve(idle), resolve(useful)]
     assert list(found.refusals(recipes)) == [idle]
-    assert found.refusals(recipes, Wanted(keep=("tf32",)).keeps) == {}
+    assert found.refusals(recipes, Objective(keep=("tf32",)).keeps) == {}
 
 
 def test_what_breaks_without_weights_is_left_to_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_what_works_with_others_stays_in_the_search(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(setup, "ask_support", answer)
     told = [*resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"), *resolve("attention(flash3)")]
-    wanted = Wanted(same_picture_only=True)
+    wanted = Objective(same_picture_only=True)
     space = setup.space_of(wanted, bench_on("cuda"), None, told)
     assert GRAPHS in texts(space)
     assert "attention(flash3)" not in texts(space), "the machine's fault stays one"

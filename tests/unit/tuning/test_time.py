@@ -11,18 +11,18 @@ import pytest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
-from vivace.spec.study import AskedWorkload
-from vivace.tuning.belief import Datum
+from vivace.spec.study import WorkloadRequest
 from vivace.tuning.budget import Minutes
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.images import ImagePlan
+from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
-from vivace.tuning.priors import Source
+from vivace.tuning.priors import PriorSource
+from vivace.tuning.regression import Datum
+from vivace.tuning.results import Result, Rung
 from vivace.tuning.search import Search
-from vivace.tuning.seen import Rung, Seen
 from vivace.tuning.space import FixedSpace
 from vivace.tuning.timetable import Timetable
-from vivace.tuning.wanted import Wanted
 
 COMPILING_S, STARTING_S, LOADING_S, BASE_S = 160.0, 60.0, 5.0, 5.0
 GAINS = {
@@ -42,40 +42,40 @@ class Host:
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=True, base_s=BASE_S, reported_s=124.0))
     compiled: set[Recipe] = field(default_factory=set)
 
-    def seconds_of_final(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_final(self, finalists: Sequence[Result]) -> float:
         return self.pace.of_final(finalists, 2, 0)
 
-    def seconds_of_rounds(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
         return self.seconds_of_final(finalists)
 
-    def seconds_of_images(self, finalists: Sequence[Seen]) -> float:
+    def seconds_of_images(self, finalists: Sequence[Result]) -> float:
         raise AssertionError("random weights are not judged")
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
         return sum(map(self.pace.of_trial, (Recipe(), *recipes)))
 
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         return [
-            Seen(one, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason="10.1 GB")
+            Result(one, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason="10.1 GB")
             for one in recipes
             if one == REFUSED
         ]
 
-    def screen(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
         return [self.round(one, Rung.SCREENED, SCREENING) for one in (Recipe(), *recipes)][1:]
 
-    def judge(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         raise AssertionError("random weights are not judged")
 
-    def draw_more(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         raise AssertionError("random weights are not judged")
 
-    def prove(self, recipes: Sequence[Recipe]) -> list[Seen]:
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
         for _ in range(2):
             found = [self.round(one, Rung.PROVEN, self.pace.repeats) for one in (Recipe(), *recipes)]
         return found
 
-    def round(self, recipe: Recipe, rung: Rung, calls: int) -> Seen:
+    def round(self, recipe: Recipe, rung: Rung, calls: int) -> Result:
         gain = math.log(GAINS[recipe.text])
         seconds = BASE_S / math.exp(gain)
         compiling = 0.0
@@ -85,7 +85,7 @@ class Host:
         calls_s = compiling + (calls + WARM_UP) * seconds
         self.pace.note(calls_s, 1, calls_s + LOADING_S)
         self.now += calls_s + LOADING_S
-        one = Seen(
+        one = Result(
             recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds, first_call_s=seconds + compiling
         )
         self.pace.learn([one])
@@ -94,7 +94,7 @@ class Host:
 
 def searched(minutes: float) -> tuple[Search, Host]:
     """Return the search after it has run, on a host of whose model records have all recipes."""
-    host, wanted = Host(), Wanted(same_picture_only=True)
+    host, wanted = Host(), Objective(same_picture_only=True)
     recipes = [resolve(text) for text in GAINS if text != "baseline"]
     data = [Datum(resolve(text), math.log(gain), 0.05) for text, gain in GAINS.items() if gain > 1]
     budget = Minutes(minutes, host, 0.0, clock=lambda: host.now)
@@ -102,7 +102,7 @@ def searched(minutes: float) -> tuple[Search, Host]:
     sampler = ModelSampler(
         space,
         np.random.default_rng(0),
-        (Source("records", tuple(data)),),
+        (PriorSource("records", tuple(data)),),
         seconds_of=host.pace.of_trial,
         most_s=lambda: budget.most_s,
     )
@@ -158,6 +158,6 @@ def test_records_say_how_long_a_model_compiles() -> None:
     ],
 )
 def test_a_recipe_that_hangs_is_stopped(total_s: float, recipe: str, timeout_s: float) -> None:
-    plan = ImagePlan((AskedWorkload(),), (13,), (13,))
+    plan = ImagePlan((WorkloadRequest(),), (13,), (13,))
     table = Timetable(Pace(on_gpu=True, base_s=BASE_S), plan, judges=False, ends_at=1.0, total_s=total_s)
     assert table.timeout_s([resolve(recipe)], 600.0) == pytest.approx(timeout_s)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
-from vivace.benchmark.places.spread import Spread, Ticket
+from vivace.benchmark.places.spread import SpreadTrials, Ticket
 from vivace.benchmark.requests import GpusRequest
 from vivace.benchmark.runner import ask_environment
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkerError
@@ -49,21 +49,21 @@ class _Idle:
 _Message = _Ready | _Lost | _Idle | Done
 
 
-def gpus_of_this_host(launcher: Launcher, wanted: NumGpus) -> list[Place]:
-    """Return the first GPUs that this process may use; `wanted` is their number, or "all".
+def gpus_of_this_host(launcher: Launcher, num_gpus: NumGpus) -> list[Place]:
+    """Return the first GPUs that this process may use; `num_gpus` is their number, or "all".
 
     Raises:
         UsageError: there are fewer.
         Unsupported: there is none.
     """
-    found = [Place.model_validate(one) for one in ask(launcher, GpusRequest(), _ASK_TIMEOUT_S)["gpus"]]
-    if not found:
+    places = [Place.model_validate(gpu) for gpu in ask(launcher, GpusRequest(), _ASK_TIMEOUT_S)["gpus"]]
+    if not places:
         raise Unsupported("--gpus: PyTorch sees no CUDA device on this host; leave out --gpus")
-    if wanted == "all":
-        return found
-    if wanted > len(found):
-        raise UsageError(f"--gpus {wanted}: this host has {len(found)}; give at most that, or all")
-    return found[:wanted]
+    if num_gpus == "all":
+        return places
+    if num_gpus > len(places):
+        raise UsageError(f"--gpus {num_gpus}: this host has {len(places)}; give at most that, or all")
+    return places[:num_gpus]
 
 
 def gpu_pool(places: Sequence[Place]) -> LocalPool:
@@ -106,7 +106,7 @@ class LocalPool:
                 self._environments[number] = message.environment
         return list({e.at(None).digest(): e.at(None) for e in self._environments.values()}.values())
 
-    def run(self, spread: Spread) -> None:
+    def run(self, spread: SpreadTrials) -> None:
         idle = sorted(self._workers)
         active: dict[int, Ticket] = {}
         while True:
@@ -165,12 +165,12 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         with self._launcher:
             try:
-                while (wanted := self.inbox.get()) is not None:
-                    if isinstance(wanted, _Ask):
-                        found = ask_environment(self._launcher, self._device, wanted.threads)
-                        self._post(_Ready(found.at(self.place)))
+                while (job := self.inbox.get()) is not None:
+                    if isinstance(job, _Ask):
+                        environment = ask_environment(self._launcher, self._device, job.threads)
+                        self._post(_Ready(environment.at(self.place)))
                         continue
-                    for done in rounds_of(wanted, self._launcher):
+                    for done in rounds_of(job, self._launcher):
                         if self._stopping.is_set():
                             return
                         self._post(done)

@@ -18,7 +18,7 @@ from typing import Any
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
-from vivace.benchmark.places.spread import MAX_ATTEMPTS, Spread, Ticket
+from vivace.benchmark.places.spread import MAX_ATTEMPTS, SpreadTrials, Ticket
 from vivace.benchmark.runner import ask_environment
 from vivace.errors import Unsupported, WorkerError
 from vivace.spec.environment import Environment, Place
@@ -37,13 +37,13 @@ class RayPlace:
         import ray
 
         self._launcher = Launcher(worker, tries_gpu=device != "cpu")
-        found = ask_environment(self._launcher, device, threads)
+        environment = ask_environment(self._launcher, device, threads)
         host = socket.gethostname()
-        if found.device == "cuda":
+        if environment.device == "cuda":
             gpu = self._gpu()
-            self._environment = found.at(gpu.model_copy(update={"host": host}))
+            self._environment = environment.at(gpu.model_copy(update={"host": host}))
         else:
-            self._environment = found.at(
+            self._environment = environment.at(
                 Place(uuid=f"node-{ray.get_runtime_context().get_node_id()}", host=host)
             )
 
@@ -127,7 +127,7 @@ class RayPool:
         needed = "GPU" if self._device == "cuda" else "CPU"
         nodes = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get(needed, 0) >= 1]
         actors = [self._actor(scheduling_strategy=On(n["NodeID"], soft=False)) for n in nodes]
-        found: dict[str, Environment] = {}
+        environments: dict[str, Environment] = {}
         for actor in actors:
             try:
                 text = self._ray.get(actor.environment.remote())
@@ -136,12 +136,12 @@ class RayPool:
             finally:
                 self._ray.kill(actor)
             environment = Environment.model_validate_json(text).at(None)
-            found[environment.digest()] = environment
-        if not found:
+            environments[environment.digest()] = environment
+        if not environments:
             raise WorkerError("no node of the Ray cluster can measure; `ray status` shows what there is")
-        return list(found.values())
+        return list(environments.values())
 
-    def run(self, spread: Spread) -> None:
+    def run(self, spread: SpreadTrials) -> None:
         exceptions = self._ray.exceptions
         arriving: dict[Any, Any] = {}  # the reference of its environment -> the actor
         measuring: dict[Any, tuple[Any, Ticket]] = {}  # the stream of its rounds -> the actor, and its work
@@ -229,13 +229,13 @@ def _sources_of(job: Job) -> dict[str, bytes]:
     """Return the files of the pictures that a job's trials start from, by the sha256 of their pixels."""
     if job.sources is None:
         return {}
-    wanted = {sha for trial in job.trials for source in trial.workload.sources for sha in source.pictures}
-    return {sha: picture_path(Path(job.sources), sha).read_bytes() for sha in sorted(wanted)}
+    shas = {sha for trial in job.trials for source in trial.workload.sources for sha in source.pictures}
+    return {sha: picture_path(Path(job.sources), sha).read_bytes() for sha in sorted(shas)}
 
 
 def _done(text: str) -> Done:
-    found = json.loads(text)
-    return Done(found["trial"], Round.model_validate(found["round"]), found["log"])
+    fields = json.loads(text)
+    return Done(fields["trial"], Round.model_validate(fields["round"]), fields["log"])
 
 
 def _in_a_line(error: Exception) -> str:

@@ -51,7 +51,7 @@ class Pool(Protocol):
         """
         ...
 
-    def run(self, spread: Spread) -> None:
+    def run(self, spread: SpreadTrials) -> None:
         """Have places take work from `spread` until there is none left, or no place.
 
         All calls of `spread` come from the caller's thread.
@@ -78,7 +78,7 @@ class Ticket:
     keys: tuple[str, ...]
 
 
-class Spread:
+class SpreadTrials:
     """The trials of one comparison that still need rounds, and where the others were measured.
 
     Args:
@@ -109,12 +109,12 @@ class Spread:
         self._next_index: dict[str, int] = {}
         self._taken: list[Ticket] = []
         self._delivered: set[tuple[str, int]] = set()
-        wanted = list(range(1, len(trials))) or [0]
-        for trial in wanted:
-            found = None if rerun else self._finished_at(trial, live)
-            if found is not None:
-                self._measured_at[trial] = found
-        self._waiting = [trial for trial in wanted if trial not in self._measured_at]
+        places = list(range(1, len(trials))) or [0]
+        for trial in places:
+            finished = None if rerun else self._finished_at(trial, live)
+            if finished is not None:
+                self._measured_at[trial] = finished
+        self._waiting = [trial for trial in places if trial not in self._measured_at]
         self._share = 1 if num_places is None else math.ceil(len(self._waiting) / max(1, num_places))
         self._begin(num_places)
 
@@ -210,17 +210,17 @@ class Spread:
         Args:
             interrupted: also for trials that have not all of their rounds yet, so that reports show what there is.
         """
-        found = []
+        runs = []
         for environment, members in self._by_place(interrupted):
             trials = [self._trials[member] for member in members]
             run = self._store.start_run(command, trials, environment, scorer, self._timing.rounds)
             stored = [self._store.record(trial.key(environment)) for trial in trials]
             if records := comparable(stored, self._timing.rounds):
-                found.append((records, run))
-        return found
+                runs.append((records, run))
+        return runs
 
     def _begin(self, num_places: int | None) -> None:
-        """Tell the progress how many rounds to expect, if no place is lost."""
+        """Report the progress how many rounds to expect, if no place is lost."""
         num_jobs = len(self._waiting) if num_places is None else min(num_places, len(self._waiting))
         expected = [(0, index) for index in range(num_jobs * self._timing.rounds)]
         expected += [(t, index) for t in self._waiting if t for index in range(self._timing.rounds)]
@@ -295,7 +295,7 @@ class Spread:
         pairs = [(environment, trial) for trial, environment in self._measured_at.items()]
         if interrupted:
             pairs += [(ticket.environment, trial) for ticket in self._taken for trial in ticket.members]
-        found: dict[str, tuple[Environment, set[int]]] = {}
+        groups: dict[str, tuple[Environment, set[int]]] = {}
         for environment, trial in pairs:
-            found.setdefault(environment.digest(), (environment, {0}))[1].add(trial)
-        return [(environment, sorted(members)) for environment, members in found.values()]
+            groups.setdefault(environment.digest(), (environment, {0}))[1].add(trial)
+        return [(environment, sorted(members)) for environment, members in groups.values()]

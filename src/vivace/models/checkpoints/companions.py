@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.foreign.files import parse_json
 from vivace.models.headers import read_tensor
+from vivace.untrusted.files import parse_json
 
 MARKER = "scaled_fp8"
 _SCALES = ("weight_scale", "scale_weight")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import UnusableModel
-from vivace.models.entry import Sampler
+from vivace.models.entry import SamplerEntry
 
 MARKERS = ("v_pred", "ztsnr")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no", "none", "")
@@ -33,7 +33,7 @@ _NAME = re.compile(r"v[-_ ]?pred", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictionType:
     """What a checkpoint predicts, and what it was read from.
 
     Attributes:
@@ -47,17 +47,17 @@ class Prediction:
     note: str = ""
 
     @property
-    def sampler(self) -> Sampler | None:
+    def sampler(self) -> SamplerEntry | None:
         """The scheduler that the prediction needs; None for the model's own."""
         if not self.is_v:
             return None
         settings: dict[str, bool | str] = {"prediction_type": "v_prediction"}
         if self.zero_snr:
             settings |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-        return Sampler(class_name="EulerDiscreteScheduler", overrides=settings)
+        return SamplerEntry(class_name="EulerDiscreteScheduler", overrides=settings)
 
 
-def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> Prediction:
+def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> PredictionType:
     """Return what a UNet's checkpoint predicts.
 
     Raises:
@@ -78,26 +78,26 @@ def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str])
     if _flag(path, metadata, "ss_zero_terminal_snr"):
         zero.add("ss_zero_terminal_snr=True")
     if len(set(votes.values())) > 1:
-        said = " and ".join(f"{what} ({'v' if vote else 'epsilon'})" for what, vote in votes.items())
+        text = " and ".join(f"{what} ({'v' if vote else 'epsilon'})" for what, vote in votes.items())
         raise UnusableModel(
-            f"{path} contradicts itself on what it predicts: {said}; give it as a folder in diffusers' format, whose "
+            f"{path} contradicts itself on what it predicts: {text}; give it as a folder in diffusers' format, whose "
             f"scheduler says which holds"
         )
     if votes and not any(votes.values()):
         note = (
             f"zero terminal SNR ({', '.join(sorted(zero))}) is left out: {', '.join(votes)}" if zero else ""
         )
-        return Prediction(note=note)
+        return PredictionType(note=note)
     if votes or zero:
         because = ", ".join([*votes, *sorted(zero)])
         how = "v-prediction, zero terminal SNR" if zero else "v-prediction, without zero terminal SNR"
         assumed = "" if votes else "; v is assumed, since epsilon cannot be sampled from pure noise"
-        return Prediction(is_v=True, zero_snr=bool(zero), note=f"{how}: {because}{assumed}")
+        return PredictionType(is_v=True, zero_snr=bool(zero), note=f"{how}: {because}{assumed}")
     if _NAME.search(path.name):
-        return Prediction(
+        return PredictionType(
             note="its name tells of v-prediction, but no tensor or metadata does: read as epsilon-prediction"
         )
-    return Prediction()
+    return PredictionType()
 
 
 def _flag(path: Path, metadata: Mapping[str, str], key: str) -> bool | None:

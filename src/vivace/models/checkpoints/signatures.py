@@ -304,14 +304,14 @@ SIGNATURES: tuple[Signature, ...] = (
 )
 
 
-class Names:
+class TensorNames:
     """The names of a file's tensors, without their denoiser's prefix."""
 
     def __init__(self, names: Iterable[str]) -> None:
         """Take the names as they are in the file."""
-        given = list(names)
-        self.prefix = _prefix_of(given)
-        self.own = {name.removeprefix(self.prefix): name for name in given}
+        tensor_names = list(names)
+        self.prefix = _prefix_of(tensor_names)
+        self.own = {name.removeprefix(self.prefix): name for name in tensor_names}
 
     def has(self, pattern: str) -> bool:
         """Return whether a tensor has such a name."""
@@ -331,7 +331,7 @@ def _prefix_of(names: Iterable[str]) -> str:
     return next(prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in names))
 
 
-def signature_of(names: Names, tensors: Mapping[str, Any]) -> Signature | None:
+def signature_of(names: TensorNames, tensors: Mapping[str, Any]) -> Signature | None:
     """Return the row of the table that a file's tensors fit; None if they fit no row.
 
     Args:

@@ -1,0 +1,1 @@
+"""What techniques are built from: one room for each subject."""

@@ -1,0 +1,151 @@
+"""cuDNN's attention in fp8, through the package nvidia-cudnn-frontend: its Python bindings, without its DSL's packages.
+
+On Hopper queries, keys, values and the output are e4m3, each with one scale. The softmax's numerators are scaled by 256
+before they are rounded. PyTorch's own call of cuDNN takes bf16 and fp16 only.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from vivace.technique import Machine
+
+PACKAGE = "nvidia-cudnn-frontend"
+_SOFTMAX_SCALE = 256.0
+
+
+def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
+    """Why a machine cannot compute attention in fp8, or None.
+
+    Args:
+        needs_package: whether the package must be installed here; it is not to predict another machine's memory.
+    """
+    if not machine.is_cuda:
+        return "attention in fp8 is cuDNN's, which runs on GPUs; take attention=bf16"
+    if machine.capability is not None and machine.capability != (9, 0):
+        major, minor = machine.capability
+        return (
+            f"cuDNN's attention in fp8 is used as on Hopper, compute capability 9.0, and this GPU has {major}.{minor}; "
+            "take attention=bf16"
+        )
+    if needs_package and not machine.has_package("cudnn"):
+        return f"attention in fp8 needs {PACKAGE} (pip install --no-deps {PACKAGE}); or take attention=bf16"
+    return None
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qk_scales: torch.Tensor,
+    v_scales: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write softmax(q k^T / sqrt(channels)) v to `out`, with the values' scale.
+
+    Args:
+        q, k, v: (batch, tokens, heads, channels), e4m3. q is contiguous; k and v may have more tokens than q, which may
+            be part of wider rows.
+        qk_scales: (2,), fp32, of queries and keys.
+        v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds them.
+        out: like q, but tokens may be part of wider rows.
+    """
+    plan = _plan(tuple(q.shape), k.shape[1], k.stride(1), out.stride(1), q.device.index or 0)
+    plan(q, k, v, qk_scales, v_scales, out)
+
+
+# Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
+@functools.cache
+def _plan(
+    shape: tuple[int, int, int, int], num_keys: int, key_stride: int, row_stride: int, device: int
+) -> Any:
+    """Return what executes cuDNN's plan for one shape of queries and number of keys.
+
+    Args:
+        key_stride, row_stride: from token to token of keys and values, and of the output, in elements.
+    """
+    import torch
+
+    torch.backends.cudnn.version()  # loads PyTorch's cuDNN, which the package finds then
+    import cudnn
+
+    batch, tokens, heads, channels = shape
+    handle = _handle(device)
+    graph = cudnn.pygraph(
+        io_data_type=cudnn.data_type.FP8_E4M3,
+        intermediate_data_type=cudnn.data_type.FLOAT,
+        compute_data_type=cudnn.data_type.FLOAT,
+        handle=handle,
+    )
+    dim = [batch, heads, tokens, channels]
+    eight, single = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
+    q, k, v = (
+        graph.tensor(
+            dim=[batch, heads, length, channels],
+            stride=[length * stride, channels, stride, 1],
+            data_type=eight,
+        )
+        for length, stride in ((tokens, heads * channels), *[(num_keys, key_stride)] * 2)
+    )
+    names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
+    ones = [1, 1, 1, 1]
+    scales = {name: graph.tensor(dim=ones, stride=ones, data_type=single) for name in names}
+    out, _, largest_s, largest_o = graph.sdpa_fp8(
+        q=q, k=k, v=v, **scales, is_inference=True, attn_scale=channels**-0.5, use_causal_mask=False
+    )
+    wide = [tokens * row_stride, channels, row_stride, 1]
+    out.set_output(True).set_dim(dim).set_stride(wide).set_data_type(eight)
+    for tensor in (largest_s, largest_o):
+        tensor.set_output(True).set_dim(ones).set_stride(ones).set_data_type(single)
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A])
+    graph.check_support()
+    graph.build_plans()
+
+    where = torch.device("cuda", device)
+    size = graph.get_workspace_size()
+    constants = torch.tensor([1 / _SOFTMAX_SCALE, _SOFTMAX_SCALE, 0.0, 0.0], device=where)
+    workspace = torch.empty(max(size, 1), device=where, dtype=torch.uint8)
+
+    def execute(
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        qk_scales: torch.Tensor,
+        v_scales: torch.Tensor,
+        result: torch.Tensor,
+    ) -> None:
+        tensors = {
+            q: queries,
+            k: keys,
+            v: values,
+            out: result,
+            scales["descale_q"]: qk_scales[0:1],
+            scales["descale_k"]: qk_scales[1:2],
+            scales["descale_v"]: v_scales[0:1],
+            scales["scale_o"]: v_scales[1:2],
+            scales["descale_s"]: constants[0:1],
+            scales["scale_s"]: constants[1:2],
+            largest_s: constants[2:3],
+            largest_o: constants[3:4],
+        }
+        cudnn.set_stream(handle, torch.cuda.current_stream(where).cuda_stream)
+        graph.execute(tensors, workspace, handle=handle)
+
+    return execute
+
+
+@functools.cache
+def _handle(device: int) -> Any:
+    import torch
+
+    torch.backends.cudnn.version()
+    import cudnn
+
+    with torch.cuda.device(device):
+        return cudnn.create_handle()

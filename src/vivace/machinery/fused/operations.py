@@ -1,0 +1,185 @@
+"""The fused operations on any device: Triton's kernels on a GPU, plain PyTorch elsewhere, shapes alone on meta.
+
+Functions return new tensors, except that `add_and_norm` also changes the residual stream in place.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a model's weights are laid out anew, part by part, and where they are left.
+
+    Attributes:
+        work: where the model computes.
+        home: host memory, if the weights are offloaded or copied later; else the same.
+    """
+
+    work: torch.device
+    home: torch.device
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Inputs of a matmul, (rows, channels): in bf16, or in e4m3 with a scale (1 or 2,), of all or of each stream."""
+
+    values: torch.Tensor
+    scale: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionScales:
+    """Scales of attention's e4m3 inputs and output, in fp32.
+
+    Attributes:
+        queries_keys: (2,).
+        values: (2,), of values and output: the scale and its inverse.
+    """
+
+    queries_keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class AttentionPreparation:
+    """What is done to the rows of a projection before attention: bias, norms, rotary embedding and rounding.
+
+    Attributes:
+        bias: (1 or 2, outputs), of all rows, or of the text's and the image's; None: is added already.
+        weights: (1 or 2, 2, channels), of the norms of queries and keys.
+        rope: cosines and sines, each (tokens, channels / 2).
+        scales: None: no rounding to e4m3.
+    """
+
+    bias: torch.Tensor | None
+    weights: torch.Tensor
+    rope: tuple[torch.Tensor, torch.Tensor]
+    tokens: TokenLayout
+    num_heads: int
+    scales: AttentionScales | None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of queries, and of keys and values: (batch, tokens, heads, channels)."""
+        return self.tokens.batch, self.tokens.length, self.num_heads, self.weights.shape[-1]
+
+    def dtype(self, qkv: torch.Tensor) -> torch.dtype:
+        """Of queries, keys and values."""
+        import torch
+
+        return qkv.dtype if self.scales is None else torch.float8_e4m3fn
+
+
+def takes_kernels(x: torch.Tensor) -> bool:
+    """Whether Triton's kernels compute with this tensor."""
+    return bool(x.is_cuda) and has_triton()
+
+
+@functools.cache
+def has_triton() -> bool:
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())
+
+
+def add_and_norm(
+    x: torch.Tensor,
+    branch: Branch | None,
+    modulations: torch.Tensor,
+    norm: tuple[Modulation, Modulation] | None,
+    tokens: TokenLayout,
+    scale: torch.Tensor | None,
+    eps: float = 1e-6,
+) -> Rows:
+    """Add a gated branch to the stream, and return its norm, modulated: see `vivace.machinery.kernels.norm_modulate`.
+
+    Args:
+        scale: (1 or 2,), fp32: round to e4m3 with it; None: to the stream's dtype.
+    """
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    if x.is_meta or takes_kernels(x):
+        out = None
+        if norm is not None:
+            out = torch.empty_like(x, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
+        if not x.is_meta:
+            from vivace.machinery.kernels.norm_modulate import residual_norm
+
+            residual_norm(x, branch, modulations, norm, tokens, out, scale, eps)
+        return Rows(x if out is None else out, scale)
+    if branch is not None:
+        x.copy_(reference.add_gated(x, branch.change(), branch.bias, modulations, branch.gate, tokens))
+    if norm is None:
+        return Rows(x)
+    normed = reference.norm_modulate(x, modulations, *norm, tokens, eps)
+    if scale is None:
+        return Rows(normed.to(x.dtype))
+    return Rows(reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens)), scale)
+
+
+def attention_inputs(
+    qkv: torch.Tensor, preparation: AttentionPreparation
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if there are scales.
+
+    Values that need no bias, no rounding and no other order stay where they are: a view of `qkv`.
+    """
+    import torch
+
+    tokens, inner = preparation.tokens, preparation.num_heads * preparation.weights.shape[-1]
+    needs_nothing = preparation.scales is None and preparation.bias is None
+    q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
+    k = torch.empty_like(q)
+    v = None if needs_nothing and (tokens.batch == 1 or not tokens.text) else torch.empty_like(q)
+    write_attention_inputs(qkv, preparation, (q, k, v))
+    if v is None:
+        v = qkv[:, 2 * inner : 3 * inner].unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
+    return q, k, v
+
+
+def write_attention_inputs(
+    qkv: torch.Tensor,
+    preparation: AttentionPreparation,
+    onto: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+) -> None:
+    """Write queries, keys and values, those whose tensor is not None. Nothing else of `qkv` is read."""
+    from vivace.machinery.kernels import reference
+
+    scales, num_heads = preparation.scales, preparation.num_heads
+    arguments = (qkv, preparation.bias, preparation.weights, *preparation.rope, preparation.tokens)
+    if takes_kernels(qkv):
+        from vivace.machinery.kernels.qk_norm_rope import qk_norm_rope
+
+        qk_norm_rope(*arguments, *onto, None if scales is None else (scales.queries_keys, scales.values))
+    elif not qkv.is_meta:
+        assert scales is None, "attention in fp8 is for GPUs"
+        for made, new in zip(onto, reference.qk_norm_rope(*arguments, num_heads), strict=True):
+            if made is not None:
+                made.copy_(new)
+
+
+def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = None) -> Rows:
+    """Return rows of bf16 in e4m3 with one scale, (1,), written to `onto` if it is given."""
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    made = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if onto is None else onto
+    if takes_kernels(x):
+        from vivace.machinery.kernels.quantize import quantize
+
+        quantize(x, made, scale)
+    elif not x.is_meta:
+        made.copy_(reference.to_e4m3(x.float() / scale))
+    return Rows(made, scale)

@@ -1,0 +1,202 @@
+"""Matmuls of the fused models: one weight for all rows of tokens, or one for the text's and one for the image's.
+
+In bf16 biases are added by the matmul. In fp8 both factors are in e4m3, each with one scale, and sums are accumulated
+fast (in the tensor cores' own 22 bits); biases are left to the kernel that reads the result, where they cost nothing.
+GELU, and in fp8 the rounding of its output, are part of the matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import register_flop_formula
+
+from vivace.machinery.fused.operations import Rows
+from vivace.machinery.fused.scales import spread
+from vivace.machinery.kernels import reference
+from vivace.machinery.kernels.reference import TokenLayout
+
+# On meta tensors nothing is multiplied, but what counts operations has to see that there is a product.
+_LIBRARY = torch.library.Library("vivace", "FRAGMENT")
+_LIBRARY.define("fused_product(Tensor values, Tensor weight, Tensor(a!) out) -> ()")
+_LIBRARY.impl("fused_product", lambda values, weight, out: None, "Meta")
+
+
+@register_flop_formula(torch.ops.vivace.fused_product)  # type: ignore[untyped-decorator]
+def _num_operations(values: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * values[0] * values[1] * weight[0]
+
+
+class Product(nn.Module):  # type: ignore[misc]
+    """Weights (streams, outputs, inputs), one or two streams, and biases (streams, outputs).
+
+    Args:
+        linears: for each stream the Linear layers whose outputs lie side by side.
+        quantize: store e4m3, with a scale for each stream's weight, (streams,).
+        adds_bias: add biases in e4m3 as well.
+    """
+
+    def __init__(
+        self, linears: Sequence[Sequence[nn.Linear]], quantize: bool, adds_bias: bool = False
+    ) -> None:
+        super().__init__()
+        self._adds_bias = adds_bias or not quantize
+        weights, scales = [], []
+        for layers in linears:
+            whole = torch.cat([layer.weight.detach().bfloat16() for layer in layers])
+            if quantize:
+                whole, scale = _quantized_weight(whole)
+                scales.append(scale)
+            weights.append(whole)
+        self.weight = nn.Parameter(torch.stack(weights), requires_grad=False)
+        self.register_buffer("spread_scale", spread(torch.cat(scales)) if quantize else None)
+        biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
+        self.register_buffer("bias", torch.stack(biases).bfloat16())
+
+    @property
+    def scale(self) -> torch.Tensor | None:
+        """Of each stream's weight, (streams,), fp32."""
+        return None if self.spread_scale is None else self.spread_scale[..., 0]
+
+    @property
+    def left_bias(self) -> torch.Tensor | None:
+        """The bias, if the reader of the result has to add it."""
+        return None if self._adds_bias else self.bias
+
+    def forward(self, rows: Rows, tokens: TokenLayout, onto: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product (rows, outputs) in bf16.
+
+        Args:
+            onto: (rows, outputs), contiguous, in bf16: is added before rounding.
+        """
+        made = self.empty(rows)
+        self.write(rows, tokens, made, onto=onto)
+        return made
+
+    def write(
+        self,
+        rows: Rows,
+        tokens: TokenLayout,
+        made: torch.Tensor,
+        outputs: slice = slice(None),
+        onto: torch.Tensor | None = None,
+    ) -> None:
+        """Write some outputs of the product to where they are among all, in `made`, (rows, outputs)."""
+        for stream, span in enumerate(self._spans(tokens)):
+            weight, out = self.weight[stream, outputs], made[span, outputs]
+            if made.is_meta:
+                torch.ops.vivace.fused_product(rows.values[span], weight, out)
+                continue
+            bias = self.bias[stream, outputs] if self._adds_bias else None
+            added = None if onto is None else onto[span, outputs]
+            multiply(rows.values[span], weight, self._scales(rows, stream), bias, out, added)
+
+    def empty(self, rows: Rows, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Return a tensor for a result, (rows, outputs), undefined."""
+        shape = (rows.values.shape[0], self.weight.shape[1])
+        return torch.empty(shape, dtype=dtype, device=self.weight.device)
+
+    def activated(
+        self, rows: Rows, tokens: TokenLayout, scales: torch.Tensor | None, onto: torch.Tensor | None = None
+    ) -> Rows:
+        """Return GELU of the product and its bias.
+
+        Args:
+            scales: for e4m3, (2, streams): the scales of the output, and their inverses.
+            onto: write it here.
+        """
+        dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
+        made = self.empty(rows, dtype) if onto is None else onto
+        for stream, span in enumerate(self._spans(tokens)):
+            if made.is_meta:
+                torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
+                continue
+            given, bias = self._scales(rows, stream), self.bias[stream]
+            of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
+            multiply_with_gelu(rows.values[span], self.weight[stream], given, bias, made[span], of_out)
+        return Rows(made, None if scales is None else scales[0])
+
+    def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
+        """Of a stream's values and weight; none in bf16."""
+        return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
+
+    def _spans(self, tokens: TokenLayout) -> list[slice]:
+        split = tokens.num_text_rows
+        return [slice(None)] if len(self.weight) == 1 else [slice(0, split), slice(split, None)]
+
+
+def multiply(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    onto: torch.Tensor | None = None,
+) -> None:
+    """Write a product, with a bias if there is one, to `out`, in bf16. On a CPU it is computed in fp32.
+
+    Args:
+        values: (rows, inputs); weight: (outputs, inputs): both bf16 or e4m3.
+        scales: of values and weight in e4m3, fp32, one element each.
+        onto: is added: as `out`, in bf16.
+    """
+    if values.is_cuda:
+        from vivace.machinery.fused import cublas_lt
+
+        cublas_lt.multiply(values, weight, scales, bias, out, onto=onto)
+        return
+    made = _product(values, weight, scales, bias)
+    out.copy_(made if onto is None else made + onto.float())
+
+
+def multiply_with_gelu(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor,
+    out: torch.Tensor,
+    of_out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Write GELU of a product and its bias to `out`: in bf16, or in e4m3 divided by its scale. See `multiply`.
+
+    Args:
+        of_out: the scale of an e4m3 `out`, and its inverse.
+    """
+    if values.is_cuda:
+        from vivace.machinery.fused import cublas_lt
+
+        all_scales = scales if of_out is None else (*scales, of_out[1])
+        cublas_lt.multiply(values, weight, all_scales, bias, out, gelu=True)
+        return
+    active = reference.gelu(_product(values, weight, scales, bias))
+    out.copy_(active if of_out is None else reference.to_e4m3(active / of_out[0]))
+
+
+def _product(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    made = values.float() @ weight.float().t()
+    for scale in scales:
+        made = made * scale
+    return made if bias is None else made + bias.float()
+
+
+def _of(scales: Any, stream: int) -> Any:
+    """A stream's scale, where each has one, or the one of all."""
+    return scales[stream] if len(scales) > 1 else scales[0]
+
+
+def _quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if weight.is_meta:
+        return torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.new_empty(1, dtype=torch.float32)
+    return reference.quantize_whole(weight)
+
+
+def _bias(layer: nn.Linear) -> torch.Tensor:
+    return layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.weight.shape[0])

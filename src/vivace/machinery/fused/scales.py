@@ -1,0 +1,99 @@
+"""Scales of a step's e4m3 activations, from bounds: nothing is calibrated, and no largest activation is reduced.
+
+- A LayerNorm's output of C channels has the norm sqrt(C), and no element exceeds that. Modulated by 1 + s and t, no
+  element exceeds sqrt(C) max|1 + s| + max|t|, and the norm does not exceed sqrt(C) max|1 + s| + |t|.
+- Values and the MLP's hidden channels are products of such a token x and a weight row w, so no element exceeds
+  |x| |w| + |b|. GELU and attention do not exceed their inputs.
+- A text's values are few and known before the step's attention to them: their largest is looked up.
+
+Typical elements are 50 times smaller than these bounds. An integer would lose six of its eight bits to that; e4m3 has
+an exponent of its own, 15 binades of normal numbers, and loses none. So one scale does for a whole tensor, which is
+what the fastest fp8 matmuls take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
+from vivace.machinery.kernels.reference import scale_of
+
+_GROWTH = 1.15
+"""By how much rounding to e4m3 can enlarge a product of two factors: (1 + 1/16)^2, and a little."""
+
+
+@dataclass(frozen=True)
+class StepScales:
+    """The scales of one step, fp32, on the device. Each lies at a multiple of 16 bytes, where cuBLASLt takes them.
+
+    Attributes:
+        doubles: (blocks, 2, 2): of the inputs of QKV and of the MLP, for text and image.
+        singles: (blocks,): of the block's input.
+        values: (all blocks, 2): of values and attention's output, and in single blocks of the hidden channels as well;
+            the scale and its inverse.
+        hidden: (double blocks, 2, 2): of the hidden channels; the scale and its inverse, for text and image.
+    """
+
+    doubles: torch.Tensor
+    singles: torch.Tensor
+    values: torch.Tensor
+    hidden: torch.Tensor
+
+
+class Bounds(nn.Module):  # type: ignore[misc]
+    """The limits of all blocks' products.
+
+    Args:
+        doubles: (blocks, 2, 2, 2): for the products of QKV's values and of the MLP, for text and image, the largest
+            norm of a weight's row and the largest bias.
+        singles: (blocks, 2): of values and MLP together.
+    """
+
+    def __init__(self, doubles: torch.Tensor, singles: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("limits", torch.cat([doubles.reshape(-1, 2), singles]))
+        self._num_doubles = len(doubles)
+        starts = torch.arange(len(doubles), device=doubles.device)[:, None] * OF_DOUBLE
+        # Shifts of the text's and the image's first norm, then of their second; the image's vectors come first.
+        shifts = starts + torch.tensor([6, 0, 9, 3], device=doubles.device)
+        more = torch.arange(len(singles), device=doubles.device) * OF_SINGLE + len(doubles) * OF_DOUBLE
+        self.register_buffer("shifts", torch.cat([shifts.flatten(), more]), persistent=False)
+
+    def forward(self, modulations: torch.Tensor, channels: int) -> StepScales:
+        """Return the scales of a step whose modulations are given, (batch, outputs)."""
+        vectors = modulations.float().unflatten(1, (-1, channels))
+        shift = vectors.index_select(1, self.shifts)
+        reach = channels**0.5 * (1 + vectors.index_select(1, self.shifts + 1)).abs().amax(dim=-1)
+        inputs = scale_of((reach + shift.abs().amax(dim=-1)).amax(dim=0))
+        lengths = (reach + shift.norm(dim=-1)).amax(dim=0)
+        outputs = scale_of(lengths * self.limits[:, 0] * _GROWTH + self.limits[:, 1])
+        num = 4 * self._num_doubles
+        of_doubles = outputs[:num].view(-1, 2, 2)
+        values = torch.cat([of_doubles[:, 0].amax(dim=1), outputs[num:]])
+        hidden = of_doubles[:, 1]
+        return StepScales(
+            doubles=spread(inputs[:num].view(-1, 2, 2))[..., 0],
+            singles=spread(inputs[num:])[..., 0],
+            values=spread(torch.stack([values, 1 / values], dim=1))[..., 0],
+            hidden=spread(torch.stack([hidden, 1 / hidden], dim=1))[..., 0],
+        )
+
+
+def scales_of_attention(largest: torch.Tensor) -> torch.Tensor:
+    """Return the scales of blocks' attention to a text, (blocks,), from their largest values.
+
+    The output is a mean of values, so the largest of them is its bound. Scales are powers of two: pictures of a batch
+    share them, and no other picture's text changes how one is rounded.
+    """
+    scale = scale_of(largest)
+    return scale / torch.frexp(scale).mantissa
+
+
+def spread(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales (...) as the first of four elements (..., 4), so that each lies at a multiple of 16 bytes."""
+    made = scales.new_zeros((*scales.shape, 4))
+    made[..., 0] = scales
+    return made

@@ -1,0 +1,307 @@
+"""A 3 x 3 convolution as a matmul over shifted rows, an implicit GEMM: in e4m3, for which PyTorch has none, or in bf16.
+
+An image is rows of pixels, (pixels, channels). A neighbour of all pixels is then the same rows, read a few rows earlier
+or later, so a convolution is nine matmuls whose left factors differ in where they start. At an image's edges the
+neighbour has to be zero: each line of pixels ends with one of zeros, which is also before the next line's first pixel,
+and each image with a line of zeros. These cost 1/64 more rows in lines of 64 pixels. What lies before the first and
+after the last row is zero to the tensor memory accelerator (TMA), which copies the tiles.
+
+A convolution of an image that is enlarged twofold, each pixel to four equal ones, reads only four different pixels for
+each of its own: of the nine weights those that meet the same pixel are added beforehand. So it is four convolutions of
+2 x 2 pixels of the small image, one for each place within the four, and 4/9 of the work; the large one is never made.
+
+Deep layers have few pixels and many channels, so few tiles: there the sum over channels and neighbours is split between
+programs, whose partial sums a second kernel adds, always in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from vivace.machinery.kernels.reference import PaddedImages, side_and_scale
+
+_LINE = 128
+"""The bytes of a row that are copied to shared memory in a step, at best."""
+_SPLITS = (1, 2, 3, 5, 9)
+_PROGRAMS = 132
+"""Multiprocessors of a Hopper GPU."""
+_STEPS_US = {
+    (128, 64, 0): 0.332,
+    (128, 128, 0): 0.437,
+    (128, 128, 32): 0.566,
+    (128, 128, 128): 0.823,
+    (256, 64, 0): 0.539,
+    (256, 128, 0): 0.824,
+    (256, 128, 32): 1.126,
+}
+"""What a step over 128 bytes of channels takes, by the rows and the two blocks of output channels of a tile."""
+_HALF_LINE = 0.627
+"""What a step over 64 bytes takes of it."""
+_LAUNCH_US, _EPILOGUE_US = 2.325, 2.779
+"""Of a kernel, and to write a tile of 128 x 128."""
+_SUM_US, _SUM_US_A_MEGABYTE = 1.189, 0.511
+"""To add the partial sums that splits leave. All of these are fitted to 1,540 measurements on an H100; what is
+chosen by them takes at most 12 % longer there than the best (`python -m benchmarks.unet_kernels`,
+results/unet-kernels.jsonl)."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a convolution is divided.
+
+    Attributes:
+        rows: of a tile.
+        main, extra: output channels of a tile, as two powers of two; the second may be 0.
+        block: input channels of a step.
+        splits: programs that share a tile's sum.
+    """
+
+    rows: int
+    main: int
+    extra: int
+    block: int
+    splits: int
+
+    @property
+    def channels(self) -> int:
+        return self.main + self.extra
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _store(  # type: ignore[no-untyped-def]
+    sums,
+    column,
+    row,
+    inside,
+    scales,
+    bias,
+    residual,
+    out,
+    channels,
+    split,
+    num_pixels,
+    WIDTH: tl.constexpr,  # noqa: N803
+    PARTIAL: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+) -> None:
+    channel = column + tl.arange(0, WIDTH)
+    exists = channel < channels
+    valid = inside[:, None] & exists[None, :]
+    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    if PARTIAL:
+        tl.store(out + (split * num_pixels).to(tl.int64) * channels + at, sums, mask=valid)
+    else:
+        value = sums * tl.load(scales + channel, mask=exists, other=0.0)[None, :]
+        if HAS_BIAS:
+            value += tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
+        if HAS_RESIDUAL:
+            value += tl.load(residual + at, mask=valid, other=0.0).to(tl.float32)
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=valid)
+
+
+# Sizes are no part of what is compiled, so that another shape is not another kernel.
+@triton.jit(do_not_specialize=["batch", "height", "width", "num_columns", "num_blocks", "steps"])  # type: ignore[untyped-decorator, unused-ignore]
+def _convolve(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    more_weight,
+    scales,
+    bias,
+    residual,
+    out,
+    batch,
+    height,
+    width,
+    channels,
+    num_columns,
+    num_blocks,
+    steps,
+    SIDE: tl.constexpr,  # noqa: N803
+    SCALE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    MAIN: tl.constexpr,  # noqa: N803
+    EXTRA: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    PARTIAL: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+    STAGES: tl.constexpr,  # noqa: N803
+) -> None:
+    tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tile // num_columns * ROWS
+    column = tile % num_columns * (MAIN + EXTRA)
+    sums = tl.zeros([ROWS, MAIN], tl.float32)
+    if EXTRA:
+        more_sums = tl.zeros([ROWS, EXTRA], tl.float32)
+    for index in tl.range(0, steps, num_stages=STAGES):
+        step = split * steps + index
+        neighbour = step // num_blocks
+        # Steps of the last program beyond the last neighbour read channels that do not exist, as zeros.
+        channel = tl.where(neighbour < SIDE * SIDE, step % num_blocks, num_blocks) * BLOCK
+        down, right = neighbour // SIDE - 1, neighbour % SIDE - 1
+        if SCALE == 2:
+            down += place // 2
+            right += place % 2
+        pixels = x.load([first + down * (width + 1) + right, channel])
+        plane = place * (SIDE * SIDE) + neighbour
+        weights = weight.load([plane, column, channel]).reshape(MAIN, BLOCK)
+        sums = tl.dot(pixels, weights.T, sums)
+        if EXTRA:
+            more = more_weight.load([plane, column + MAIN, channel]).reshape(EXTRA, BLOCK)
+            more_sums = tl.dot(pixels, more.T, more_sums)
+    padded = first + tl.arange(0, ROWS)
+    image, y, at = (
+        padded // (width + 1) // (height + 1),
+        padded // (width + 1) % (height + 1),
+        padded % (width + 1),
+    )
+    inside = (image < batch) & (y < height) & (at < width)
+    row = ((image * height + y) * SCALE + place // SCALE) * (width * SCALE) + at * SCALE + place % SCALE
+    num_pixels = batch * height * width * (SCALE * SCALE)
+    _store(
+        sums, column, row, inside, scales, bias, residual, out, channels, split, num_pixels,
+        MAIN, PARTIAL, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+    if EXTRA:
+        _store(
+            more_sums, column + MAIN, row, inside, scales, bias, residual, out, channels, split, num_pixels,
+            EXTRA, PARTIAL, HAS_BIAS, HAS_RESIDUAL,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])  # type: ignore[untyped-decorator, unused-ignore]
+def _add_parts(  # type: ignore[no-untyped-def]
+    parts,
+    scales,
+    bias,
+    residual,
+    out,
+    rows,
+    channels,
+    splits,
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+) -> None:
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (channel < channels)[None, :]
+    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    sums = tl.zeros([ROWS, BLOCK], tl.float32)
+    for split in range(splits):
+        sums += tl.load(parts + (split * rows).to(tl.int64) * channels + at, mask=inside, other=0.0)
+    _store(
+        sums, tl.program_id(1) * BLOCK, row, row < rows, scales, bias, residual, out, channels, 0, 0,
+        BLOCK, False, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+
+
+def convolve(
+    x: PaddedImages,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> None:
+    """Write scales * conv(x, weight) + bias + residual to `out`, or the convolution of `x` enlarged twofold.
+
+    Args:
+        x: channels in multiples of 16 bytes.
+        weight: (9, output channels, input channels), of `x`'s dtype, contiguous; of an enlarged image (16, ...), as
+            `reference.enlarging` makes it.
+        scales: (output channels,), fp32, of weight and input together.
+        out, residual: (batch * height * width, output channels), contiguous; of an enlarged image four times as many.
+        bias: (output channels,).
+        tiles: None: chosen by size.
+    """
+    planes, channels, inputs = weight.shape
+    side, scale = side_and_scale(planes)
+    if tiles is None:
+        tiles = choose(x, weight)
+    assert inputs * x.rows.element_size() % 16 == 0
+    columns = triton.cdiv(channels, tiles.channels)
+    num_blocks = triton.cdiv(inputs, tiles.block)
+    steps = triton.cdiv(side * side * num_blocks, tiles.splits)
+    splits = triton.cdiv(side * side * num_blocks, steps)
+    is_partial = splits > 1
+    made = out if not is_partial else out.new_empty((splits, *out.shape), dtype=torch.float32)
+    grid = (triton.cdiv(x.num_needed_rows, tiles.rows) * columns, splits, scale * scale)
+    has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
+    operands = (scales, bias if bias is not None else scales, residual if residual is not None else out)
+    strides = [channels * inputs, inputs, 1]
+    by_columns = [
+        TensorDescriptor(weight, list(weight.shape), strides, [1, width, tiles.block])
+        for width in (tiles.main, tiles.extra or 16)
+    ]
+    _convolve[grid](
+        TensorDescriptor(x.rows, list(x.rows.shape), [inputs, 1], [tiles.rows, tiles.block]),
+        *by_columns,
+        *operands,
+        made,
+        x.batch,
+        x.height,
+        x.width,
+        channels,
+        columns,
+        num_blocks,
+        steps,
+        SIDE=side,
+        SCALE=scale,
+        ROWS=tiles.rows,
+        MAIN=tiles.main,
+        EXTRA=tiles.extra,
+        BLOCK=tiles.block,
+        PARTIAL=is_partial,
+        **has,
+        STAGES=4 if tiles.rows + tiles.channels <= 288 else 3,
+        num_warps=8,
+    )
+    if is_partial:
+        rows = len(out)
+        _add_parts[(triton.cdiv(rows, 8), triton.cdiv(channels, 256))](
+            made, *operands, out, rows, channels, splits, ROWS=8, BLOCK=256, **has, num_warps=4
+        )
+
+
+def candidates(weight: torch.Tensor) -> list[Tiles]:
+    """The divisions that `choose` chooses from: those for a number of input channels."""
+    line = _LINE // weight.element_size()
+    blocks = (line, line // 2) if weight.shape[-1] % line else (line,)  # the last one may be partly empty
+    return [Tiles(*size, block, splits) for size in _STEPS_US for block in blocks for splits in _SPLITS]
+
+
+def choose(x: PaddedImages, weight: torch.Tensor) -> Tiles:
+    """Return the division that should take the least time on a Hopper GPU.
+
+    Copies from the L2 cache, not tensor cores, are the limit, so tiles differ in what a step takes.
+    """
+    planes, channels, inputs = weight.shape
+    side, scale = side_and_scale(planes)
+    places = scale * scale
+
+    def cost(tiles: Tiles) -> float:
+        num_steps = side * side * triton.cdiv(inputs, tiles.block)
+        steps = triton.cdiv(num_steps, tiles.splits)
+        splits = triton.cdiv(num_steps, steps)
+        columns = triton.cdiv(channels, tiles.channels)
+        programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * splits * places
+        step = _STEPS_US[tiles.rows, tiles.main, tiles.extra]
+        if tiles.block * weight.element_size() < _LINE:
+            step *= _HALF_LINE
+        epilogue = _EPILOGUE_US * tiles.rows * tiles.channels / 128**2
+        took = _LAUNCH_US + triton.cdiv(programs, _PROGRAMS) * (steps * step + epilogue)
+        if splits > 1:
+            megabytes = x.num_pixels * places * channels * (4 * splits + 2) / 1e6
+            took += _SUM_US + _SUM_US_A_MEGABYTE * megabytes
+        return float(took)
+
+    return min(candidates(weight), key=cost)

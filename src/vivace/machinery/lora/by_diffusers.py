@@ -1,0 +1,171 @@
+"""What diffusers reads from a LoRA file: whether `pipe.load_lora_weights` would add the same as vivace does.
+
+It also knows names of layers that vivace has no table for.
+
+Its converters leave out what they do not know and some mistake names, so a script may call them only where both agree.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import UnusableModel
+from vivace.machinery.lora.changes import LoraLayers, Matrices
+from vivace.machinery.lora.peft_settings import settings_of_header
+from vivace.machinery.lora.traced import TensorTrace
+from vivace.technique import COMPONENTS, Component, attribute_of, component_of
+from vivace.untrusted.reading import reading
+
+_TOLERANCE = 1e-3
+
+
+def adds_the_same(pipe: Any, path: Path, layers: LoraLayers) -> bool:
+    """Whether diffusers reads these layers from a file, and adds the same to each."""
+    try:
+        with reading(path):
+            theirs = _read(pipe, path)
+    except UnusableModel:
+        return False
+    loaded = getattr(type(pipe), "_lora_loadable_modules", ())
+    for component, own in layers.items():
+        others = theirs.get(component, {})
+        if attribute_of(pipe, component) not in loaded or own.keys() != others.keys():
+            return False
+        if any(
+            layer.matrices is None or not _agree(layer.matrices, others[name]) for name, layer in own.items()
+        ):
+            return False
+    return True
+
+
+def converted(pipe: Any, tensors: Mapping[str, Any]) -> tuple[Mapping[str, Matrices], set[str]]:
+    """Return the denoiser's layers that diffusers reads from some of a file's tensors, and the names of those it used.
+
+    For names in the code of models that vivace has no table for.
+
+    Raises:
+        UnusableModel: diffusers does not read them.
+    """
+    import torch
+
+    trace = TensorTrace()
+    with reading("the LoRA"):
+        state, alphas = _converted(pipe, trace.of(tensors))
+        attribute = attribute_of(pipe, "denoiser")
+        own, scales = _of_part(state, attribute), _of_part(alphas, attribute)
+        used = trace.used((*own.values(), *scales.values()))
+        layers = _layers(pipe, "denoiser", own, scales, {})
+    plain = {
+        name: Matrices(pair.down.as_subclass(torch.Tensor), pair.up.as_subclass(torch.Tensor), pair.scale)
+        for name, pair in layers.items()
+    }
+    return plain, used
+
+
+def _agree(matrices: Matrices, other: Matrices) -> bool:
+    """Compare what two pairs of matrices do to one random input."""
+    import torch
+
+    if matrices.size() != other.size():
+        return False
+    probe = torch.randn(matrices.size()[1], generator=torch.Generator().manual_seed(0))
+    first, second = (
+        pair.scale * (pair.up.float() @ (pair.down.flatten(1).float() @ probe)) for pair in (matrices, other)
+    )
+    return bool((first - second).norm() <= _TOLERANCE * first.norm())
+
+
+def _read(pipe: Any, path: Path) -> Mapping[Component, Mapping[str, Matrices]]:
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    with safe_open(str(path), framework="pt") as file:
+        text = (file.metadata() or {}).get("lora_adapter_metadata")
+    metadata = json.loads(text) if text else {}
+    state, alphas = _converted(pipe, load_file(path))
+    parts = {attribute_of(pipe, component): component for component in COMPONENTS}
+    read: dict[Component, Mapping[str, Matrices]] = {}
+    for attribute in dict.fromkeys(key.partition(".")[0] for key in state):
+        component = parts.get(attribute)
+        if component is not None:
+            read[component] = _layers(
+                pipe, component, _of_part(state, attribute), _of_part(alphas, attribute), metadata
+            )
+    return read
+
+
+def _converted(pipe: Any, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return matrices and alphas by names that begin with the pipeline's attribute, as diffusers converts them."""
+    convert = type(pipe).lora_state_dict
+    arguments: dict[str, Any] = {}
+    if getattr(pipe, "unet", None) is not None:
+        arguments["unet_config"] = pipe.unet.config
+    if "return_alphas" in inspect.signature(convert).parameters:
+        arguments["return_alphas"] = True
+    converted = convert(stored, **arguments)
+    state, alphas = converted[:2] if isinstance(converted, tuple) else (converted, None)
+    return state, alphas or {}
+
+
+def _of_part(values: Mapping[str, Any], attribute: str) -> dict[str, Any]:
+    start = f"{attribute}."
+    return {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
+
+
+def _layers(
+    pipe: Any, component: Component, state: dict[str, Any], alphas: dict[str, Any], metadata: Any
+) -> dict[str, Matrices]:
+    """Return one component's layers by their names in the module.
+
+    Raises:
+        ValueError: there are other tensors than two matrices for a layer.
+    """
+    from diffusers.utils.state_dict_utils import (
+        convert_all_state_dict_to_peft,
+        convert_unet_state_dict_to_peft,
+    )
+
+    convert = convert_unet_state_dict_to_peft if component == "denoiser" else convert_all_state_dict_to_peft
+    module = component_of(pipe, component)
+
+    def renamed(values: dict[str, Any], rename: Any) -> dict[str, Any]:
+        names = rename(values) if values else {}
+        if component != "denoiser" and not hasattr(module, "text_model"):
+            # transformers has flattened CLIPTextModel; files are older.
+            return {key.removeprefix("text_model."): value for key, value in names.items()}
+        return dict(names)
+
+    matrices: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in renamed(state, convert).items():
+        layer, _, role = key.partition(".lora_")
+        matrices[layer][role] = value
+    # Alphas are named after their layer, or after one of its matrices, and are then renamed in the same way.
+    scales = {key.removesuffix(".alpha"): float(alpha) for key, alpha in alphas.items()}
+    rename = convert_unet_state_dict_to_peft if component == "denoiser" else _renamed_alphas
+    by_layer = {key.partition(".lora_")[0]: alpha for key, alpha in renamed(scales, rename).items()}
+    settings = settings_of_header(metadata, attribute_of(pipe, component))
+    layers = {}
+    for layer, roles in matrices.items():
+        if roles.keys() != {"A.weight", "B.weight"}:
+            raise ValueError(f"{layer} has {', '.join(sorted(roles))}")
+        down, up = roles["A.weight"], roles["B.weight"]
+        stated = None if settings is None else settings.scale((layer,), len(down))
+        own = by_layer.get(layer)
+        scale = stated if stated is not None else 1.0 if own is None else own / len(down)
+        layers[layer] = Matrices(down, up.flatten(1), scale)
+    return layers
+
+
+def _renamed_alphas(values: dict[str, Any]) -> dict[str, Any]:
+    """As the matrices of a text encoder: alphas may be named after one of them, or after the layer alone."""
+    from diffusers.utils.state_dict_utils import convert_state_dict_to_peft
+
+    try:
+        return dict(convert_state_dict_to_peft(values))
+    except ValueError:  # only layers, which need no other name
+        return values

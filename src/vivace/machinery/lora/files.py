@@ -1,0 +1,199 @@
+"""Where a LoRA is: a local file, a folder, or a file of a Hugging Face hub repository; and its identity.
+
+In a recipe it is one text: a path, or `org/repo`, `org/repo/FILE.safetensors` or either with `@REVISION` for the hub.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from vivace.errors import Unsupported, UnusableModel
+from vivace.machinery.lora.peft_settings import CONFIG
+from vivace.models import hub
+from vivace.models.headers import read_header
+from vivace.untrusted.files import open_plain, user_path
+from vivace.untrusted.reading import reading
+
+SUFFIX = ".safetensors"
+USUAL = "pytorch_lora_weights.safetensors"
+"""The name that diffusers gives a LoRA in a folder."""
+PEFTS = "adapter_model.safetensors"
+"""The name that PEFT gives an adapter in a folder."""
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_DIGITS = 16
+_BLOCK = 1 << 22  # bytes
+_ON_HUB = re.compile(
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*?)(?P<file>(?:/[\w .()+-]+)+\.safetensors)?(?:@(?P<revision>\w[\w./-]*))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class OnHub:
+    """A file of a hub repository; `file` is "" if the repository is to have a single one."""
+
+    repo: str
+    file: str
+    revision: str | None
+
+
+def on_hub(path: str) -> OnHub | None:
+    """Return the hub's repository and file that a text names; None if it can only be a local path."""
+    match = _ON_HUB.fullmatch(path)
+    if match is None or ".." in path:
+        return None
+    return OnHub(match["repo"], (match["file"] or "").lstrip("/"), match["revision"])
+
+
+def short_name(path: str) -> str:
+    """Return the name of a LoRA in tables: its file's without the suffix, or its folder's or repository's."""
+    last = Path(path.partition("@")[0].replace("\\", "/"))
+    return (
+        last.parent.name
+        if last.name in (USUAL, PEFTS) and last.parent.name
+        else last.name.removesuffix(SUFFIX)
+    )
+
+
+def locate_lora(path: str) -> Path:
+    """Return the local file, downloaded if it is on the hub.
+
+    Raises:
+        UnusableModel: a pickle, no safetensors file, or a folder or repository with several.
+        Unsupported: there is no such file, and it cannot be downloaded.
+    """
+    file = user_path(path)
+    if file.suffix.lower() in _PICKLES:
+        raise UnusableModel(
+            f"{path} is a pickle, which can run code when it is loaded; vivace loads {SUFFIX} only. Convert it where "
+            "you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW)"
+        )
+    try:
+        is_folder, is_there = file.is_dir(), file.exists()
+    except (OSError, ValueError):  # too long, or a NUL byte
+        is_folder = is_there = False
+    if is_folder:
+        return file / _single([entry.name for entry in file.iterdir()], path, _folders_with_one(file))
+    if is_there:
+        if file.suffix.lower() != SUFFIX:
+            raise UnusableModel(f"{path} is not a {SUFFIX} file; give a LoRA in that format")
+        return file
+    remote = on_hub(path)
+    if remote is None:
+        raise Unsupported(
+            f"there is no LoRA '{path[:200]}'; give the path of a {SUFFIX} file, in quotes if it is not a plain word, "
+            "or 'org/repo/FILE.safetensors' of the Hugging Face hub"
+        )
+    return _downloaded(remote, path)
+
+
+def settings_for(file: Path, keys: Collection[str]) -> Path | None:
+    """Return the json beside a file with the settings of PEFT's adapter in it; None if there is none that is its own.
+
+    Args:
+        keys: the names of the file's tensors.
+    """
+    config = file.with_name(CONFIG)
+    if not config.is_file():
+        return None
+    others = [path for path in file.parent.iterdir() if path.suffix == SUFFIX and path.name != file.name]
+    return config if _is_adapter(file, keys) or not others else None
+
+
+def digest(file: Path) -> str:
+    """Return the first digits of the sha256 of a file's content, by which a LoRA is known.
+
+    The json with PEFT's settings beside it counts too: alpha is in it.
+
+    Raises:
+        UnusableModel: it cannot be read.
+    """
+    with reading(file):
+        files = [file]
+        if file.with_name(CONFIG).is_file() and (config := settings_for(file, read_header(file))) is not None:
+            files.append(config)
+        stats = [path.stat() for path in files]
+        return _digest(
+            tuple(
+                (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+                for path, stat in zip(files, stats, strict=True)
+            )
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
+    """Return the digest of files, each given by its path, the time of its last change and its size."""
+    sha = hashlib.sha256()
+    for file, _, _ in files:
+        with open_plain(Path(file)) as content:
+            while block := content.read(_BLOCK):
+                sha.update(block)
+    return sha.hexdigest()[:_DIGITS]
+
+
+def _downloaded(remote: OnHub, path: str) -> Path:
+    files = [remote.file] if remote.file else ["*" + SUFFIX]
+    if remote.file:
+        folder = hub.cached(remote.repo, remote.revision, files)
+        if folder is not None and (folder / remote.file).is_file():
+            return _with_settings(remote, folder / remote.file, remote.file)
+    else:
+        listing = hub.fetch(remote.repo, remote.revision, ["README.md"])
+        files = [_single(hub.names(remote.repo, listing), path)]
+    folder = hub.fetch(remote.repo, remote.revision, files, bars=True)
+    if not (folder / files[0]).is_file():
+        raise Unsupported(
+            f"{remote.repo} has no {files[0]}; give one of its {SUFFIX} files: 'org/repo/FILE{SUFFIX}'"
+        )
+    return _with_settings(remote, folder / files[0], files[0])
+
+
+def _with_settings(remote: OnHub, file: Path, name: str) -> Path:
+    """Return a downloaded file; if it is PEFT's adapter, with the json with its settings beside it if there is one."""
+    if file.with_name(CONFIG).is_file() or not _is_adapter(file, read_header(file)):
+        return file
+    config = PurePosixPath(name).with_name(CONFIG).as_posix()
+    try:
+        folder = hub.fetch(remote.repo, remote.revision, [name, config])
+    except Unsupported:
+        return file  # no network: alpha is assumed, and said to be
+    return folder / name
+
+
+def _is_adapter(file: Path, keys: Collection[str]) -> bool:
+    """Whether a file is an adapter as PEFT saves it, without alpha."""
+    return file.name == PEFTS or any(key.startswith("base_model.") for key in keys)
+
+
+def _folders_with_one(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder that have a LoRA, as PEFT's scripts save them for each component."""
+    return sorted(
+        entry.name for entry in folder.iterdir() if entry.is_dir() and any(entry.glob("*" + SUFFIX))
+    )
+
+
+def _single(names: list[str] | tuple[str, ...], path: str, folders: Sequence[str] = ()) -> str:
+    """Return the one LoRA among the names of a folder's or repository's files.
+
+    Args:
+        folders: those in it that have one.
+    """
+    files = sorted(name for name in names if name.endswith(SUFFIX))
+    usual = next((name for name in (USUAL, PEFTS) if name in files), None)
+    if usual is not None:
+        return usual
+    if len(files) == 1:
+        return files[0]
+    shown = ", ".join(files[:8]) + (", ..." if len(files) > 8 else "")
+    what = f"has {len(files)} files in {SUFFIX} format ({shown})" if files else f"has no {SUFFIX} file"
+    if folders and not files:
+        raise UnusableModel(
+            f"{path} {what} itself; its folders {', '.join(folders)} do: give them, each as a LoRA"
+        )
+    raise UnusableModel(f"{path} {what}; give one file")

@@ -1,0 +1,336 @@
+"""LoRAs beside layers, exchanged in place: y = W x + B A x, whatever W is stored in.
+
+A layer gets two matrices as buffers, A (rank, ...) and B (out, rank), and a class that adds B A x to its output. B
+includes the scale and alpha / rank, multiplied in fp32 and rounded once, so that a call does nothing more for them. The
+ranks are those announced, and rows beyond a LoRA's own are zero. An exchange copies into these buffers: compiled code
+has no other shapes to compile for, and CUDA graphs read the same addresses. Several LoRAs share a layer's two matrices,
+each in separate rows, so that two of rank 8 cost what one of rank 16 does.
+
+Source: Hu et al., LoRA, arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import Unsupported, UsageError
+from vivace.machinery.lora.account import LoraFile
+from vivace.machinery.lora.changes import LoraLayers, Matrices
+from vivace.machinery.lora.files import digest, locate_lora, short_name
+from vivace.machinery.lora.read import read_lora
+from vivace.technique import Component, component_of
+
+if TYPE_CHECKING:
+    import torch
+
+DOWN, UP = "vivace_lora_down", "vivace_lora_up"
+_LORAS = "_vivace_hot_loras"
+_NUM_NAMED = 3
+
+
+@dataclass
+class HotLora:
+    """A LoRA beside a denoiser's layers, and the rows that are its own.
+
+    Attributes:
+        pipe: the pipeline.
+        path: as given last.
+        sha256: the first digits of its content's.
+        max_rank: the largest rank that its rows take.
+        components: those whose parts of a file are taken.
+        notes: which of the file's tensors are not used, and what was assumed.
+        rows: the first of its rows in each layer that has some, by the layer's name.
+        num_exchanges, num_rescalings: how often it was changed.
+    """
+
+    pipe: Any
+    path: str
+    sha256: str
+    scale: float
+    max_rank: int
+    layers: Mapping[str, Matrices]
+    components: tuple[Component, ...]
+    notes: tuple[str, ...] = ()
+    rows: dict[str, int] = field(default_factory=dict)
+    num_exchanges: int = 0
+    num_rescalings: int = 0
+
+    @property
+    def name(self) -> str:
+        return short_name(self.path)
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of its layers."""
+        return max((layer.rank for layer in self.layers.values()), default=0)
+
+    def load(self, path: str, scale: float) -> None:
+        """Put another file in this one's rows. Nothing has changed if an error is raised.
+
+        Raises:
+            UnusableModel: it is damaged, or no LoRA.
+            Unsupported: it is not one for this pipeline, or has layers or ranks that were not announced.
+        """
+        file = locate_lora(path)
+        read = read_lora(self.pipe, file, path)
+        layers = denoiser_layers(self.pipe, path, read, self.components)
+        foreign = [name for name in layers if name not in self.rows]
+        if foreign:
+            more = f" and {len(foreign) - _NUM_NAMED} more" if len(foreign) > _NUM_NAMED else ""
+            raise Unsupported(
+                f"{path} targets {len(foreign)} layers without a LoRA slot "
+                f"({', '.join(foreign[:_NUM_NAMED])}{more}); reserve them at load: lora(PATH, hot=True, layers=all)"
+            )
+        self._check_rank(path, layers)
+        self.path, self.sha256, self.scale, self.layers = path, digest(file), scale, layers
+        self.notes = read.notes
+        self.num_exchanges += 1
+        self.write()
+
+    def rescale(self, scale: float) -> None:
+        self.scale = scale
+        self.num_rescalings += 1
+        self.write(up_only=True)
+
+    def write(self, *, up_only: bool = False) -> None:
+        """Copy the matrices into their rows, in place."""
+        import torch
+
+        modules = dict(component_of(self.pipe, "denoiser").named_modules())
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for name, first in self.rows.items():
+                down, up = _buffers(modules[name])
+                own = slice(first, first + self.max_rank)
+                layer = self.layers.get(name)
+                if not up_only or layer is None:
+                    _fill(
+                        down[own], None if layer is None else layer.down.reshape(layer.rank, *down.shape[1:])
+                    )
+                scaled = None if layer is None else layer.up.float() * (self.scale * layer.scale)
+                _fill(up[:, own].t(), None if scaled is None else scaled.t())
+
+    def _check_rank(self, path: str, layers: Mapping[str, Matrices]) -> None:
+        rank = max(layer.rank for layer in layers.values())
+        if rank > self.max_rank:
+            raise Unsupported(
+                f"{path} has rank {rank}, and rank {self.max_rank} was announced; load with "
+                f"lora(PATH, hot=True, max_rank={rank})"
+            )
+
+    def facts(self) -> dict[str, int | float | str]:
+        """What it is now, for the Record."""
+        now: dict[str, int | float | str] = {
+            f"lora.{self.name}": f"{self.sha256}, rank {self.rank} of {self.max_rank}, scale {self.scale:g}",
+            f"lora.{self.name}.exchanges": self.num_exchanges,
+        }
+        return now | ({f"lora.{self.name}.notes": "; ".join(self.notes)} if self.notes else {})
+
+
+def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
+    """Return the hot LoRAs of a pipeline, in the recipe's order."""
+    return tuple(getattr(pipe, _LORAS, ()))
+
+
+def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
+    """Change one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
+
+    Returns:
+        What a user must know of a new file: which of its tensors are not used, and what was assumed.
+    """
+    loras = hot_loras(pipe)
+    if not loras:
+        raise UsageError("there is no LoRA to exchange; load one by lora(PATH, hot=True) in the recipe")
+    named = [lora for lora in loras if instead_of in (None, lora.path, lora.name)]
+    shown = ", ".join(lora.path for lora in loras)
+    if len(named) != 1:
+        problem = "there are several LoRAs" if instead_of is None else f"no single LoRA is '{instead_of}'"
+        raise UsageError(f"{problem}; say which by instead_of= (loaded: {shown})")
+    if path is None and scale is None:
+        raise UsageError("give another LoRA's path, a scale, or both")
+    if scale is not None and not -100 <= scale <= 100:
+        raise UsageError(f"scale {scale}: give a number from -100 to 100")
+    lora = named[0]
+    if path is not None:
+        lora.load(path, lora.scale if scale is None else scale)
+        return lora.notes
+    if scale is not None:
+        lora.rescale(scale)
+    return ()
+
+
+def attach(
+    pipe: Any,
+    path: str,
+    sha256: str,
+    read: LoraFile,
+    scale: float,
+    components: tuple[Component, ...],
+    max_rank: int,
+    *,
+    everywhere: bool,
+) -> HotLora:
+    """Add a LoRA beside the denoiser's layers.
+
+    Args:
+        read: the file.
+        components: those whose parts of it are taken.
+        max_rank: the rank to reserve; 0 for the file's own.
+        everywhere: beside all layers that can have one, instead of those that the file changes.
+    """
+    own = denoiser_layers(pipe, path, read, components)
+    rank = max(layer.rank for layer in own.values())
+    lora = HotLora(pipe, path, sha256, scale, max_rank or rank, own, components, read.notes)
+    lora._check_rank(path, own)
+    denoiser = component_of(pipe, "denoiser")
+    modules = dict(denoiser.named_modules())
+    names = list(own)
+    if everywhere:
+        names += [name for name, module in modules.items() if name not in own and _can_have_one(module)]
+    for name in names:
+        lora.rows[name] = _reserve(denoiser, modules[name], lora.max_rank)
+    setattr(pipe, _LORAS, [*hot_loras(pipe), lora])
+    lora.write()
+    return lora
+
+
+def chosen(layers: LoraLayers, components: tuple[Component, ...]) -> LoraLayers:
+    """Return a file's parts for these components."""
+    return {component: part for component, part in layers.items() if component in components}
+
+
+def denoiser_layers(
+    pipe: Any, path: str, read: LoraFile, components: tuple[Component, ...]
+) -> Mapping[str, Matrices]:
+    """Return a hot LoRA's layers.
+
+    Raises:
+        Unsupported: it is not one for this pipeline, or does not concern the denoiser alone.
+    """
+    layers = chosen(read.layers, components)
+    if (reason := read.problem(components) or why_not_hot(pipe, path, layers)) is not None:
+        raise Unsupported(f"lora: {reason}")
+    return {name: layer.matrices for name, layer in layers["denoiser"].items() if layer.matrices is not None}
+
+
+def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
+    """Return why a LoRA that fits the pipeline cannot be beside its layers; None if it can."""
+    others: list[Component] = [component for component in layers if component != "denoiser"]
+    if "denoiser" not in layers:
+        return f"{path} changes nothing of the denoiser, and only its layers can have a LoRA beside them"
+    if others:
+        return (
+            f"{path} also changes the {' and the '.join(others)}, and prompts are encoded before a LoRA is exchanged; "
+            "merge it (without hot), or leave those parts out with @denoiser"
+        )
+    wholes = [name for name, layer in layers["denoiser"].items() if layer.matrices is None]
+    if wholes:
+        return (
+            f"{path} changes {len(wholes)} of {len(layers['denoiser'])} layers by more or other than two matrices "
+            f"({', '.join(wholes[:_NUM_NAMED])}), and only two can be beside a layer; merge it (without hot)"
+        )
+    modules = dict(component_of(pipe, "denoiser").named_modules())
+    unable = [name for name in layers["denoiser"] if not _can_have_one(modules[name])]
+    if unable:
+        kind = type(modules[unable[0]]).__name__
+        return f"{path} changes {unable[0]}, a {kind}, which can have none beside it; merge it (without hot)"
+    return None
+
+
+def _can_have_one(module: torch.nn.Module) -> bool:
+    import torch
+
+    if "forward" in vars(module):  # replaced on the instance, which then never calls its class's
+        return False
+    if isinstance(module, torch.nn.Conv2d):
+        return bool(module.groups == 1 and module.padding_mode == "zeros")
+    return hasattr(module, "in_features") and hasattr(module, "out_features") and hasattr(module, "weight")
+
+
+def _reserve(denoiser: torch.nn.Module, layer: torch.nn.Module, rank: int) -> int:
+    """Give a layer more rows; return the first of them."""
+    import torch
+
+    present = hasattr(layer, DOWN)
+    is_convolution = isinstance(layer, torch.nn.Conv2d)
+    inner = (layer.in_channels, *layer.kernel_size) if is_convolution else (layer.in_features,)
+    outer = layer.out_channels if is_convolution else layer.out_features
+    like = {"device": layer.weight.device, "dtype": _compute_dtype(layer, denoiser)}
+    down, up = torch.zeros(rank, *inner, **like), torch.zeros(outer, rank, **like)
+    first = 0
+    if present:
+        before = _buffers(layer)
+        first = len(before[0])
+        down, up = torch.cat([before[0], down]), torch.cat([before[1], up], dim=1)
+    else:
+        kind: Any = type(layer)
+        layer.__class__ = _with_lora(kind)
+    layer.register_buffer(DOWN, down, persistent=False)
+    layer.register_buffer(UP, up.contiguous(), persistent=False)
+    return first
+
+
+def _compute_dtype(layer: torch.nn.Module, denoiser: torch.nn.Module) -> torch.dtype:
+    """Return the dtype that the layer computes in. A quantised weight may report that of its bytes."""
+
+    def is_wide(dtype: Any) -> bool:
+        return dtype is not None and dtype.is_floating_point and dtype.itemsize >= 2
+
+    bias = getattr(layer, "bias", None)
+    dtypes = (layer.weight.dtype, getattr(layer, "compute_dtype", None), getattr(bias, "dtype", None))
+    for dtype in dtypes:
+        if is_wide(dtype):
+            return dtype
+    kinds = Counter(p.dtype for p in denoiser.parameters() if is_wide(p.dtype))
+    import torch
+
+    return kinds.most_common(1)[0][0] if kinds else torch.float32
+
+
+def _buffers(layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    return getattr(layer, DOWN), getattr(layer, UP)
+
+
+def _fill(rows: torch.Tensor, values: torch.Tensor | None) -> None:
+    """Write values to the first rows, and zeros to the rest."""
+    used = 0 if values is None else len(values)
+    if values is not None:
+        rows[:used].copy_(values)
+    rows[used:].zero_()
+
+
+@functools.cache
+def _with_lora(kind: Any) -> Any:
+    """Return a class of layers like `kind` that add B A x to their output.
+
+    A separate class, and no hook: torch.compile checks the classes of modules before it uses compiled code again, but
+    not their hooks, and would run code of the same model without a LoRA.
+    """
+    import torch
+
+    add = _convolution if issubclass(kind, torch.nn.Conv2d) else _linear
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output = kind.forward(self, *args, **kwargs)
+        return output + add(self, *args, **kwargs).to(output.dtype)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _linear(layer: Any, input: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    down, up = _buffers(layer)
+    return torch.nn.functional.linear(torch.nn.functional.linear(input.to(down.dtype), down), up)
+
+
+def _convolution(layer: Any, input: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    down, up = _buffers(layer)
+    conv2d = torch.nn.functional.conv2d
+    inner = conv2d(input.to(down.dtype), down, None, layer.stride, layer.padding, layer.dilation)
+    return conv2d(inner, up[:, :, None, None])

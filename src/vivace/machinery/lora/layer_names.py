@@ -1,0 +1,195 @@
+"""Find a pipeline's layers by the names that LoRA files have for them.
+
+Files name layers as diffusers or the original code does, with dots or, kohya's and LyCORIS's, with underscores only,
+behind a prefix for the component. All of these are made from the pipeline's own modules, so that each name is either
+that of a layer or unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vivace.machinery.lora.changes import Rows
+from vivace.machinery.lora.original_names import original_names
+from vivace.technique import COMPONENTS, Component, component_of
+from vivace.technique.anatomy import TEXT_ENCODERS
+
+if TYPE_CHECKING:
+    import torch
+
+_PREFIXES = tuple(
+    (re.compile(pattern), part)
+    for pattern, part in (
+        (r"base_model\.(?:model\.)?", None),
+        (r"(?:lora_unet|lora_transformer|lycoris_unet|lycoris_transformer(?!_blocks)|lycoris)[._]", "denoiser"),
+        (r"(?:model\.)?diffusion_model[._]|(?:unet|transformer)\.", "denoiser"),
+        (r"(?:lora_te|lycoris_text_encoder|text_encoder)(?:1|_1)?[._](?![23][._])", "text_encoder"),
+        (r"(?:lora_te|lycoris_text_encoder|text_encoder)_?2[._]", "text_encoder_2"),
+        (r"(?:lora_te|lycoris_text_encoder|text_encoder)_?3[._]", "text_encoder_3"),
+        (r"text_encoders\.(?:t5xxl|t5|umt5\w*)\.(?:transformer\.)?", "text_encoder_3"),
+        (r"text_encoders\.clip_g\.(?:transformer\.)?", "text_encoder_2"),
+        (r"text_encoders\.\w+\.(?:transformer\.)?", "text_encoder"),
+    )
+)  # fmt: skip
+_WRAPPERS = re.compile(r"\A(?:(?:text_model|language_model|model)[._])+")
+"""What libraries put before a text encoder's layers, and their versions differ in."""
+_PROCESSOR = re.compile(r"(.*?)(?:[._]processor)?[._](to_[qkv]|to_out)_lora")
+_OF_PROCESSOR = {
+    "to_q": ("to_q", "q_proj"),
+    "to_k": ("to_k", "k_proj"),
+    "to_v": ("to_v", "v_proj"),
+    "to_out": ("to_out.0", "out_proj", "to_out"),
+}
+"""The layers that matrices of diffusers' former attention processors belong to, in denoisers and in text encoders."""
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """A layer, and the rows of a file's change that are its own; None for all."""
+
+    layer: str
+    rows: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a file's name means.
+
+    Attributes:
+        component: whose layer it is; None for a component that the pipeline lacks.
+        part: the component that the file names, or "".
+        places: the layers; empty if the component has no such layer.
+    """
+
+    component: Component | None
+    part: str
+    places: tuple[LayerPlace, ...]
+
+
+class LayerNames:
+    """The names of a pipeline's layers.
+
+    Attributes:
+        layers: each component's modules, by name.
+        shapes: of the weights of those that have one.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self.layers: dict[Component, dict[str, torch.nn.Module]] = {}
+        self.shapes: dict[Component, dict[str, tuple[int, ...]]] = {}
+        self._tables: dict[Component, dict[str, tuple[LayerPlace, ...]]] = {}
+        for component in COMPONENTS:
+            module = component_of(pipe, component)
+            if module is None or component == "vae":
+                continue
+            layers = dict(module.named_modules())
+            self.layers[component] = layers
+            shapes = {name: shape_of(layer) for name, layer in layers.items() if name}
+            self.shapes[component] = {name: shape for name, shape in shapes.items() if shape}
+            self._tables[component] = dict(_names(component, module, layers, self.shapes[component]))
+
+    def find(self, written: str) -> tuple[Named, ...]:
+        """Return what a name may mean: one, or for a name without a component, each that has such a layer."""
+        part, rest = _without_prefix(written)
+        if part:
+            component = self._component(part)
+            if component is None:
+                return (Named(None, part, ()),)
+            return (Named(component, part, self._places(component, rest)),)
+        meanings = [Named(c, "", places) for c in self._tables if (places := self._places(c, rest))]
+        first = [named for named in meanings if named.component == "denoiser"] or meanings
+        return tuple(first) or (Named("denoiser", "", ()),)
+
+    def _component(self, part: str) -> Component | None:
+        if part == "text_encoder_3" and part not in self._tables:  # files of FLUX.1 call its T5 the third
+            return next(
+                (c for c in TEXT_ENCODERS if "T5" in type(self.layers.get(c, {}).get("")).__name__), None
+            )
+        return next((component for component in self._tables if component == part), None)
+
+    def _places(self, component: Component, rest: str) -> tuple[LayerPlace, ...]:
+        table = self._tables[component]
+        return next((table[name] for name in _spellings(component, rest) if table.get(name)), ())
+
+
+def shape_of(layer: torch.nn.Module) -> tuple[int, ...] | None:
+    """Return the shape of a layer's weight, however it is stored; None for a module without one."""
+    import torch
+
+    if hasattr(layer, "in_features") and hasattr(layer, "out_features"):
+        return layer.out_features, layer.in_features
+    if hasattr(layer, "kernel_size") and hasattr(layer, "in_channels"):
+        return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
+    weight = getattr(layer, "weight", None)
+    return tuple(weight.shape) if isinstance(weight, torch.Tensor) else None
+
+
+def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the rows of a weight, and the values in a row."""
+    return shape[0], math.prod(shape[1:])
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _without_prefix(written: str) -> tuple[str, str]:
+    """Return the component that a name begins with, or "", and the rest."""
+    part, rest = "", written
+    while True:
+        matches = ((pattern.match(rest), component) for pattern, component in _PREFIXES)
+        match, component = next((pair for pair in matches if pair[0]), (None, None))
+        if match is None or (part and component not in (None, part)):
+            return part, rest
+        part, rest = part or component or "", rest[match.end() :]
+
+
+def _spellings(component: Component, rest: str) -> Iterator[str]:
+    """Return the names by which a table may have it."""
+    match = _PROCESSOR.fullmatch(rest)
+    names = [f"{match[1]}.{layer}" for layer in _OF_PROCESSOR[match[2]]] if match else [rest]
+    for name in names:
+        yield _flat(name if component == "denoiser" else _WRAPPERS.sub("", name))
+    yield _flat(rest)
+
+
+def _names(
+    component: Component,
+    module: torch.nn.Module,
+    layers: Mapping[str, torch.nn.Module],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Iterator[tuple[str, tuple[LayerPlace, ...]]]:
+    if component != "denoiser":
+        for name in shapes:
+            yield _flat(_WRAPPERS.sub("", name)), (LayerPlace(name),)
+        return
+    config: Any = getattr(module, "config", {})
+    layers_per_block = (
+        config.get("layers_per_block") if type(module).__name__ == "UNet2DConditionModel" else None
+    )
+    classes = {name: type(layer).__name__ for name, layer in layers.items()}
+    originals = original_names(
+        type(module).__name__, classes, layers_per_block if isinstance(layers_per_block, int) else None
+    )
+    for original, own, swapped in originals:
+        if all(name in shapes for name in own):
+            yield _flat(original), _places(own, [shapes[name][0] for name in own], swapped=swapped)
+    for name in shapes:
+        yield _flat(name), (LayerPlace(name),)
+
+
+def _places(layers: tuple[str, ...], rows: list[int], *, swapped: bool) -> tuple[LayerPlace, ...]:
+    if swapped:
+        half = rows[0] // 2
+        return (LayerPlace(layers[0], ((half, rows[0]), (0, half))),)
+    if len(layers) == 1:
+        return (LayerPlace(layers[0]),)
+    ends = [sum(rows[: k + 1]) for k in range(len(rows))]
+    return tuple(
+        LayerPlace(layer, ((end - number, end),))
+        for layer, end, number in zip(layers, ends, rows, strict=True)
+    )

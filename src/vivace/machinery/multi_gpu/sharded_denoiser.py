@@ -1,0 +1,315 @@
+"""A denoiser's forward, sharded among processes with one GPU each: both ends of it.
+
+`ShardedDenoiser` is the end of the primary process (rank 0), `PeerDenoiser` that of each peer. Either the rows of the
+batch are sharded ("cfg"), or the tokens, for which each process receives all arguments.
+
+A CUDA graph of a forward whose tokens are sharded contains collectives, so all processes must capture at the same call
+and replay at the same call. The primary tells the peers which it is, and calls its own forward with what they receive:
+the same views of the same buffer, so that all look the graph up by the same shapes and strides.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import Unsupported
+from vivace.machinery.compilation.captured import captured_forward
+from vivace.machinery.multi_gpu.forward_arguments import (
+    TensorSpec,
+    deserialize,
+    num_bytes,
+    pack,
+    select_rows,
+    serialize,
+    specs_in,
+    specs_of,
+    split_rows,
+    unpack,
+)
+from vivace.machinery.multi_gpu.module_transfer import pack_module, unpack_module
+from vivace.machinery.multi_gpu.processes import Peers
+from vivace.machinery.multi_gpu.sharding import Sharding
+from vivace.machinery.multi_gpu.split_tokens import (
+    Mode,
+    check_even_tokens,
+    needs_diffusers,
+    split_tokens,
+)
+from vivace.machinery.step_caching.cached_denoiser import MODE, latents_of
+
+if TYPE_CHECKING:
+    import torch
+
+_SAME_HEADER = b""  # in place of a header: the same as in the forward before
+
+
+class ShardedDenoiser:
+    """The denoiser of the primary process.
+
+    Args:
+        denoiser: on its device, without local functions in it.
+        about: what the peers are told besides; see `PeerDenoiser`.
+
+    Raises:
+        Unsupported: the denoiser cannot be copied.
+        WorkerError: the peers could not be started.
+    """
+
+    def __init__(
+        self, denoiser: torch.nn.Module, mode: Mode, num: int, device: str, about: dict[str, Any]
+    ) -> None:
+        import torch.distributed as dist
+
+        self.num_shared = 0
+        self.num_alone = 0
+        self.bytes_sent = 0
+        self._mode = mode
+        self._by_tokens = mode != "cfg"
+        self._device = device
+        self._denoiser = denoiser
+        self._last_headers: dict[int, bytes] = {}
+        self._graphs: Any = None
+        self._sharding: Sharding | None = None
+        try:
+            pickled, storages = pack_module(denoiser, device)
+        except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
+            raise Unsupported(
+                f"parallel: the denoiser cannot be copied to other GPUs as it is ({str(error).splitlines()[0]}); "
+                "remove what was added to it before, or apply the recipe to a pipeline that was just loaded"
+            ) from error
+        by_diffusers = self._by_tokens and needs_diffusers(denoiser, mode, num)
+        self.peers = Peers(num, device)
+        try:
+            for rank in range(1, num):
+                self.peers.send(
+                    rank, about | {"mode": mode, "denoiser": pickled, "by_diffusers": by_diffusers}
+                )
+            with self.peers.explained():
+                for storage in storages:
+                    dist.broadcast(storage, 0)
+                if self._by_tokens:
+                    self._sharding = split_tokens(denoiser, mode, num, device, by_diffusers)
+            if self._sharding is not None and self._sharding.memory is not None:
+                self.peers.when_lost.append(self._sharding.memory.abandon)
+            for rank in range(1, num):
+                self.peers.receive(rank)  # "received": the weights may change from now on
+        except BaseException:
+            self.peers.close()
+            raise
+
+    def finish(self) -> None:
+        """Wrap the forward as it is now, and wait until the peers have theirs."""
+        forward = self._denoiser.forward
+        if self._by_tokens:
+            self._graphs = captured_forward(self._denoiser)
+        if self._graphs is not None:
+            # NCCL destroys a communicator only once every graph that contains its collectives is gone.
+            self.peers.before_leaving.append(self._graphs.graphs.clear)
+        for rank in range(1, self.peers.num):
+            self.peers.receive(rank)  # "applied"
+        self._denoiser.forward = self._wrapped(forward)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Surround a call: an image that was generated while a peer died is not the image."""
+        self.peers.check()
+        try:
+            yield
+        except Exception as error:
+            self.peers.raise_if_failed(error)
+            raise
+        self.peers.check()
+
+    def evidence(self) -> dict[str, int | float | str | list[str]]:
+        """Return what took part, and the peak memory of each peer since it was started."""
+        facts: dict[str, int | float | str | list[str]] = {
+            "gpus" if self._device == "cuda" else "processes": self.peers.num if self.num_shared else 1,
+            "forwards_shared": self.num_shared,
+            "forwards_alone": self.num_alone,
+            "bytes_exchanged_a_forward": round(self.bytes_sent / self.num_shared) if self.num_shared else 0,
+        }
+        if self._sharding is not None and self._sharding.num_collectives is not None:
+            facts["messages_an_attention"] = self._sharding.num_collectives
+        if self._sharding is not None and self._sharding.memory is not None:
+            facts["peer_memory_bytes"] = self._sharding.memory.num_bytes
+        for rank in range(1, self.peers.num):
+            self.peers.send(rank, ("evidence",))
+        for rank in range(1, self.peers.num):
+            for name, value in self.peers.receive(rank).items():
+                facts[f"peer_{rank}.{name}"] = value
+        return facts
+
+    def _wrapped(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        compute = self._forward_tokens if self._by_tokens else self._forward_rows
+
+        def sharded(*args: Any, **kwargs: Any) -> Any:
+            self.peers.check()
+            if self._by_tokens and kwargs.get(MODE, "compute") != "compute":
+                self.num_alone += 1  # a step cache's hit or look: hardly any work, on all tokens
+                return forward(*args, **kwargs)
+            if self._by_tokens:
+                check_even_tokens(self._denoiser, args, kwargs, self.peers.num)
+            try:
+                with self.peers.explained():
+                    return compute(forward, args, kwargs)
+            except BaseException:
+                self.peers.close()  # they may wait for what will never come
+                raise
+
+        return sharded
+
+    def _forward_tokens(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        import torch.distributed as dist
+
+        header, tensors = serialize((args, kwargs), self._device)
+        buffer = pack(tensors, self._denoiser.device)
+        captures = False
+        if self._graphs is not None:
+            args, kwargs = deserialize(header, unpack(buffer, specs_of(tensors)))
+            captures = not self._graphs.has(args, kwargs)
+        for rank in range(1, self.peers.num):
+            self._announce(rank, header, captures)
+        dist.broadcast(buffer, 0)
+        self._count(buffer.numel() * (self.peers.num - 1))
+        return forward(*args, **kwargs)
+
+    def _forward_rows(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        num = latents_of(args, kwargs).shape[0]
+        shards = split_rows(num, self.peers.num)
+        if len(shards) == 1:
+            self.num_alone += 1
+            return forward(*args, **kwargs)
+        pending = []
+        for rank, rows in enumerate(shards[1:], 1):
+            header, tensors = serialize(select_rows((args, kwargs), rows, num), self._device)
+            self._announce(rank, header)
+            buffer = pack(tensors, self._denoiser.device)
+            pending.append((dist.isend(buffer, rank), buffer))
+        own_args, own_kwargs = select_rows((args, kwargs), shards[0], num)
+        header, own = serialize(forward(*own_args, **own_kwargs), self._device)
+        num_own = shards[0].stop
+        if any(not tensor.ndim or tensor.shape[0] != num_own for tensor in own):
+            raise RuntimeError(
+                f"the denoiser returned a tensor of other than {num_own} rows for {num_own} rows"
+            )
+        parts = [own]
+        for work, _ in pending:
+            work.wait()
+        sent = sum(buffer.numel() for _, buffer in pending)
+        for rank, rows in enumerate(shards[1:], 1):
+            specs = [((rows.stop - rows.start, *t.shape[1:]), t.dtype) for t in own]
+            buffer = torch.empty(num_bytes(specs), dtype=torch.uint8, device=self._denoiser.device)
+            dist.recv(buffer, rank)
+            sent += buffer.numel()
+            parts.append(unpack(buffer, specs))
+        self._count(sent)
+        return deserialize(header, [torch.cat(pieces) for pieces in zip(*parts, strict=True)])
+
+    def _announce(self, rank: int, header: bytes, captures: bool = False) -> None:
+        is_same = self._last_headers.get(rank) == header
+        self._last_headers[rank] = header
+        self.peers.send(rank, ("forward", _SAME_HEADER if is_same else header, captures))
+
+    def _count(self, sent: int) -> None:
+        self.num_shared += 1
+        self.bytes_sent += sent
+
+
+class PeerDenoiser:
+    """The denoiser of a peer process.
+
+    Args:
+        about: "denoiser" (see `pack_module`), "mode" and "by_diffusers" (see `split_tokens`), "pipeline" (its class),
+            "attribute" ("unet" or "transformer"), "scheduler" (class and configuration), "recipe" (the techniques that
+            come later), "defaults", "has_random_weights".
+    """
+
+    def __init__(self, rank: int, num: int, device: str, about: dict[str, Any]) -> None:
+        self.device = device
+        self.about = about
+        self._num = num
+        self._by_tokens = about["mode"] != "cfg"
+        self._header = b""
+        self._specs: list[TensorSpec] = []
+        self._denoiser, self._storages = unpack_module(about["denoiser"], device)
+        self.pipe = _pipeline_of(self._denoiser, about)
+        self._num_forwards = 0
+
+    def receive_weights(self) -> None:
+        """Receive the denoiser's weights."""
+        import torch.distributed as dist
+
+        for storage in self._storages:
+            dist.broadcast(storage, 0)
+        if self._by_tokens:
+            split_tokens(
+                self._denoiser, self.about["mode"], self._num, self.device, self.about["by_diffusers"]
+            )
+
+    def serve(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
+        """Do what a message asks; return the answer, if it wants one."""
+        import torch
+        import torch.distributed as dist
+
+        if message[0] == "evidence":
+            facts = {"peak_bytes": _peak_bytes(self.device), "forwards": self._num_forwards}
+            if (graphs := captured_forward(self._denoiser)) is not None:
+                facts["cuda_graphs_recorded"] = graphs.num_captured
+            return facts
+        _, header, captures = message
+        if header != _SAME_HEADER:
+            self._header = header
+            self._specs = specs_in(header)
+        buffer = torch.empty(num_bytes(self._specs), dtype=torch.uint8, device=self._denoiser.device)
+        dist.broadcast(buffer, 0) if self._by_tokens else dist.recv(buffer, 0)
+        args, kwargs = deserialize(self._header, unpack(buffer, self._specs))
+        if self._by_tokens and (graphs := captured_forward(self._denoiser)) is not None:
+            _follow_primary(graphs, captures, args, kwargs)
+        # Not the module itself: its hooks, such as a step cache's decision, have run in the primary process.
+        output = self._denoiser.forward(*args, **kwargs)
+        self._num_forwards += 1
+        if not self._by_tokens:
+            dist.send(pack(serialize(output, self.device)[1], self._denoiser.device), 0)
+        return None
+
+
+def _follow_primary(graphs: Any, captures: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Let this process capture, or replay, as the primary does.
+
+    Raises:
+        RuntimeError: it would replay what this process never captured.
+    """
+    if captures:
+        graphs.forget(args, kwargs)
+    elif not graphs.has(args, kwargs):
+        raise RuntimeError("the primary process replays a CUDA graph that this process has not captured")
+
+
+def _pipeline_of(denoiser: torch.nn.Module, about: dict[str, Any]) -> Any:
+    """Return a pipeline of the given class with a denoiser and a scheduler, and nothing else."""
+    pipe = object.__new__(about["pipeline"])
+    setattr(pipe, about["attribute"], denoiser)
+    kind, config = about["scheduler"]
+    pipe.scheduler = kind.from_config(config)
+    return pipe
+
+
+def _peak_bytes(device: str) -> int:
+    import resource
+
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

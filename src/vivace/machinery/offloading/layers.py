@@ -1,0 +1,342 @@
+"""Offload a pipeline's layers to host memory and onload each one while it computes.
+
+As with whole components nothing is copied back, and offloaded weights are in pinned memory. A layer is a module with
+direct parameters or buffers; it is onloaded for the duration of its forward. A block that is compiled as one is
+onloaded as one, from outside of the compiled code. The VAE is onloaded whole, since pipelines cast it within a call,
+and at full size its activations outweigh it.
+
+Small vectors (biases, norms) are onloaded with the first layer of their component and stay until the call ends. Up to a
+given number of bytes of the denoiser's layers stay as well, from its first step until the VAE is onloaded.
+
+The next layers can be prefetched (`prefetch`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from vivace.machinery.offloading.components import ComponentOffloader
+from vivace.machinery.offloading.offloaded_module import OffloadedModule
+from vivace.machinery.offloading.prefetch import Prefetcher
+from vivace.machinery.offloading.tensor_swap import is_plain, tensor_slots
+from vivace.technique.traits import is_compiled
+
+if TYPE_CHECKING:
+    import torch
+
+    from vivace.machinery.offloading.pinned_memory import PinnedMemory
+
+DENOISERS = ("unet", "transformer")
+"""Names of the denoiser in diffusers' pipelines."""
+
+SMALL_BYTES = 2**16
+"""Vectors (biases, norms' weights) up to this size stay onloaded during a call: half of SDXL's tensors, and 0.06 % of
+their bytes."""
+
+
+class LayerOffloader(ComponentOffloader):
+    """Onloads the layers that compute, and the prefetched ones.
+
+    Args:
+        pipe: a diffusers pipeline. Its hooks are replaced, its `maybe_free_model_hooks` on the instance, and the
+            forward of every layer.
+        device: where layers work. On "cpu" onloading copies as well, for tests.
+        pin: whether to keep offloaded weights in pinned memory.
+        prefetch: whether to copy the next layers while one computes.
+        keep: bytes of the denoiser's layers that stay on the device while it works.
+
+    Attributes:
+        kept_bytes: bytes of the layers chosen to stay.
+    """
+
+    def __init__(self, pipe: Any, device: Any, *, pin: bool, prefetch: bool, keep: float = 0) -> None:
+        import torch
+
+        self._is_called = False
+        self._whole: list[OffloadedModule] = []
+        self._layered: list[ComponentLayers] = []
+        self._prefetcher = Prefetcher(torch.device(device)) if prefetch else None
+        self._layer_bytes = self._last_layer_bytes = 0
+        self._keep = keep
+        self.kept_bytes = 0
+        super().__init__(pipe, device, pin=pin)
+
+    def _attach(self, pipe: Any, modules: dict[str, torch.nn.Module]) -> None:
+        from accelerate.hooks import add_hook_to_module
+
+        for name, module in modules.items():
+            if is_onloaded_whole(module):
+                self._components[name] = OffloadedModule(module, self._device)
+                self._whole.append(self._components[name])
+                self._attach_component(self._components[name], [])
+            else:
+                keep = self._keep if name in DENOISERS else 0
+                layers = ComponentLayers(self, module, self._device, self._pinned, keep)
+                self.kept_bytes += layers.kept_bytes
+                self._layered.append(layers)
+                add_hook_to_module(module, layers)
+
+    @property
+    def is_in_call(self) -> bool:
+        return self._is_called or super().is_in_call
+
+    @property
+    def copied_bytes(self) -> int:
+        return self._last_layer_bytes + super().copied_bytes
+
+    @property
+    def num_prefetched(self) -> int:
+        """Layers that were prefetched in time in the last call."""
+        return self._prefetcher.num_prefetched if self._prefetcher is not None else 0
+
+    def begin(self) -> None:
+        """Prepare for a component that is onloaded by layers."""
+        if not self._is_called:
+            self._is_called = True
+            for layers in self._layered:
+                layers.attach()
+        for component in self._whole:
+            component.offload()
+
+    def onload(self, component: OffloadedModule) -> None:
+        """Onload a component whole, after the denoiser's layers are offloaded to make room."""
+        if self._prefetcher is not None:
+            self._prefetcher.cancel()
+        for layers in self._layered:
+            layers.offload_kept()
+        super().onload(component)
+
+    def onload_for_call(self, tensors: OffloadedModule) -> None:
+        self._layer_bytes += tensors.onload()
+
+    def onload_layer(self, layer: OffloadedModule) -> None:
+        if self._prefetcher is None:
+            self._layer_bytes += layer.onload()
+        else:
+            self._layer_bytes += self._prefetcher.onload(layer)
+
+    def end_call(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.end_call()
+        for layers in self._layered:
+            layers.offload()
+        if self._is_called:
+            self._last_layer_bytes, self._layer_bytes = self._layer_bytes, 0
+            if not self._copies:
+                self._last_copies = []  # a call without the VAE
+        self._is_called = False
+        super().end_call()
+
+
+def is_onloaded_whole(component: torch.nn.Module) -> bool:
+    """Return whether it is a VAE: pipelines call its `decode`, and cast it within a call."""
+    return hasattr(component, "decode")
+
+
+def is_small_vector(tensor: Any) -> bool:
+    """Return whether it is too small to be worth a copy in every step."""
+    return is_plain(tensor) and tensor.ndim <= 1 and bool(tensor.nbytes <= SMALL_BYTES)
+
+
+def is_moved_by_layer(tensor: Any) -> bool:
+    return not is_small_vector(tensor)
+
+
+def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[torch.nn.Module, bool]]:
+    """Return the `layers_of` a component that stay onloaded given so many bytes.
+
+    They are evenly spaced, so that copies and computation go on alternating.
+    """
+    sizes = [(layer, _num_bytes(*layer)) for layer in layers_of(component)]
+    share = min(1.0, num_bytes / max(1, sum(size for _, size in sizes)))
+    chosen, passed, moved_bytes = [], 0, 0
+    for layer, size in sizes:
+        passed += size
+        if size and moved_bytes + size <= share * passed:
+            moved_bytes += size
+            chosen.append(layer)
+    return chosen
+
+
+def _num_bytes(layer: torch.nn.Module, is_block: bool) -> int:
+    """Return the bytes copied for a layer; what a compiled block's layers share counts once."""
+    modules = layer.modules() if is_block else (layer,)
+    tensors = (slots[name] for slots, name in tensor_slots(modules))
+    moved = {id(tensor): tensor for tensor in tensors if is_moved_by_layer(tensor)}
+    return sum(_stored_bytes(tensor) for tensor in moved.values())
+
+
+def _stored_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor, or of the tensors inside a quantised one."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return int(tensor.nbytes)
+    names, _ = tensor.__tensor_flatten__()
+    return sum(_stored_bytes(getattr(tensor, name)) for name in names)
+
+
+def layers_of(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]:
+    """Yield what is onloaded separately: modules with direct tensors (False), and compiled blocks, which are onloaded
+    with all submodules (True)."""
+    if is_compiled(module):
+        yield module, True
+        return
+    if next(tensor_slots((module,)), None) is not None:
+        yield module, False
+    for child in module.children():
+        yield from layers_of(child)
+
+
+class ComponentLayers:
+    """One component, whose layers are onloaded one by one: a hook for accelerate's `add_hook_to_module`.
+
+    Args:
+        memory: pinned memory for offloaded tensors, or None for pageable memory.
+        keep: bytes of layers that stay until `offload_kept` or the end of the call.
+    """
+
+    no_grad = False
+
+    def __init__(
+        self,
+        offloader: LayerOffloader,
+        component: torch.nn.Module,
+        device: torch.device,
+        memory: PinnedMemory | None,
+        keep: float,
+    ) -> None:
+        self.execution_device = device  # where pipelines create their tensors
+        self._offloader = offloader
+        self._component = component
+        self._layers: dict[int, _Layer] = {}
+        """By the id of their module, which they keep alive."""
+        self._vectors = OffloadedModule(component, device, which=is_small_vector)
+        # All layers at once: tensors that they share stay shared.
+        OffloadedModule(component, device).move_to_host(memory)
+        kept = layers_to_keep(component, keep) if keep else []
+        self.kept_bytes = sum(_num_bytes(*layer) for layer in kept)
+        self._kept = {id(layer) for layer, _ in kept}
+        self.attach()
+
+    def attach(self) -> None:
+        """Attach to every layer that is new: an adapter may have been loaded since the last call."""
+        for module, is_block in layers_of(self._component):
+            if id(module) not in self._layers:
+                tensors = OffloadedModule(
+                    module, self.execution_device, recurse=is_block, which=is_moved_by_layer
+                )
+                layer = _Layer(self, tensors, compiled=is_block, is_root=module is self._component)
+                layer.is_kept = id(module) in self._kept
+                self._layers[id(module)] = layer
+
+    def onload(self, layer: _Layer) -> None:
+        if not self._vectors.is_onloaded:
+            self._offloader.onload_for_call(self._vectors)
+        if layer.is_kept:
+            if not layer.tensors.is_onloaded:
+                self._offloader.onload_for_call(layer.tensors)
+        elif not layer.has_only_vectors:
+            self._offloader.onload_layer(layer.tensors)
+
+    def offload_kept(self) -> None:
+        """Offload the layers that stay otherwise; they are onloaded again when they are called."""
+        for layer in self._layers.values():
+            if layer.is_kept:
+                layer.offload()
+
+    def offload(self) -> None:
+        """Offload everything: the call has ended."""
+        for layer in self._layers.values():
+            layer.offload()
+        self._vectors.restore()
+        for module in self._component.modules():
+            OffloadedModule(module, self.execution_device, recurse=False).offload_added()
+
+    def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module
+
+    def detach_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        self.offload()
+        for layer in self._layers.values():
+            layer.detach()
+        self._layers.clear()
+        return module
+
+    def pre_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        from accelerate.utils import send_to_device
+
+        self._offloader.begin()
+        root = self._layers.get(id(module))
+        if root is not None:
+            root.enter()
+        # The caller may have created them where it found the component.
+        device = self.execution_device
+        return send_to_device(args, device), send_to_device(kwargs, device)
+
+    def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
+        root = self._layers.get(id(module))
+        if root is not None:
+            root.exit()
+        return output
+
+
+class _Layer:
+    """Onloads a layer when its forward begins, and offloads it when the forward ends.
+
+    Args:
+        compiled: PyTorch calls the module's compiled code instead of its forward.
+        is_root: the component's hook calls `enter` and `exit`.
+    """
+
+    def __init__(
+        self, component: ComponentLayers, tensors: OffloadedModule, *, compiled: bool, is_root: bool
+    ) -> None:
+        self._component = component
+        self.tensors = tensors
+        self.has_only_vectors = not tensors.has(is_moved_by_layer)
+        self.is_kept = False
+        self._depth = 0
+        """A module may be called within its own forward."""
+        self._attribute = None if is_root else "_compiled_call_impl" if compiled else "forward"
+        if self._attribute is None:
+            return
+        self._original = vars(tensors.module).get(self._attribute)
+        """The instance's attribute; None if the class has it."""
+        self._wrapper = self._wrapped(getattr(tensors.module, self._attribute))
+        setattr(tensors.module, self._attribute, self._wrapper)
+
+    def _wrapped(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def onloaded_forward(*args: Any, **kwargs: Any) -> Any:
+            self.enter()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.exit()
+
+        return onloaded_forward
+
+    def enter(self) -> None:
+        if self._depth == 0:
+            self._component.onload(self)
+        self._depth += 1
+
+    def exit(self) -> None:
+        self._depth -= 1
+        if self._depth == 0 and not self.is_kept:
+            self.tensors.restore()
+
+    def offload(self) -> None:
+        """Offload at the end of a call, which may have failed within this layer."""
+        self._depth = 0
+        self.tensors.restore()
+
+    def detach(self) -> None:
+        attributes = vars(self.tensors.module)
+        if self._attribute is None or attributes.get(self._attribute) is not self._wrapper:
+            return  # something wrapped it since
+        if self._original is None:
+            del attributes[self._attribute]
+        else:
+            attributes[self._attribute] = self._original

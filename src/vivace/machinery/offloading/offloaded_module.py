@@ -1,0 +1,126 @@
+"""A module whose tensors are kept in host memory and copied to the GPU while it works.
+
+Weights do not change while they are used, so nothing is copied back: onloading puts copies on the GPU in the place of
+the host tensors, and offloading drops the copies and puts the host tensors back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vivace.machinery.offloading.tensor_swap import TensorSwap, no_autograd, tensor_slots
+
+if TYPE_CHECKING:
+    import torch
+
+    from vivace.machinery.offloading.pinned_memory import PinnedMemory
+
+    Copy = tuple[torch.Tensor, torch.Tensor]
+    """A tensor on the device, and the host tensor that it is a copy of."""
+
+
+def write_copies(copies: list[Copy]) -> int:
+    """Copy each host tensor to its device tensor on the current stream. Returns the bytes."""
+    with no_autograd():
+        for copy, tensor in copies:
+            copy.copy_(tensor, non_blocking=True)
+    return sum(copy.nbytes for copy, _ in copies)
+
+
+class OffloadedModule:
+    """A module, and whether its tensors are onloaded.
+
+    Args:
+        device: where the module works.
+        recurse: with all submodules; otherwise only the module's direct tensors.
+        which: selects among its tensors, as in `TensorSwap.swap`.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device: torch.device,
+        *,
+        recurse: bool = True,
+        which: Callable[[Any], bool] | None = None,
+    ) -> None:
+        self.module = module
+        self.device = device
+        self._recurse = recurse
+        self._which = which
+        self._swap: TensorSwap | None = None
+
+    @property
+    def is_onloaded(self) -> bool:
+        return self._swap is not None
+
+    def has(self, which: Callable[[Any], bool]) -> bool:
+        """Return whether `which` holds for any parameter or buffer."""
+        return any(which(slots[name]) for slots, name in tensor_slots(self._modules()))
+
+    def move_to_host(self, memory: PinnedMemory | None) -> None:
+        """Move the tensors to host memory one by one, each original freed before the next is copied.
+
+        Args:
+            memory: pinned memory to use as far as the host grants it, or None for pageable memory.
+        """
+
+        def on_host(tensor: torch.Tensor) -> torch.Tensor:
+            copy = memory.pin(tensor) if memory is not None else None
+            return copy if copy is not None else tensor.cpu()
+
+        TensorSwap(on_host, reversible=False).swap(self._modules())
+
+    def onload(self) -> int:
+        """Copy all tensors to the device. Returns the bytes copied."""
+        return write_copies(self.allocate())
+
+    def allocate(self) -> list[Copy]:
+        """Put uninitialised device tensors in the place of all tensors; the caller writes the copies."""
+        import torch
+
+        copies: list[Copy] = []
+
+        def allocated(tensor: torch.Tensor) -> torch.Tensor:
+            if self._is_on_device(tensor):
+                return tensor  # the user moved it
+            copies.append((torch.empty_like(tensor, device=self.device), tensor))
+            return copies[-1][0]
+
+        self._swap = TensorSwap(allocated, reversible=True)
+        try:
+            self._swap.swap(self._modules(), self._which)
+        except BaseException:  # out of memory, mostly
+            self.restore()
+            raise
+        return copies
+
+    def offload(self) -> None:
+        """Put the host tensors back and drop the copies. Does nothing if the module is not onloaded."""
+        if self.is_onloaded:
+            self.restore()
+            self.offload_added()
+
+    def restore(self) -> None:
+        """Like `offload`, but tensors added while the module was onloaded stay on the device."""
+        swap, self._swap = self._swap, None
+        if swap is not None:
+            swap.undo()
+
+    def offload_added(self) -> None:
+        """Move tensors added while the module was onloaded (an adapter, a buffer) to host memory."""
+        if self.has(self._is_on_device):
+            self.move_to_host(None)
+
+    def offload_if_moved(self) -> None:
+        """Offload after the user moved the onloaded module to another device."""
+        tensors = (slots[name] for slots, name in tensor_slots(self._modules()))
+        if self.is_onloaded and self.device.type != "cpu" and not any(self._is_on_device(t) for t in tensors):
+            self.offload()
+
+    def _modules(self) -> Iterable[torch.nn.Module]:
+        return self.module.modules() if self._recurse else (self.module,)
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return bool(tensor.device.type == self.device.type != "cpu")

@@ -1,0 +1,40 @@
+"""The schemes that `quantize` chooses from, by backend, the library that quantises."""
+
+from __future__ import annotations
+
+from vivace.machinery.quantization.bitsandbytes_schemes import BITSANDBYTES
+from vivace.machinery.quantization.gguf_schemes import GGUF
+from vivace.machinery.quantization.scheme import Scheme
+from vivace.machinery.quantization.sdnq_schemes import SDNQ
+from vivace.machinery.quantization.torchao_schemes import TORCHAO
+
+SCHEMES: dict[tuple[str, str], Scheme] = {
+    (backend, name): scheme
+    for backend, schemes in {
+        "torchao": TORCHAO,
+        "bitsandbytes": BITSANDBYTES,
+        "sdnq": SDNQ,
+        "gguf": GGUF,
+    }.items()
+    for name, scheme in schemes.items()
+}
+"""By backend and name. To add a scheme, add an entry to its backend's table."""
+
+REMOVED_BACKENDS = {
+    "quanto": "take int8, fp8_weight or int4 of torchao, or of sdnq, which also takes convolutions",
+    "modelopt": "take int8, fp8_weight, fp8_static or int4 of torchao, and int4 or nf4 instead of nvfp4",
+}
+"""What to use instead in recipes that name a backend of earlier versions."""
+
+
+def schemes_of(backend: str) -> list[str]:
+    """The names of a backend's schemes."""
+    return [name for library, name in SCHEMES if library == backend]
+
+
+def backends_of(name: str) -> list[str]:
+    """The backends that have a scheme of this name."""
+    return [library for library, scheme in SCHEMES if scheme == name]
+
+
+__all__ = ["REMOVED_BACKENDS", "SCHEMES", "Scheme", "backends_of", "schemes_of"]

@@ -1,0 +1,212 @@
+"""Static scales of activations: measured while a few images are generated, cached in a file, and loaded from it.
+
+A file holds one scalar per layer, shaped (1,) * rank of the layer's inputs. Its metadata says what it was made from;
+only a file made from exactly the same is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.technique import COMPONENTS, Target, without_clashes
+from vivace.technique.cache_folder import cache_folder
+
+if TYPE_CHECKING:
+    import torch
+
+_VERSION = 1
+_E4M3_MAX = 448.0
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of layers' inputs.
+
+    by_layer: the scale by layer.
+    missing: why a layer has none.
+    origin: "calibrated on ..." or "reloaded, ...", for the Record.
+    file: where they are cached; None: nowhere.
+    """
+
+    by_layer: Mapping[str, torch.Tensor]
+    missing: Mapping[str, str]
+    origin: str
+    file: Path | None = None
+
+
+def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images: int) -> Scales:
+    """Return the scales of these layers' inputs: cached ones if there are any, else measured on `num_images` images.
+
+    Args:
+        target: its pipeline is called as the workload will be, with `target.asked.prompts` (at least one).
+        layers: by name, after the component's ("denoiser.proj_out").
+    """
+    prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_images)]
+    source = source_of(target, sorted(layers), prompts)
+    file = _file(target, source)
+    images = f"{num_images} image{'s' if num_images > 1 else ''}"
+    if file is not None and (cached := _load(file, source, layers)) is not None:
+        return Scales(*cached, f"reloaded, calibrated on {images}", file)
+    largest = _Largest()
+    ranges = {name: _InputRange(largest) for name in layers}
+    decodes = any(name.startswith("vae.") for name in layers)
+    with _observing(layers, ranges):
+        for k, prompt in enumerate(prompts):
+            generate(target, prompt, seed=k, decodes=decodes)
+    scales, missing = {}, {}
+    for name, range_ in ranges.items():
+        reason = range_.unusable()
+        if reason is None:
+            scales[name] = range_.scale()
+        else:
+            missing[name] = reason
+    is_cached = file is not None and _save(file, source, scales, missing)
+    return Scales(scales, missing, f"calibrated on {images}", file if is_cached else None)
+
+
+class _Largest:
+    """The largest magnitude of tensors, on their device; of one that goes into several layers it is computed once.
+
+    Query, key and value have the same input, and so have all layers that see the prompt.
+    """
+
+    def __init__(self) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        self._known: Any = WeakIdKeyDictionary()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        version = None if tensor.is_inference() else tensor._version
+        entry = self._known.get(tensor)
+        if entry is not None and version is not None and entry[0] == version:
+            largest: torch.Tensor = entry[1]
+            return largest
+        # One kernel, which writes nothing of the tensor's size.
+        largest = torch.linalg.vector_norm(tensor.detach(), torch.inf)
+        self._known[tensor] = (version, largest)
+        return largest
+
+
+class _InputRange:
+    """The largest magnitude of one layer's inputs, kept on the device, and the ranks of those inputs."""
+
+    def __init__(self, of_tensors: _Largest) -> None:
+        self.largest: torch.Tensor | None = None
+        self.ranks: set[int] = set()
+        self._of_tensors = of_tensors
+
+    def observe(self, layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        import torch
+
+        largest = self._of_tensors.of(inputs[0])
+        self.largest = largest if self.largest is None else torch.maximum(self.largest, largest)
+        self.ranks.add(inputs[0].dim())
+
+    def unusable(self) -> str | None:
+        if self.largest is None:
+            return "not called while calibrating"
+        if len(self.ranks) > 1:
+            return "its inputs come in several ranks"
+        return None if bool(self.largest.isfinite()) else "its inputs were not finite"
+
+    def scale(self) -> torch.Tensor:
+        import torch
+
+        assert self.largest is not None
+        (rank,) = self.ranks
+        smallest = torch.finfo(torch.float32).tiny
+        return (self.largest.float() / _E4M3_MAX).clamp(min=smallest).reshape((1,) * rank)
+
+
+@contextlib.contextmanager
+def _observing(layers: Mapping[str, torch.nn.Module], ranges: Mapping[str, _InputRange]) -> Iterator[None]:
+    hooks = [layer.register_forward_pre_hook(ranges[name].observe) for name, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> None:
+    """Call the pipeline as the workload will, without decoding the latents if that is not needed."""
+    import torch
+
+    accepted = inspect.signature(target.pipe.__call__).parameters
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.asked.given)
+    if not decodes and "output_type" in accepted:
+        call["output_type"] = "latent"
+    target.pipe(
+        prompt=prompt,
+        generator=torch.Generator("cpu").manual_seed(seed),
+        **without_clashes(target.pipe, call),
+    )
+
+
+def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
+    """Everything that the scales depend on, as text."""
+    call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
+    dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}
+    return json.dumps(
+        {
+            "version": _VERSION,
+            "model": target.identity,
+            "call": call | dict.fromkeys(sorted(target.asked.given), "given"),
+            "prompts": list(prompts),
+            "dtypes": dtypes,
+            "layers": list(names),
+        },
+        sort_keys=True,
+    )
+
+
+def _file(target: Target, source: str) -> Path | None:
+    """Where scales are cached; None if the pipeline's origin is unknown, so that its scales cannot be told apart."""
+    if not target.identity:
+        return None
+    return cache_folder() / "scales" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
+
+
+def _load(
+    file: Path, source: str, layers: Mapping[str, torch.nn.Module]
+) -> tuple[dict[str, torch.Tensor], dict[str, str]] | None:
+    """Return the scales on their layers' devices, and why others have none; None if the file is absent or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            about = opened.metadata() or {}
+            scales = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  no mapping
+        missing = json.loads(about.get("missing", "{}"))
+    except (OSError, SafetensorError, ValueError):
+        return None
+    if about.get("source") != source or set(scales) | set(missing) != set(layers):
+        return None
+    return {name: scale.to(layers[name].weight.device) for name, scale in scales.items()}, missing
+
+
+def _save(file: Path, source: str, scales: Mapping[str, torch.Tensor], missing: Mapping[str, str]) -> bool:
+    """Write the file atomically. If the folder is not writable, the next run calibrates again."""
+    from safetensors.torch import save_file
+
+    part = file.with_suffix(f".{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: scale.cpu() for name, scale in scales.items()}
+        save_file(tensors, str(part), {"source": source, "missing": json.dumps(dict(missing))})
+        part.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True

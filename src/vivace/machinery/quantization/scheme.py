@@ -1,0 +1,76 @@
+"""What a scheme is: which layers it takes, and what it makes of one. One entry per scheme, in its backend's table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vivace.technique import Machine
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class SchemeSettings:
+    """The knobs that schemes look at, and the machine that the layers run on.
+
+    input_scale: the scale of this layer's inputs, for a scheme that `is_calibrated`.
+    """
+
+    machine: Machine
+    granularity: Literal["row", "tensor"] = "row"
+    convolutions: bool = False
+    double_quantization: bool = True
+    input_scale: torch.Tensor | None = None
+
+
+def _supports_all(settings: SchemeSettings) -> None:
+    return None
+
+
+def _takes_all(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> None:
+    return None
+
+
+def no_fp8_on_apple(settings: SchemeSettings) -> str | None:
+    """Why weights cannot be stored in fp8, or None."""
+    if settings.machine.backend == "mps":
+        return "PyTorch has no fp8 on Apple's GPUs; int8 stores weights in eight bits too"
+    return None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to store the weights of a layer in fewer bits.
+
+    package: the module to import, and what to `pip install` where it is missing.
+    weights: how weights are stored: bits and scales (if `has_tensor_scales`, the knob `granularity` says which scales).
+    matmuls: the precision that matmuls are computed in.
+    convert: turns a Linear, or a Conv2d where `takes_convolutions`, into its replacement: the same layer with another
+        weight, or another layer.
+    describe: the same for a layer on the meta device, which has shapes and no values: returns a layer that holds
+        tensors of the same shapes and dtypes and allocates as much in a call. None: `convert` works there too.
+    skips: why a layer stays as it is, or None. Asked before any layer is converted; looks at shapes and dtypes only.
+    unsupported: why this machine or installation cannot run it, or None.
+    has_tensor_scales: knows granularity=tensor.
+    has_single_scales: knows double_quantization=False.
+    cannot_be_cast: fails when cast to another precision later, as pipelines do with a VAE in fp16.
+    reports_storage_dtype: its weights report the dtype of the stored bytes; layers whose model reads that are skipped.
+    is_calibrated: the scale of a layer's inputs is fixed beforehand, from a few generated images.
+    """
+
+    package: tuple[str, str]
+    weights: str
+    matmuls: str
+    convert: Callable[[torch.nn.Module, SchemeSettings], torch.nn.Module]
+    describe: Callable[[torch.nn.Module, SchemeSettings], torch.nn.Module] | None = None
+    skips: Callable[[torch.nn.Module, str, SchemeSettings], str | None] = _takes_all
+    unsupported: Callable[[SchemeSettings], str | None] = _supports_all
+    takes_convolutions: bool = False
+    has_tensor_scales: bool = False
+    has_single_scales: bool = False
+    cannot_be_cast: bool = False
+    reports_storage_dtype: bool = False
+    is_calibrated: bool = False

@@ -1,0 +1,209 @@
+"""A transformer's blocks as one residual, which step caches keep and add again instead of computing the blocks.
+
+Where the blocks are is known of each family in `vivace.families`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vivace.families import FAMILIES, Blocks, family_of
+from vivace.machinery.step_caching.cached_denoiser import StepForwards
+
+if TYPE_CHECKING:
+    import torch
+
+WHOLE_TOKENS = "_vivace_whole_tokens"
+"""Attribute of a denoiser whose tokens vivace has split among processes: a function that makes the whole tensor of a
+process's own part of the image's tokens (batch, tokens, channels). All processes call it at the same point."""
+
+
+def unknown_blocks(denoiser: Any) -> str | None:
+    """Why a denoiser's blocks are not known as one residual, or None."""
+    family = family_of(denoiser)
+    if family is not None and family.blocks is not None:
+        return None
+    names = ", ".join(family.name for family in FAMILIES if family.blocks is not None)
+    return f"{type(denoiser).__name__} has no chain of blocks that is known as one residual; known are those of {names}"
+
+
+def blocks_of(denoiser: Any) -> Blocks:
+    """Return where a denoiser's blocks are; `unknown_blocks` says whether that is known."""
+    family = family_of(denoiser)
+    assert family is not None
+    assert family.blocks is not None
+    return family.blocks
+
+
+@dataclass
+class _Passing:
+    """Tensors within one forward. Empty between forwards, so that a graph carries no state."""
+
+    entering: torch.Tensor | None = None
+    leaving: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    modulated: torch.Tensor | None = None
+
+    def clear(self) -> None:
+        self.entering = self.leaving = self.residual = self.modulated = None
+
+
+def residual_forwards(transformer: Any) -> StepForwards:
+    """Return the transformer's forwards that compute, or reuse, the residual of all blocks.
+
+    `look` returns the first block's input, modulated by the timestep. To reuse and to look, the transformer's own
+    forward runs over one other block, which adds the residual or modulates. Neither of these blocks has tensors of its
+    own, so that what moves the transformer moves theirs.
+    """
+    import torch
+
+    passing = _Passing()
+    blocks = blocks_of(transformer)
+    first = getattr(transformer, blocks.chains[0])[0]
+
+    class AddResidual(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            image = args[0] if args else kwargs["hidden_states"]
+            return blocks.returned(image + passing.residual, blocks.text_of((args, kwargs)))
+
+    class Modulate(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            image = args[0] if args else kwargs["hidden_states"]
+            passing.modulated = blocks.modulated(first, image, (args, kwargs))
+            return blocks.returned(image, blocks.text_of((args, kwargs)))
+
+    def entered(tokens: Any) -> None:
+        passing.entering = tokens
+
+    def left(tokens: Any) -> None:
+        passing.leaving = tokens
+
+    blocks.entering(transformer, entered)
+    blocks.leaving(transformer, left)
+    whole, plain = transformer.forward, type(transformer).forward
+    of_all_tokens = getattr(transformer, WHOLE_TOKENS, None)
+    reusing, looking = (
+        _with_block(transformer, blocks, AddResidual()),
+        _with_block(transformer, blocks, Modulate()),
+    )
+
+    def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        output = whole(*args, **kwargs)[0]
+        residual = passing.leaving - passing.entering  # type: ignore[operator]
+        passing.clear()
+        # Where several GPUs share the tokens, the main process alone adds and compares residuals, whole ones.
+        return output, (residual if of_all_tokens is None else of_all_tokens(residual),)
+
+    def reuse(kept: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+        (passing.residual,) = kept
+        output = plain(reusing, *args, **_without_extras(blocks, kwargs))[0]
+        passing.clear()
+        return output
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        plain(looking, *args, **_without_extras(blocks, kwargs))
+        modulated = passing.modulated
+        passing.clear()
+        return modulated
+
+    return StepForwards(compute, reuse, look)
+
+
+def _without_extras(blocks: Blocks, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without what is added between the blocks, which is in the residual."""
+    return own_arguments(kwargs | {name: None for name in blocks.added_between if name in kwargs})
+
+
+def own_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for another call of the forward, which takes items out of some of them."""
+    kwargs = dict(kwargs)
+    for name in ("joint_attention_kwargs", "attention_kwargs"):
+        if kwargs.get(name):
+            kwargs[name] = dict(kwargs[name])
+    return kwargs
+
+
+def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
+    """The transformer with one other block; it shares all else."""
+    import torch
+
+    view = copy.copy(transformer)
+    view._modules = dict(transformer._modules)
+    for chain in blocks.chains:
+        setattr(view, chain, torch.nn.ModuleList([block] if chain == blocks.chains[0] else []))
+    return view
+
+
+@contextmanager
+def telling_calls_apart(transformer: Any) -> Iterator[Callable[[], str]]:
+    """Yield a function that tells which kind of call is made: guidance may take two calls a step, in named contexts."""
+    named = getattr(transformer, "cache_context", None)
+    current = [_CONDITIONAL]
+    if named is None:
+        yield lambda: current[-1]
+        return
+
+    @contextmanager
+    def cache_context(name: str, **given: Any) -> Iterator[None]:
+        current.append(name)
+        try:
+            with named(name, **given):
+                yield
+        finally:
+            current.pop()
+
+    transformer.cache_context = cache_context
+    try:
+        yield lambda: current[-1]
+    finally:
+        del transformer.cache_context
+
+
+_CONDITIONAL = "cond"
+
+
+@contextmanager
+def watching_residuals(transformer: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect the residual of all blocks, one for each conditional call of the transformer."""
+    blocks = blocks_of(transformer)
+    entering: list[Any] = []
+    residuals: list[Any] = []
+
+    with telling_calls_apart(transformer) as kind:
+
+        def left(tokens: Any) -> None:
+            residual = tokens.detach() - entering.pop()
+            if kind() == _CONDITIONAL:
+                residuals.append(residual)
+
+        handles = [
+            blocks.entering(transformer, lambda tokens: entering.append(tokens.detach())),
+            blocks.leaving(transformer, left),
+        ]
+        try:
+            yield residuals
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def watching_modulated(transformer: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect the first block's modulated input, one for each call of the transformer."""
+    blocks = blocks_of(transformer)
+    first = getattr(transformer, blocks.chains[0])[0]
+    modulated: list[Any] = []
+
+    def enters(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        image = args[0] if args else kwargs["hidden_states"]
+        modulated.append(blocks.modulated(first, image, (args, kwargs)).detach())
+
+    hook = first.register_forward_pre_hook(enters, with_kwargs=True)
+    try:
+        yield modulated
+    finally:
+        hook.remove()

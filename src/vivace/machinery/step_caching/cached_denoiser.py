@@ -1,0 +1,176 @@
+"""A denoiser that computes a step or skips it.
+
+Its forward has two or three modes, each a function of tensors without state: one computes everything and returns what
+could be reused, one reuses it, one only looks; the first two may go on from what was computed by looking. Hooks in
+front of the forward choose the mode. So torch.compile makes one graph of each mode without a break, a CUDA graph can be
+captured of each, and offloading, which also wraps the forward, onloads weights for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vivace.machinery.step_caching.cache_state import CacheState, IsHit
+from vivace.machinery.step_caching.schedule import StepCounter
+
+if TYPE_CHECKING:
+    import torch
+
+MODE, _KEPT, _LOOKED = "step_cache_mode", "step_cache_kept", "step_cache_looked"
+"""Keyword arguments added to the forward's own: "compute", "reuse" or "look"; the tensors to reuse; what looking
+computed."""
+
+
+@dataclass(frozen=True)
+class StepForwards:
+    """The denoiser's forward, by what the step does.
+
+    Each takes the denoiser's own arguments, with `return_dict=False`.
+
+    Attributes:
+        compute: returns the output, and the tensors that a hit can reuse.
+        reuse: takes those tensors first, and returns the output.
+        look: returns what the hit is decided by; None where nothing is looked at.
+        compute_on, reuse_on: the same as `compute` and `reuse` where the step was looked at: they take what `look`
+            returned first, and go on from there. None: a look computes nothing that they could use.
+    """
+
+    compute: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
+    reuse: Callable[..., torch.Tensor]
+    look: Callable[..., Any] | None = None
+    compute_on: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]] | None = None
+    reuse_on: Callable[..., torch.Tensor] | None = None
+
+
+class CachedDenoiser:
+    """Replaces a denoiser's forward, on the instance, by one that computes or reuses as `is_hit` decides.
+
+    Args:
+        forwards: see `StepForwards`.
+        is_hit: see `IsHit`.
+        keep: turns what was computed into what is kept; None: it is kept as it is.
+        extrapolate: turns what is kept into what is reused; None: it is reused as it is.
+        can_reuse: whether a call with these keyword arguments can be a hit.
+        counter: counts the steps.
+    """
+
+    def __init__(
+        self,
+        denoiser: torch.nn.Module,
+        forwards: StepForwards,
+        is_hit: IsHit,
+        *,
+        keep: Callable[[CacheState, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]] | None = None,
+        extrapolate: Callable[[CacheState], tuple[torch.Tensor, ...]] | None = None,
+        can_reuse: Callable[[dict[str, Any]], bool] = lambda kwargs: True,
+        counter: StepCounter | None = None,
+    ) -> None:
+        self.counter = counter if counter is not None else StepCounter()
+        self._output_class = _output_class_of(denoiser)
+        self._is_hit = is_hit
+        self._keep = keep
+        self._extrapolate = extrapolate
+        self._can_reuse = can_reuse
+        self._goes_on = forwards.compute_on is not None
+        self._states: dict[str, CacheState] = {}
+        self._context = "cond"
+        denoiser.forward = _by_mode(forwards)
+        denoiser.register_forward_pre_hook(self._before, with_kwargs=True)
+        denoiser.register_forward_hook(self._after, with_kwargs=True)
+        # Pipelines tell diffusers' own caches by these names which call is which, and that a call has ended.
+        denoiser.cache_context = self._in_context
+        denoiser._reset_stateful_cache = self.reset
+
+    def reset(self, recurse: bool = True) -> None:
+        self._states.clear()
+
+    @contextmanager
+    def _in_context(self, name: str, **_: Any) -> Iterator[None]:
+        before, self._context = self._context, name
+        try:
+            yield
+        finally:
+            self._context = before
+
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        state = self._states.setdefault(self._context, CacheState())
+        state.step += 1
+        shape = _kind_of_input(args, kwargs)
+        if shape != state.shape or not self._can_reuse(kwargs):
+            state.kept = ()  # guidance that ended halves the batch
+        state.shape = shape
+
+        announced: dict[str, Any] = {}
+
+        def look() -> Any:
+            looked = module.forward(*args, **kwargs, **{MODE: "look"})
+            if self._goes_on:
+                announced[_LOOKED] = looked
+            return looked
+
+        state.args, state.inputs = args, kwargs
+        is_hit = self._is_hit(state, look) and bool(state.kept)
+        state.args, state.inputs = (), {}
+        self.counter.count(is_hit)
+        if is_hit:
+            reused = self._extrapolate(state) if self._extrapolate is not None else state.kept
+            return args, kwargs | announced | {MODE: "reuse", _KEPT: reused}
+        # Freed while new tensors are computed, unless those build on the old ones.
+        state.previous, state.kept = (state.kept if self._keep is not None else ()), ()
+        return args, kwargs | announced | {MODE: "compute"}
+
+    def _after(self, module: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+        output, computed = result
+        if kwargs[MODE] == "compute":
+            state = self._states[self._context]
+            state.kept = self._keep(state, computed) if self._keep is not None else tuple(computed)
+            state.previous = ()
+        return self._output_class(sample=output) if kwargs.get("return_dict", True) else (output,)
+
+
+def _by_mode(forwards: StepForwards) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        mode, kept, looked = kwargs.pop(MODE), kwargs.pop(_KEPT, ()), kwargs.pop(_LOOKED, None)
+        kwargs["return_dict"] = False
+        if looked is not None:
+            assert forwards.compute_on is not None
+            assert forwards.reuse_on is not None
+            if mode == "compute":
+                return forwards.compute_on(looked, *args, **kwargs)
+            return forwards.reuse_on(looked, kept, *args, **kwargs), ()
+        if mode == "compute":
+            return forwards.compute(*args, **kwargs)
+        if mode == "reuse":
+            return forwards.reuse(kept, *args, **kwargs), ()
+        assert forwards.look is not None
+        return forwards.look(*args, **kwargs)
+
+    return forward
+
+
+def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the noisy latents among a denoiser's arguments: the first, or by either name.
+
+    Of Z-Image it is a list of them, one for each row.
+    """
+    return (
+        args[0] if args else next(kwargs[name] for name in ("sample", "hidden_states", "x") if name in kwargs)
+    )
+
+
+def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """Shape, dtype and device of the noisy latents."""
+    latents = latents_of(args, kwargs)
+    rows = latents if isinstance(latents, list) else [latents]
+    return tuple((tuple(row.shape), row.dtype, row.device) for row in rows)
+
+
+def _output_class_of(denoiser: Any) -> Any:
+    """What the denoiser returns with `return_dict`."""
+    from diffusers.models.modeling_outputs import Transformer2DModelOutput
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+    return UNet2DConditionOutput if hasattr(denoiser, "up_blocks") else Transformer2DModelOutput

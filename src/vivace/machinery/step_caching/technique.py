@@ -1,0 +1,212 @@
+"""The base of all step caches."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from vivace.families import family_of_pipeline
+from vivace.machinery.step_caching.cache_state import IsHit
+from vivace.machinery.step_caching.schedule import StepCounter, evenly_spaced, never
+from vivace.technique import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+
+Changed = dict[str, int | float | str]
+
+
+@dataclass(frozen=True)
+class StepDecision:
+    """When a step is a hit, and what the Record says about that."""
+
+    is_hit: IsHit
+    changed: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A cache that a denoiser has been given.
+
+    Attributes:
+        counter: counts its steps, and makes its evidence of them.
+        changed: what the Record says about it.
+        contexts: see `Effect`.
+    """
+
+    counter: StepCounter
+    changed: Mapping[str, int | float | str] = field(default_factory=dict)
+    contexts: Mapping[Component, CallContext] = field(default_factory=dict)
+
+
+class StepCache(Technique):
+    """A technique that skips some steps of the denoiser, or parts of them, and reuses what other steps computed.
+
+    A subclass declares its own knobs and says which denoisers it takes (`unsupported_denoiser`), what is cached
+    (`attach`) and when a step is a hit (`decision`). The schedule by `hits`, and the prediction of memory, need no
+    decision and are made here.
+
+    Attributes:
+        replaced: the knobs that `hits` replaces; the Record names the first of them with its value.
+        replaced_in_words: those in words, e.g. "a threshold".
+        traits: what it gives the denoiser besides CACHED.
+        compared: what the cache compares between steps, e.g. "the modulated input"; "" where it looks at no values.
+    """
+
+    stage: ClassVar[Stage] = Stage.CACHE
+    owns: ClassVar[str] = "step cache"
+    same_picture: ClassVar[bool] = False
+    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    replaced: ClassVar[tuple[str, ...]]
+    replaced_in_words: ClassVar[str]
+    compared: ClassVar[str] = ""
+    traits: ClassVar[frozenset[Trait]] = frozenset({Trait.KEEPS_BLOCK_TENSORS})
+
+    hits: float | None = knob(None, gt=0, lt=1, tune=[0.3, 0.5, 0.65])
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Make `hits` the last knob, since a recipe's knobs have positions; pydantic puts a base's fields first."""
+        super().__pydantic_init_subclass__(**kwargs)
+        hits = cls.model_fields.pop("hits")
+        instead = f"instead of {cls.replaced_in_words}"
+        hits.description = f"share of the steps after the first that are hits, evenly spaced, {instead}"
+        cls.model_fields["hits"] = hits
+        cls.model_rebuild(force=True)
+
+    @model_validator(mode="after")
+    def _hits_or_what_they_replace(self) -> Self:
+        fields = type(self).model_fields
+        changed = any(getattr(self, name) != fields[name].default for name in self.replaced)
+        if self.hits is not None and changed:
+            raise ValueError(f"give {self.replaced_in_words} or hits, not both")
+        return self
+
+    @abstractmethod
+    def unsupported_denoiser(self, target: Target) -> str | None:
+        """Why the cache cannot work on a pipeline's denoiser, or None."""
+
+    @abstractmethod
+    def attach(self, target: Target, is_hit: IsHit) -> Attached:
+        """Give the denoiser the cache.
+
+        Raises:
+            NoEffect: nothing was there to cache.
+        """
+
+    @abstractmethod
+    def decision(self, target: Target) -> StepDecision:
+        """When a step is a hit, without `hits`."""
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return self.traits | {Trait.CACHED}
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        return (Rule(Trait.CACHED, "only one step cache at a time can work", earlier_only=True),)
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None:
+            return None
+        if (reason := self.unsupported_denoiser(target) or _mixes_guidance(target)) is not None:
+            return reason
+        if self.hits is not None or not target.model.has_weights:
+            return None
+        return self.unsupported_weights(target)
+
+    def unsupported_weights(self, target: Target) -> str | None:
+        """Why, without `hits`, steps cannot be decided for the model's weights, or None."""
+        if not self.compared or not target.model.has_random_weights:
+            return None
+        return (
+            f"with random weights a threshold says nothing: how much {self.compared} changes from step to step depends "
+            f"on training; give a fixed schedule, {self.name}(hits=0.5)"
+        )
+
+    def apply(self, target: Target) -> Effect:
+        decision = self.decision(target) if self.hits is None else StepDecision(evenly_spaced(self.hits))
+        return self._attached(target, decision)
+
+    def predict(self, target: Target) -> Effect:
+        """Apply to a pipeline without weights. To predict memory all steps are computed, and kept is what can be; to
+        count work, steps are hits as often as they were when measured."""
+        hits = target.model.hits
+        return self._attached(target, StepDecision(never if hits is None else evenly_spaced(hits)))
+
+    def _attached(self, target: Target, decision: StepDecision) -> Effect:
+        attached = self.attach(target, decision.is_hit)
+        changed: Changed = {f"denoiser.{self.name}": self._decided_by()}
+        return Effect(
+            changed={**changed, **attached.changed, **decision.changed},
+            contexts=dict(attached.contexts),
+            around=_reset_before_call(target.module("denoiser")),
+            evidence=attached.counter.evidence,
+            refuted=attached.counter.refuted,
+        )
+
+    def _decided_by(self) -> float | str:
+        """What decides which steps are hits, for the Record: a threshold's value, or a knob with its value."""
+        if self.hits is not None:
+            return f"hits={self.hits:g}"
+        name = self.replaced[0]
+        value: float = getattr(self, name)
+        return value if name == "threshold" else f"{name}={value}"
+
+
+def _mixes_guidance(target: Target) -> str | None:
+    """Return why a cache would take one of true CFG's two calls for the other, or None."""
+    others = [*target.asked.earlier, *target.asked.later]
+    is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
+        technique.values.get("true_cfg") for technique in others
+    )
+    if names_its_context(target.pipe):
+        return None
+    name = type(target.pipe).__name__
+    if is_asked:
+        return (
+            f"{name} does not say which of true CFG's two calls is which, and a cache would mix them; leave true CFG "
+            "out"
+        )
+    if guides_in_unnamed_calls(target.pipe) and target.model.defaults.get("guidance_scale", 2) > 1:
+        return (
+            f"{name} guides with a second call of the denoiser and does not say which call is which, so a cache would "
+            "mix them"
+        )
+    return None
+
+
+def names_its_context(pipe: Any) -> bool:
+    """Return whether the pipeline tells caches which call is which; of FLUX's pipelines only text-to-image does."""
+    return "cache_context" in inspect.getsource(type(pipe).__call__)
+
+
+def guides_in_unnamed_calls(pipe: Any) -> bool:
+    """Return whether a transformer's pipeline guides by its usual scale in two calls that it gives no names: Chroma.
+
+    SD 3's second call is another guidance, of skipped layers, beside a batch that is known to be doubled.
+    """
+    call = type(pipe).__call__
+    family = family_of_pipeline(type(pipe).__name__)
+    if family is not None and family.doubled is not None:
+        return False
+    code = inspect.getsource(call)
+    guides = (
+        "do_classifier_free_guidance" in code and "true_cfg_scale" not in inspect.signature(call).parameters
+    )
+    return guides and code.count("self.transformer(") > 1 and not names_its_context(pipe)
+
+
+def _reset_before_call(denoiser: Any) -> CallContext:
+    """A context around the pipeline's call. Pipelines reset caches at the end of a call, which a failed one misses."""
+
+    @contextmanager
+    def reset() -> Iterator[None]:
+        denoiser._reset_stateful_cache()
+        yield
+
+    return reset

@@ -1,0 +1,109 @@
+"""What fits a card, for `vivace plan`: the ranking of `vivace recommend`, and the first of it that is predicted to fit.
+
+The ranking's memory is recorded, or estimated to a few percent. Before a recipe is proposed, its memory is predicted as
+`vivace plan --recipe` does, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.memory.fit import RESERVE_BYTES, fits
+from vivace.memory.footprints import footprints
+from vivace.memory.predict import Prediction
+from vivace.memory.remembered import predicted
+from vivace.memory.weightless import Weightless
+from vivace.models.find import SYNTHETIC
+from vivace.recommendation.advise import recommend_from
+from vivace.recommendation.answer import RecipeFigures, Recommendation
+from vivace.recommendation.committed import committed_tables
+from vivace.recommendation.criteria import Criteria
+from vivace.recommendation.evidence import EvidenceTable
+from vivace.recommendation.parsed import resolve
+from vivace.recommendation.predicted_tables import Card
+from vivace.recommendation.published_tables import published_tables
+
+MOST_TRIED = 5
+"""Recipes whose memory is predicted, at most; each takes seconds."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What fits a card.
+
+    Attributes:
+        answer: the ranking, the chosen recipe first.
+        chosen: the figures of the first recipe that fits; its memory is in `prediction`.
+    """
+
+    answer: Recommendation
+    chosen: RecipeFigures
+    prediction: Prediction
+
+    @property
+    def others(self) -> tuple[RecipeFigures, ...]:
+        """What else is ranked, the best first; its memory is recorded or estimated."""
+        mine = resolve(self.chosen.recipe)
+        return tuple(figures for figures in _in_order(self.answer) if resolve(figures.recipe) != mine)
+
+
+def fitting(
+    model: Weightless, published: Prediction, card: Card, on_attempt: Callable[[str], None]
+) -> Fitting | None:
+    """Return what fits a card that is too small for the model as it is published; None if nothing of the ranking does.
+
+    Args:
+        published: the prediction of the model without a recipe.
+        on_attempt: called with each recipe before its memory is predicted.
+    """
+    answer = ranked(model.name, published, card)
+    for figures in _in_order(answer)[:MOST_TRIED]:
+        on_attempt(figures.recipe)
+        try:
+            prediction = predicted(
+                model,
+                resolve(figures.recipe),
+                height=published.height,
+                width=published.width,
+                batch=published.batch,
+                text=published.text,
+                task=published.task,
+            )
+        except (NoEffect, RecipeError, Unsupported, WorkloadError):
+            continue  # what records of another model have, or an estimate takes for granted
+        if fits(prediction, card.num_bytes):
+            return Fitting(answer, figures, prediction)
+    return None
+
+
+def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
+    """Return the recommendation for a card, by what ships with vivace."""
+    criteria = Criteria(
+        model=name,
+        gpu=None if card.is_typical else card.gpu.name,
+        max_bytes=card.num_bytes - RESERVE_BYTES if card.is_typical else None,
+        task=published.task,
+    )
+    tables = [*committed_tables(), *published_tables()]
+    return recommend_from(
+        criteria, [table for table in tables if _is_of(table, name, published)], card, published
+    )
+
+
+def _is_of(table: EvidenceTable, name: str, published: Prediction) -> bool:
+    """Whether a table's images have the size and the number that is planned. A model's own size has all its tables."""
+    size, shipped = (published.height, published.width), footprints().get(name.removeprefix(SYNTHETIC))
+    is_own_size = shipped is not None and size == (shipped.height, shipped.width)
+    return published.batch == 1 and (is_own_size or (table.height, table.width) in ((None, None), size))
+
+
+def _in_order(answer: Recommendation) -> list[RecipeFigures]:
+    """Return the ranking with the chosen recipe first, each recipe once."""
+    chosen = [] if answer.chosen is None else [answer.chosen]
+    by_recipe: dict[str, RecipeFigures] = {}
+    for figures in (*chosen, *answer.ranking):
+        if figures.num_techniques:
+            by_recipe.setdefault(figures.recipe, figures)
+    return list(by_recipe.values())

@@ -1,0 +1,68 @@
+"""What a time that was measured on one GPU says of another one, by their data sheets.
+
+A call is arithmetic, which takes longer in proportion on a slower chip, and the rest: waiting for the host, which does
+not depend on the chip, and for memory, which does. How the rest divides is not known, so the answer is an interval.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from vivace.errors import RecipeError
+from vivace.hardware import Chip
+from vivace.recommendation.parsed import resolve
+from vivace.stats import Interval
+
+EFFICIENCY = 0.6
+"""Share of a chip's rate with fp32 accumulation that matmuls and attention of a model reach together (an H200: 0.5 to
+0.7 of a compiled FLUX's call, docs/performance/flux.md)."""
+_UNCERTAINTY = 1.6
+"""Times that nothing but operations predicts may be wrong by this factor either way."""
+_HOST_S = 0.015
+"""What a host takes to launch the kernels of a network's call (an H200 waits 19 ms for each step of SD 1.5)."""
+_EIGHT_BITS = frozenset({"fp8", "int8"})
+
+
+@cache
+def multiplies_in_eight_bits(recipe: str) -> bool:
+    """Whether a recipe multiplies in fp8 or int8; True if this version of vivace cannot read it."""
+    try:
+        return any(technique.arithmetic.precision in _EIGHT_BITS for technique in resolve(recipe))
+    except RecipeError:
+        return True
+
+
+def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str) -> Interval:
+    """Return the seconds that a call takes on a chip, by those that it took on another one.
+
+    Args:
+        flop: operations of the call, as the model is published.
+        there: where it took `measured_s`.
+    """
+    is_eight = multiplies_in_eight_bits(recipe)
+    arithmetic_s = min(measured_s, flop / 1e12 / (_rate(there, is_eight) * EFFICIENCY))
+    rest_s = measured_s - arithmetic_s
+    slower = _rate(there, is_eight) / _rate(here, is_eight)
+    narrower = there.bandwidth_gb_s / here.bandwidth_gb_s
+    ends = sorted((arithmetic_s * slower + rest_s, arithmetic_s * slower + rest_s * narrower))
+    return Interval(math.sqrt(ends[0] * ends[1]), ends[0], ends[1])
+
+
+def by_operations(flop: float, calls: int, here: Chip) -> Interval:
+    """Return the seconds of what nothing is recorded of anywhere.
+
+    Args:
+        calls: of networks; each waits for the host, too.
+    """
+    return around(flop / 1e12 / (here.bf16 * EFFICIENCY) + calls * _HOST_S)
+
+
+def around(seconds: float) -> Interval:
+    """Return a time that nothing but operations predicts, with its uncertainty."""
+    return Interval(seconds, seconds / _UNCERTAINTY, seconds * _UNCERTAINTY)
+
+
+def _rate(chip: Chip, is_eight: bool) -> float:
+    """TFLOP/s with fp32 accumulation, as PyTorch multiplies. fp8 of GeForce is halved by it as bf16 is."""
+    return chip.bf16 * (chip.eight / chip.half if is_eight else 1.0)

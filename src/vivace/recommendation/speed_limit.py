@@ -1,0 +1,81 @@
+"""The time that a model's denoising steps take at least on a GPU, from counts and data sheets."""
+
+from __future__ import annotations
+
+import re
+
+from vivace.hardware import known_gpu
+from vivace.memory.footprints import footprints
+from vivace.memory.predict import Prediction
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.entry import Embedded
+from vivace.recommendation.projection import multiplies_in_eight_bits
+from vivace.spec.base import Spec
+
+_SKIPS = re.compile(
+    r"cache|cutoff|steps|prune|merging|taylor|pyramid|guidance|distilled|parallel|progressive|scheduler"
+)
+"""Recipes that compute less than every step in full."""
+
+
+class ChipLimit(Spec):
+    """The least seconds of an image at a model's own size, if every step is computed.
+
+    Attributes:
+        gpu: as the data sheet calls it.
+        steps: of the workload.
+        step_flop: of one step, guidance included.
+        half_s, eight_s: with all matmuls in 16 bits, and in 8.
+    """
+
+    gpu: str
+    steps: int
+    step_flop: int
+    half_s: float
+    eight_s: float
+
+    def allows(self, recipe: str, seconds: float) -> bool:
+        """Whether a recipe can take so little time; True of recipes that leave work out."""
+        return seconds >= self.least_s(recipe)
+
+    def least_s(self, recipe: str) -> float:
+        """Return the least seconds of a recipe; 0 of those that leave work out."""
+        if _SKIPS.search(recipe):
+            return 0.0
+        return self.eight_s if multiplies_in_eight_bits(recipe) else self.half_s
+
+
+def chip_limit(model: str, gpu: str | None, steps: int | None = None) -> ChipLimit | None:
+    """Return the limit of a model of the catalogue; None if the GPU's data sheet is not known.
+
+    Args:
+        steps: of the workload; None for the model's own.
+    """
+    entry, named = CATALOGUE.get(model), None if gpu is None else known_gpu(gpu)
+    if entry is None or named is None or isinstance(entry.origin, Embedded):
+        return None
+    chip, step_flop = named.chip, flop_of_step(footprints()[model])
+    steps = steps or entry.num_inference_steps
+    tera = steps * step_flop / 1e12
+    return ChipLimit(
+        gpu=chip.name,
+        steps=steps,
+        step_flop=step_flop,
+        half_s=tera / chip.half,
+        eight_s=tera / chip.eight,
+    )
+
+
+def flop_of_step(published: Prediction) -> int:
+    """Return the operations of one step of the denoiser, guidance included."""
+    flop = sum(
+        part.gemm_flop + part.conv_flop + part.attention_flop
+        for part in published.work.components
+        if part.component == "denoiser"
+    )
+    return round(flop / published.num_inference_steps)
+
+
+def flop_of_call(published: Prediction) -> int:
+    """Return the operations of a whole call."""
+    return sum(part.gemm_flop + part.conv_flop + part.attention_flop for part in published.work.components)

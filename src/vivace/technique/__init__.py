@@ -1,0 +1,55 @@
+"""What a technique is: its stage, knobs, targets, effect, and the traits by which techniques meet."""
+
+from vivace.technique.anatomy import (
+    COMPONENTS,
+    DENOISERS,
+    TEXT_ENCODERS,
+    Component,
+    attribute_of,
+    call_parameters,
+    component_of,
+    ignores_guidance_scale,
+    is_cast_in_call,
+    weights_dtype,
+    without_clashes,
+    working_part,
+)
+from vivace.technique.effect import CallContext, Effect
+from vivace.technique.machine import Backend, Machine
+from vivace.technique.script import Script
+from vivace.technique.stage import Stage
+from vivace.technique.target import Distillation, ModelFacts, Placement, Request, Target
+from vivace.technique.technique import Arithmetic, MemoryAdvice, Technique, knob
+from vivace.technique.traits import Rule, Trait
+
+__all__ = [
+    "COMPONENTS",
+    "DENOISERS",
+    "TEXT_ENCODERS",
+    "Arithmetic",
+    "Backend",
+    "CallContext",
+    "Component",
+    "Distillation",
+    "Effect",
+    "Machine",
+    "MemoryAdvice",
+    "ModelFacts",
+    "Placement",
+    "Request",
+    "Rule",
+    "Script",
+    "Stage",
+    "Target",
+    "Technique",
+    "Trait",
+    "attribute_of",
+    "call_parameters",
+    "component_of",
+    "ignores_guidance_scale",
+    "is_cast_in_call",
+    "knob",
+    "weights_dtype",
+    "without_clashes",
+    "working_part",
+]

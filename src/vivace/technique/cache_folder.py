@@ -1,0 +1,16 @@
+"""Where vivace keeps what it may find again: scales and compiled code. It may be deleted at any time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vivace.untrusted.files import user_path
+
+
+def cache_folder() -> Path:
+    """$VIVACE_CACHE, else `vivace` in the user's cache folder."""
+    own = os.environ.get("VIVACE_CACHE")
+    if own:
+        return user_path(own)
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vivace"

@@ -1,0 +1,279 @@
+"""The contract of a technique: one optimisation in one final class in one file.
+
+A technique declares its stage (its place in the order), the slot that it owns (two techniques that own the same slot of
+the same component conflict), whether the picture stays the same, the traits that it gives to components and those that
+it cannot work with, and its knobs as fields. `unsupported` says why it cannot work here, `apply` what really changed.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+from vivace.spec.recipe import KnobValue, TechniqueCall, print_call
+from vivace.spec.sizes import Size
+from vivace.technique.anatomy import Component
+from vivace.technique.effect import Effect
+from vivace.technique.script import Script
+from vivace.technique.stage import Stage
+from vivace.technique.target import Target
+from vivace.technique.traits import Rule, Trait
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a technique does to numbers.
+
+    Attributes:
+        weights: how the weights of the layers that it takes are stored.
+        products: the precision of their matmuls, e.g. "in int8".
+    """
+
+    weights: str = "as before"
+    products: str = "as before"
+
+    @property
+    def precision(self) -> str | None:
+        """The precision of the matmuls in one word: "fp8" of "in fp8, inputs scaled in each call"; None: as before."""
+        match = re.match(r"in (fp32|tf32|fp16|bf16|fp8|int8)\b", self.products, re.IGNORECASE)
+        return match[1].lower() if match else None
+
+
+@dataclass(frozen=True)
+class MemoryAdvice:
+    """How a technique helps `vivace plan` to fit a model into a card's memory.
+
+    Attributes:
+        saving: recipes of this technique alone that are worth trying when memory is short, the most harmless first.
+            Where one names text_encoder_2, the model's largest text encoder is meant.
+        fallback: recipes of this technique alone that are compatible with more techniques; tried in its place when a
+            technique that saves memory does not go with it.
+    """
+
+    saving: tuple[str, ...] = ()
+    fallback: tuple[str, ...] = ()
+
+
+class Technique(BaseModel, ABC):
+    """Base of all techniques. Those with a name are final; their class name in snake_case is the registry name.
+
+    Attributes:
+        targets: the components that it is aimed at, in the order of COMPONENTS; empty: the call as a whole.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    stage: ClassVar[Stage]
+    owns: ClassVar[str]
+    same_picture: ClassVar[bool]
+    targetable: ClassVar[tuple[Component, ...]] = ()
+    """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
+    default_targets: ClassVar[tuple[Component, ...]] = ()
+    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice()
+    needs_repeated_prompts: ClassVar[bool] = False
+    """Whether it gains only where earlier calls had the same prompts."""
+
+    targets: tuple[Component, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _aimed(cls, given: Any) -> Any:
+        stored = cls._stored_default()
+        if isinstance(given, dict) and tuple(given.get("targets", stored)) == stored:
+            return given | {"targets": cls.default_targets}
+        return given
+
+    @classmethod
+    def _stored_default(cls) -> tuple[Component, ...]:
+        """The default targets as Records store them: without `text_encoder_3`, which came after the first records."""
+        return tuple(target for target in cls.default_targets if target != "text_encoder_3")
+
+    @classmethod
+    def knobs(cls) -> dict[str, FieldInfo]:
+        """The declared knobs, in the order in which a recipe gives them by position."""
+        return {name: field for name, field in cls.model_fields.items() if name != "targets"}
+
+    @property
+    def values(self) -> dict[str, KnobValue]:
+        """The value of each knob."""
+        return {name: getattr(self, name) for name in self.knobs()}
+
+    @property
+    def text(self) -> str:
+        """Recipe notation: knobs that differ from their default (the first by position), targets likewise."""
+        arguments: list[tuple[str | None, KnobValue]] = []
+        for position, (name, field) in enumerate(self.knobs().items()):
+            value = getattr(self, name)
+            if field.is_required() or value != field.default:
+                arguments.append((None if position == 0 else name, value))
+        targets = self.targets if self.targets != self.default_targets else ()
+        return print_call(self.name, arguments, targets)
+
+    @property
+    def call(self) -> TechniqueCall:
+        """As a Record stores it."""
+        is_default = self.targets == self.default_targets
+        targets = self._stored_default() if is_default else self.targets
+        knobs = {
+            name: v
+            for name, v in self.values.items()
+            if not _is_new(field := self.knobs()[name]) or v != field.default
+        }
+        return TechniqueCall(name=self.name, knobs=knobs, targets=targets)
+
+    @property
+    def slot(self) -> str:
+        """What it owns. A technique that a recipe may repeat adds what it must not repeat: `lora`, the file."""
+        return self.owns
+
+    @property
+    def slots(self) -> frozenset[tuple[str, str]]:
+        """What it owns, of each of its targets."""
+        return frozenset((self.slot, target) for target in self.targets or ("the call",))
+
+    @property
+    def label(self) -> str:
+        """What a Record calls it: name and targets, different for each technique of a recipe."""
+        return self.name + (f"@{','.join(self.targets)}" if self.targets else "")
+
+    @property
+    def place(self) -> Stage:
+        """Its place in the order: its stage, unless a knob chooses another."""
+        return self.stage
+
+    def pinned(self) -> Technique:
+        """The same, with what identifies the files that it reads, so that a changed file is another recipe.
+
+        Raises:
+            UnusableModel, Unsupported: a file cannot be read or found.
+        """
+        return self
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        """Traits that its targets have once it is applied."""
+        return frozenset()
+
+    @property
+    def excludes(self) -> tuple[Rule, ...]:
+        """Traits that it cannot work with."""
+        return ()
+
+    @property
+    def loads_from_host(self) -> bool:
+        """Whether it reads weights from host memory and copies the result to the GPU, one layer or component at a time,
+        so that a model that is too large for the GPU can be loaded."""
+        return False
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether it runs some of the prompts when it is applied, to adapt to them."""
+        return False
+
+    @property
+    def announced_sizes(self) -> tuple[Size, ...]:
+        """Sizes of images that it prepares for one by one, the smallest first."""
+        return ()
+
+    @property
+    def trained_steps(self) -> int | None:
+        """Denoising steps for which the weights that it brings were trained; None if it brings none.
+
+        Then the picture is expected to survive so few, so a search believes in the gain before it measures it.
+        """
+        return None
+
+    @property
+    def saved_share(self) -> float | None:
+        """Share of its targets' time that trained weights leave out which replace them, about; None if it brings none.
+
+        As with `trained_steps`, a search believes in the gain before it measures it.
+        """
+        return None
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that each hold the denoiser, including this process's own."""
+        return 1
+
+    def not_searched(self, judges: bool) -> str | None:
+        """Return why a search leaves it out unless it is asked to keep it; None: it is searched.
+
+        Args:
+            judges: whether the search compares images with the baseline's.
+        """
+        return None
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What it does to weights and matmuls; for most techniques nothing."""
+        return Arithmetic()
+
+    @property
+    def attention_precision(self) -> str | None:
+        """The precision of attention's matmuls, if it changes that; None: as before."""
+        return None
+
+    def using_memory(self, num_bytes: float) -> Technique | None:
+        """A faster variant of itself that uses this much free GPU memory; None: it has no use for it."""
+        return None
+
+    @abstractmethod
+    def unsupported(self, target: Target) -> str | None:
+        """Why it cannot work here, or None. `target.pipe` may be None: then judge the machine."""
+
+    @abstractmethod
+    def apply(self, target: Target) -> Effect:
+        """Apply to `target.pipe`.
+
+        Raises:
+            NoEffect: there was nothing to change.
+        """
+
+    def predict(self, target: Target) -> Effect:
+        """Apply to a pipeline on the meta device: change what shapes alone can tell, to predict its memory.
+
+        Raises:
+            NoEffect: as `apply`.
+            Unpredictable: its memory cannot be predicted.
+        """
+        return self.apply(target)
+
+    def script(self, target: Target) -> Script | None:
+        """The same in public calls of diffusers, torch and torchao, or None if there are none.
+
+        Asked before `apply`, and only if `unsupported` returns None.
+        """
+        return None
+
+
+def knob(
+    default: Any = ...,
+    *,
+    tune: Sequence[Any] = (),
+    new: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    about: str = "",
+) -> Any:
+    """A technique's field: its default (none: required), range, and the values worth trying.
+
+    Args:
+        new: it came after the first records, so records leave it out where it has its default.
+    """
+    extra: dict[str, Any] = {"tune": list(tune)} | ({"new": True} if new else {})
+    return Field(default, ge=ge, gt=gt, le=le, lt=lt, description=about, json_schema_extra=extra)
+
+
+def _is_new(field: FieldInfo) -> bool:
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("new"))

@@ -1,0 +1,87 @@
+"""What is measured beside the finalists, because it may be the better answer: shorter recipes, and fuller ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vivace.recipes.recipe import Recipe
+from vivace.tuning.finalists import MOST_USEFUL
+from vivace.tuning.results import Result, Rung, gain_of, latest
+
+if TYPE_CHECKING:
+    from vivace.tuning.search import Search
+
+REACH = 0.10
+"""A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
+
+
+def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
+    """Return the first finalist without what is believed to give nothing, if it may win and the time suffices."""
+    first = finalists[0]
+    less = search.sampler.shorter(first.recipe, search.history)
+    if less.is_baseline or less in {result.recipe for result in finalists} or not search.space.holds(less):
+        return []
+    result = latest(search.history).get(less)
+    if result is not None and (not result.keeps(search.objective) or result.is_ruined):
+        return []
+    trials = search.num_trials if result is None else 0
+    if search.budget.is_over(trials, [*finalists, replace(first, recipe=less)]):
+        return []
+    return [] if search.measurer.refuse([less]) else [less]
+
+
+def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Recipe]:
+    """Return the pick with what works and is believed to make it faster, if trials and time suffice.
+
+    What is tried is tried for what it tells, and the last trials mostly tell that it fails; this is for the answer.
+    """
+    recipe = search.sampler.assembled(pick.recipe, search.history)
+    if recipe in {pick.recipe, *(result.recipe for result in others)}:
+        return []
+    result = latest(search.history).get(recipe)
+    if result is None:
+        if search.num_trials >= getattr(search.budget, "number", math.inf):
+            return []
+    elif result.rung is Rung.PROVEN or result.is_ruined or not result.keeps(search.objective):
+        return []
+    if search.budget.is_over(0, [pick, *others, replace(pick, recipe=recipe)]):
+        return []
+    return [] if search.measurer.refuse([recipe]) else [recipe]
+
+
+def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
+    """Return the finalists with what they have in common in the place of the last of three, if it may be as fast.
+
+    Where only techniques that keep the picture are searched, finalists mostly differ by what gives nothing, such
+    as `tf32` in bf16, and no belief tells it from a gain of 1 %. Measured beside them, the common part is the
+    answer if it is as fast.
+    """
+    shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
+    common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))
+    if search.judges or len(finalists) < MOST_USEFUL or common.is_baseline or common in finalists:
+        return finalists
+    result = latest(search.history).get(common)
+    best = max(gain_of(result) for result in latest(search.history).values() if result.recipe in finalists)
+    is_slow = result is not None and not (result.keeps(search.objective) and gain_of(result) > best - REACH)
+    if is_slow or not search.space.holds(common) or search.measurer.refuse([common]):
+        return finalists
+    return [*finalists[:-1], common]
+
+
+def unlike(search: Search, finalists: Sequence[Result]) -> list[Result]:
+    """Return those that differ by more than what is believed to give nothing, of which one is measured without."""
+    kept: dict[Recipe, Result] = {}
+    for result in finalists:
+        kept.setdefault(search.sampler.shorter(result.recipe, search.history), result)
+    return list(kept.values())
+
+
+def with_shorter(search: Search, finalists: Sequence[Result]) -> list[Result]:
+    """Return the finalists, and the first one's shorter form if there is a place for it."""
+    less = search.sampler.shorter(finalists[0].recipe, search.history) if finalists else Recipe()
+    if len(finalists) == MOST_USEFUL or less in {Recipe(), *(result.recipe for result in finalists)}:
+        return list(finalists)
+    return [*finalists, replace(finalists[0], recipe=less)]

@@ -1,0 +1,97 @@
+"""What a search believes of each technique at its end, as far as it knows anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vivace.report.text import count
+from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.priors import PriorSource
+from vivace.tuning.search import Search
+
+_MOST = 16
+_CONFIDENT = 1.96
+
+
+@dataclass(frozen=True)
+class ExpectedGain:
+    """How many times as fast a recipe is believed to be with a technique, with a 95 % interval."""
+
+    technique: str
+    times: float
+    low: float
+    high: float
+    was_tried: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "technique": self.technique,
+            "times": self.times,
+            "ci95": [self.low, self.high],
+            "tried": self.was_tried,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is believed, and where it comes from.
+
+    Attributes:
+        beliefs: of what was tried, and of what earlier figures tell a gain or a loss, the best first.
+        num_unknown: options of which nothing is known here: not tried, and no earlier figure tells whether they help.
+        sources: earlier figures, by where they are from.
+        num_left_out: options that were left out before anything was timed.
+    """
+
+    beliefs: tuple[ExpectedGain, ...] = ()
+    num_unknown: int = 0
+    sources: tuple[tuple[str, int], ...] = ()
+    num_left_out: int = 0
+
+    def lines(self) -> list[str]:
+        """Return the explanation as lines of text."""
+        width = max((len(belief.technique) for belief in self.beliefs), default=0)
+        lines = [
+            f"{belief.technique:<{width}}  {belief.times:.2f}x [{belief.low:.2f}, {belief.high:.2f}]"
+            f"{'' if belief.was_tried else '  not tried here'}"
+            for belief in self.beliefs
+        ]
+        if self.num_unknown:
+            text = "option was not tried, and nothing tells whether it helps"
+            if self.num_unknown > 1:
+                text = "options were not tried, and nothing tells whether they help"
+            lines.append(f"{self.num_unknown} more {text} here")
+        lines += [f"from {name}: {count(number, 'figure')}" for name, number in self.sources]
+        if self.num_left_out:
+            were = "option was" if self.num_left_out == 1 else "options were"
+            lines.append(f"{self.num_left_out} {were} left out before timing (--format json says why)")
+        return lines
+
+
+def explanation_of(sampler: object, search: Search, sources: Sequence[PriorSource]) -> Explanation:
+    """Return what the search's model believes; nothing for searches without one."""
+    if not isinstance(sampler, ModelSampler):
+        return Explanation()
+    sampler.learn(search.history)
+    tried = {technique for result in search.history if result.is_measured for technique in result.recipe}
+    options = list(dict.fromkeys([*tried, *search.space.options]))
+    beliefs = []
+    for option in options:
+        effect, error = sampler.gain.effect_of(option)
+        low, high = (math.exp(effect + sign * _CONFIDENT * error) for sign in (-1, 1))
+        beliefs.append(ExpectedGain(option.text, math.exp(effect), low, high, option in tried))
+    telling = [belief for belief in beliefs if is_telling(belief)]
+    return Explanation(
+        tuple(sorted(telling, key=lambda belief: (-belief.times, belief.technique))[:_MOST]),
+        len(beliefs) - len(telling),
+        tuple((source.name, len(source.data)) for source in sources if source.data),
+        len(search.space.cut),
+    )
+
+
+def is_telling(belief: ExpectedGain) -> bool:
+    """Whether a belief says anything: it was tried, or its interval lies on one side of 1."""
+    return belief.was_tried or belief.low > 1 or belief.high < 1

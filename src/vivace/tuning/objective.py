@@ -1,0 +1,136 @@
+"""What a tuned recipe is wanted for, and the limits that it has to keep."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vivace.errors import RecipeError, UsageError, nearest
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.technique import Technique
+from vivace.techniques import ALIASES, TECHNIQUES
+
+Goal = Literal["latency", "throughput", "memory", "cost"]
+_BYTES = {"": 1e9, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The goal and the limits of a search.
+
+    Attributes:
+        goal: "latency" (seconds per image), "throughput" and "cost" (the same, of larger batches), "memory" (peak).
+        max_memory_bytes: of the peak during a call; None: no limit.
+        max_first_call_s: of the first call, compilation included; None: no limit.
+        limits: of the quality gate.
+        keep: techniques that every recipe has, by name or as written with their knobs.
+        without: names of techniques that no recipe has.
+        same_picture_only: search only techniques that keep the picture, since quality cannot be judged.
+    """
+
+    goal: Goal = "latency"
+    max_memory_bytes: float | None = None
+    max_first_call_s: float | None = None
+    limits: Limits = DEFAULT_LIMITS
+    keep: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    same_picture_only: bool = False
+    kept: tuple[Technique, ...] = field(init=False, default=())
+    kept_names: frozenset[str] = field(init=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        kept: list[Technique] = []
+        names = set()
+        for text in self.keep:
+            name = _name_of(text, "--keep")
+            if name is None:
+                techniques = tuple(resolve(text).pinned())
+                kept += techniques
+                names |= {technique.name for technique in techniques}
+            else:
+                names.add(name)
+        without = {_name_of(text, "--without") or _one(text, "--without") for text in self.without}
+        if both := sorted(names & without):
+            raise UsageError(f"--keep {both[0]} and --without {both[0]} exclude each other; leave out one")
+        Recipe.of(kept)  # what is kept must go together
+        object.__setattr__(self, "kept", tuple(kept))
+        object.__setattr__(self, "kept_names", frozenset(names))
+        object.__setattr__(self, "without", tuple(sorted(without)))
+
+    @property
+    def measures_memory(self) -> bool:
+        return self.goal == "memory"
+
+    def allows(self, technique: Technique) -> bool:
+        """Whether a technique may be in a recipe at all."""
+        if technique.name in self.without:
+            return False
+        return technique.same_picture or not self.same_picture_only
+
+    def keeps(self, technique: Technique) -> bool:
+        """Whether a technique was asked for with `keep`."""
+        return technique.name in self.kept_names
+
+    def has_kept(self, recipe: Recipe) -> bool:
+        """Whether a recipe has every technique that is to be kept."""
+        has = {technique.name for technique in recipe}
+        return self.kept_names <= has and all(technique in recipe.techniques for technique in self.kept)
+
+
+def _name_of(text: str, flag: str) -> str | None:
+    """Return the technique of a plain name; None for a technique with knobs, as an alias such as bf16 is.
+
+    Raises:
+        UsageError: there is no such technique.
+    """
+    word = text.strip().lower()
+    if word in TECHNIQUES:
+        return word
+    if word in ALIASES and ALIASES[word][1] is None:
+        return ALIASES[word][0]
+    if word in ALIASES:
+        return None
+    if re.fullmatch(r"\w+", word):
+        raise UsageError(f"{flag} {text}: no such technique{nearest(word, [*TECHNIQUES, *ALIASES])}")
+    try:
+        resolve(text)
+    except RecipeError as error:
+        raise UsageError(f"{flag} {text}: {error}") from None
+    return None
+
+
+def _one(text: str, flag: str) -> str:
+    techniques = tuple(resolve(text))
+    if len(techniques) != 1:
+        raise UsageError(f"{flag} {text}: give the name of one technique; repeat {flag} for more")
+    return techniques[0].name
+
+
+def parse_bytes(text: str) -> float:
+    """Return the bytes of e.g. "12GB" or "8" (GB); GB are 10^9 bytes, GiB 2^30.
+
+    Raises:
+        UsageError: it is no amount of memory.
+    """
+    return _parse(text, _BYTES, "an amount of memory such as 12GB")
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of e.g. "60s", "2min" or "60".
+
+    Raises:
+        UsageError: it is no time.
+    """
+    return _parse(text, _SECONDS, "a time such as 60s or 2min")
+
+
+def _parse(text: str, units: dict[str, float], what: str) -> float:
+    match = _AMOUNT.fullmatch(text)
+    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+        raise UsageError(f"{text[:40]!r} is not {what}")
+    return float(match[1]) * units[match[2].lower()]

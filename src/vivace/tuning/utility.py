@@ -1,0 +1,118 @@
+"""What samplers share: what a measured recipe is worth, and how likely its quality passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivace.errors import RecipeError
+from vivace.recipes.recipe import Recipe
+from vivace.stats import Gate
+from vivace.tuning.objective import Objective
+from vivace.tuning.results import Result, Rung, latest
+
+TRIES = 200
+"""How often a random recipe is drawn for each that is wanted."""
+
+NUM_SAMPLES = 512
+"""In which recipes pass or fail, and are as fast as they may be."""
+
+_ANY_GAIN = -3.0
+_AS_FAST, _NOISE = 0.01, 0.03
+"""A shorter recipe is as fast if it is this much slower, as a logarithm: at any rate, and within its interval."""
+_ANOTHER = 0.005
+"""The same of a shorter recipe that is no part of the best one."""
+
+
+class AsMeasured:
+    """Takes measurements as they are: a recipe promises what it gained, unless its quality is in doubt."""
+
+    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+        return [(result.gain or 0.0) * chance_of(result) for result in results]
+
+    def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:
+        """Each passes or fails by itself."""
+        rng = np.random.default_rng(len(history))
+        passes = rng.random((NUM_SAMPLES, len(results))) < [chance_of(result) for result in results]
+        return np.where(passes, [result.gain or 0.0 for result in results], _ANY_GAIN)
+
+    def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
+        return recipe
+
+    def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
+        return recipe
+
+
+def chance_of(result: Result) -> float:
+    """Return the probability that the quality of a recipe passes in full, by its own figures alone."""
+    if result.slack is None:
+        return 1.0
+    if result.gate is Gate.FAILED:
+        return 0.0
+    return NormalDist().cdf(result.slack / result.slack_error)
+
+
+def floor_of(history: Sequence[Result], objective: Objective) -> float:
+    """Return the gain that a proposal must exceed: the baseline's, 0, unless it breaks a limit itself."""
+    baseline = next((result for result in history if result.recipe.is_baseline and result.is_measured), None)
+    return 0.0 if baseline is None or baseline.keeps(objective) else _ANY_GAIN
+
+
+def constraint_of(result: Result) -> float:
+    """Return what Optuna calls feasible if it is not above zero."""
+    if not result.is_measured:
+        return 1.0
+    return -1.0 if result.slack is None else -result.slack
+
+
+def with_option(recipe: Recipe, option: Any) -> Recipe | None:
+    try:
+        return recipe.with_(option)
+    except RecipeError:
+        return None
+
+
+def value_of(result: Result, objective: Objective, failed: float = -math.inf) -> float:
+    """Return the gain of a recipe that may be proposed; `failed` for others."""
+    if result.gain is None or not result.keeps(objective) or result.gate is Gate.FAILED or result.is_ruined:
+        return failed
+    if result.slack is not None and result.slack < 0 and failed == -math.inf:
+        return failed
+    return result.gain
+
+
+def shortest_as_fast(best: Result, others: Sequence[Result]) -> Result:
+    """Return the recipe with the fewest techniques that is as fast, as far as can be told."""
+    mine = set(best.recipe.techniques)
+    shorter = [
+        result
+        for result in others
+        if (set(result.recipe.techniques) < mine and is_as_fast(result, best))
+        or (len(result.recipe.techniques) < len(mine) and _gain(best) - _gain(result) <= _ANOTHER)
+    ]
+    return min([best, *shorter], key=lambda result: (len(result.recipe.techniques), -(result.gain or 0.0)))
+
+
+def is_as_fast(result: Result, best: Result) -> bool:
+    """Whether a recipe was not shown to be slower than the best: within 1 %, or within both intervals and 3 %."""
+    error = 1.96 * math.hypot(result.own_error, best.own_error)
+    return _gain(best) - _gain(result) <= max(_AS_FAST, min(_NOISE, error))
+
+
+def _gain(result: Result) -> float:
+    return result.gain or 0.0
+
+
+def best_of(history: Sequence[Result]) -> Result | None:
+    """Return the best result so far whose quality has not failed; None if none is better than the baseline."""
+    candidates = [
+        result
+        for result in latest(history).values()
+        if result.is_measured and not result.is_ruined and _gain(result) > 0 and not result.recipe.is_baseline
+    ]
+    return max(candidates, key=lambda result: (result.rung > Rung.SCREENED, _gain(result)), default=None)

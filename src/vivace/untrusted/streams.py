@@ -1,0 +1,153 @@
+"""Standard output and error on which foreign text cannot control the terminal, and of which one carries data alone.
+
+Names of files, classes and components, prompts and messages of libraries may hold escape sequences. Everything that
+this process prints passes through `PlainStream`, whoever prints it.
+
+Standard output is for what a command answers: a program may read it. What libraries print there goes to standard
+error, whether by Python's `print`, by C, or in a process that they start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, TextIO
+
+from vivace.untrusted.text import plain
+
+_WRITERS = ("click", "rich", "contextlib", __name__)
+"""They print on behalf of who calls them."""
+_OWN = ("vivace",)
+_data: TextIO | None = None
+
+
+class PlainStream:
+    """A text stream that writes harmful characters as escapes, and so those that its encoding lacks.
+
+    Args:
+        others: where text goes that is printed by neither vivace nor, on its behalf, click or rich; None: here too.
+    """
+
+    def __init__(self, raw: TextIO, others: PlainStream | None = None) -> None:
+        self.raw = raw
+        self._others = others
+
+    def write(self, text: str) -> int:
+        if self._others is not None and not _is_own(sys._getframe(1)):
+            return self._others.write(text)
+        shown = plain(text)
+        try:
+            return self.raw.write(shown)
+        except UnicodeEncodeError:
+            encoding = self.raw.encoding
+            return self.raw.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def fileno(self) -> int:
+        # Who asks for it writes past this stream, or hands it to a child.
+        return self.raw.fileno() if self._others is None else self._others.fileno()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":
+            raise AttributeError("bytes would pass unchecked")
+        return getattr(self.raw, name)
+
+
+@contextlib.contextmanager
+def plain_output() -> Iterator[None]:
+    """Make standard output and error PlainStreams, and keep what libraries and children print off standard output."""
+    _open_closed()
+    before = sys.stdout, sys.stderr
+    with _data_alone():
+        errors = PlainStream(sys.stderr)
+        sys.stdout, sys.stderr = PlainStream(sys.stdout, errors), errors
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+def unchecked(stream: TextIO) -> TextIO:
+    """Return the stream beneath a PlainStream."""
+    return stream.raw if isinstance(stream, PlainStream) else stream
+
+
+def standard_output() -> int:
+    """Return the number of the open file that is standard output for what a command answers."""
+    return 1 if _data is None else _data.fileno()
+
+
+def _open_closed() -> None:
+    """Open standard streams that are closed (`>&-`), as nowhere: the next file opened would get their numbers."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_WRONLY)
+            if handle != number:
+                os.dup2(handle, number)
+                os.close(handle)
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
+@contextlib.contextmanager
+def _data_alone() -> Iterator[None]:
+    """Give standard output another number, and standard error its own as well: what libraries in C and children write.
+
+    Nothing is changed where standard output is not this process's own, as under a test.
+    """
+    global _data
+    try:
+        is_own = sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
+    except (AttributeError, OSError, ValueError):  # closed, or no file
+        is_own = False
+    if not is_own:
+        yield
+        return
+    before = sys.stdout
+    before.flush()
+    number = os.dup(1)
+    data = io.TextIOWrapper(
+        os.fdopen(number, "wb", closefd=False),
+        encoding=before.encoding,
+        errors=before.errors,
+        line_buffering=bool(before.line_buffering),
+    )
+    os.dup2(2, 1)
+    sys.stdout = _data = data
+    try:
+        yield
+    finally:
+        sys.stdout, _data = before, None
+        with contextlib.suppress(OSError):  # it was reported when the command wrote it
+            data.flush()
+        os.dup2(number, 1)
+        discard(number)
+        data.close()
+        os.close(number)
+
+
+def discard(number: int) -> None:
+    """Let everything that is still written to an open file vanish: nobody reads it any more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def _is_own(frame: FrameType | None) -> bool:
+    """Return whether vivace prints: the first caller that prints for nobody else is a module of its own."""
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "")
+        if not _is_of(package, _WRITERS):
+            return _is_of(package, _OWN)
+        frame = frame.f_back
+    return False
+
+
+def _is_of(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

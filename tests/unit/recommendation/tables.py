@@ -1,0 +1,49 @@
+"""Rows and tables of evidence, and questions to them."""
+
+from vivace.recipes.resolve import resolve
+from vivace.recommendation import Criteria, Recommendation
+from vivace.recommendation.advise import recommend_from
+from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
+from vivace.stats import Interval
+
+
+def seen(text: str, gain: float | None = None, width: float = 0.01, **fields: object) -> EvidenceRow:
+    """A row whose baseline takes 10 s an image."""
+    recipe = resolve(text)
+    point = gain or 1.0
+    values = {
+        "latency": Interval(10 / point, 10 / point * (1 - width), 10 / point * (1 + width)),
+        "gain": None if gain is None else Interval(point, point * (1 - width), point * (1 + width)),
+        "peak_bytes": 20_000_000_000,
+        "num_rounds": 2,
+        **fields,
+    }
+    return EvidenceRow(
+        recipe=recipe.text,
+        num_techniques=len(recipe.techniques),
+        same_picture=recipe.same_picture,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def table(
+    *rows: EvidenceRow, kind: str = "own", gpu: str = "NVIDIA H100", model: str = "flux-dev", **fields: object
+) -> EvidenceTable:
+    rows = rows if any(row.recipe == "baseline" for row in rows) else (seen("baseline"), *rows)
+    values = {
+        "kind": kind,
+        "place": kind,
+        "gpu": gpu,
+        "model": model,
+        "baseline": "baseline",
+        "rows": rows,
+        **fields,
+    }
+    return EvidenceTable(**values)  # type: ignore[arg-type]
+
+
+def ask(
+    *tables: EvidenceTable, model: str = "flux-dev", gpu: str | None = "H100", **fields: object
+) -> Recommendation:
+    wanted = Criteria(model=model, gpu=gpu, **fields)  # type: ignore[arg-type]
+    return recommend_from(wanted, tables, with_predictions=False)

@@ -1,0 +1,192 @@
+"""What the answer says, what it asks for next, and the command."""
+
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.recommendation.tables import ask, seen, table
+
+import vivace
+from tests.make import make_environment, make_round, make_trial
+from tests.typed import typed
+from vivace.benchmark.store import Store
+from vivace.cli import app
+from vivace.errors import StoreError, UnknownModel, UsageError
+from vivace.recipes.resolve import resolve
+from vivace.recommendation import Recommendation
+from vivace.recommendation.criteria import parse_size
+from vivace.recommendation.evidence import EvidenceTable
+from vivace.recommendation.speed_limit import chip_limit
+from vivace.spec.record import Outcome
+
+
+def test_the_next_command_measures_what_is_not_known_here() -> None:
+    answer = ask(table(seen("fp8_static+compile", 1.9), seen("compile", 1.3), kind="committed"))
+    assert answer.next == (
+        "vivace bench --model flux-dev --recipe baseline --recipe 'quantize(fp8_static)+compile' --recipe compile "
+        "--prompt-set real",
+    )
+    mine = table(seen("compile", 1.3))
+    better = ask(mine, table(seen("fp8_static+compile", 1.9), kind="committed"))
+    assert better.recipe == "compile"
+    assert "--recipe 'quantize(fp8_static)+compile'" in better.next[0]
+    for line in (*answer.next, *better.next):
+        words = shlex.split(line)
+        options = {option for param in app.commands[words[1]].params for option in param.opts}
+        assert {word for word in words if word.startswith("--")} <= options
+        for word, value in itertools.pairwise(words):
+            if word == "--recipe":
+                resolve(value)
+
+
+def test_what_gains_more_on_the_same_generation_is_told_and_asked_for_next() -> None:
+    """The user's record on this GPU is followed, and the better recipe that its sister was measured with not hidden."""
+    here = [
+        table(seen(recipe, 1.1 + k / 10), gpu="NVIDIA H100 80GB HBM3", place=f"{k}.json")
+        for k, recipe in enumerate(("compile", "bf16+compile", "int8+compile", "tf32+compile"))
+    ]
+    sister = table(seen("fp8_static+compile", 1.9), kind="committed", gpu="NVIDIA H200", place="h200.json")
+    other = table(seen("fp8+compile", 2.5), kind="committed", gpu="NVIDIA A100", place="a100.json")
+    answer = ask(*here, sister, other, gpu="H100")
+    assert "h200.json" in [one.basis.place for one in answer.elsewhere]
+    assert "a100.json" not in [one.basis.place for one in answer.elsewhere]
+    assert "'quantize(fp8_static)+compile'" in answer.next[0]
+    slower = table(seen("fp8_static+compile", 1.2), kind="committed", gpu="NVIDIA H200", place="h200.json")
+    assert "h200.json" not in [one.basis.place for one in ask(*here, slower, gpu="H100").elsewhere]
+    shipped = table(seen("compile", 1.3), kind="committed", gpu="NVIDIA H100 80GB HBM3", place="h100.json")
+    followed = ask(shipped, sister, slower, other, gpu="H100")
+    assert followed.basis is not None
+    assert followed.basis.place == "h200.json", "vivace's own record of a sister is followed"
+    assert ask(shipped, slower, gpu="H100").recipe == "compile"
+
+
+def test_gains_over_one_baseline_are_compared_over_it() -> None:
+    """The model as published waits for the host, whose speed is not the GPU's."""
+
+    def of(gpu: str, recipe: str, gain: float, published: float, kind: str) -> EvidenceTable:
+        rows = (seen("cuda_graph"), seen("baseline", published), seen(f"{recipe}+cuda_graph", gain))
+        return table(*rows, kind=kind, gpu=gpu, place=gpu, baseline="cuda_graph")
+
+    here = of("NVIDIA H200", "compile", 1.3, 0.5, "own")
+    sister = of("NVIDIA H100", "fp8_static+compile", 1.6, 0.8, "committed")
+    answer = ask(here, sister, gpu="H200")
+    assert answer.recipe == "compile+cuda_graph"
+    assert "'quantize(fp8_static)+compile+cuda_graph'" in answer.next[0], "1.6 is more than 1.3"
+
+
+def test_a_tie_in_own_records_asks_for_more_rounds() -> None:
+    answer = ask(table(seen("fuse_qkv+compile", 1.52, 0.02), seen("compile", 1.5, 0.02)))
+    assert answer.next[-1].endswith("--rounds 4")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("12GB", 12e9), ("12", 12e9), ("1.5 GiB", 1.5 * 2**30), ("800mb", 8e8)]
+)
+def test_sizes(text: str, number: float) -> None:
+    assert parse_size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "12 parsecs", "0", "1e9", "nan"])
+def test_wrong_sizes(text: str) -> None:
+    with pytest.raises(UsageError, match="12GB or 12GiB"):
+        parse_size(text)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with a comparison on tiny-sd: compile twice as fast, tiny_vae four times without judged images."""
+    folder = tmp_path / ".vivace"
+    with Store.create(folder) as opened:
+        trials, environment = (
+            [make_trial(r) for r in ("baseline", "compile", "tiny_vae", "bf16")],
+            make_environment(),
+        )
+        opened.start_run("vivace bench", trials, environment)
+        for trial, factor in zip(trials, (1.0, 0.5, 0.25, None), strict=True):
+            for index in range(2):
+                times = tuple(factor * s for s in (1.0, 1.01, 0.99, 1.0)) if factor else ()
+                outcome = Outcome.MEASURED if factor else Outcome.CRASHED
+                round_ = make_round(index, times, outcome)
+                opened.append(trial.key(environment), round_)
+    return folder
+
+
+def test_a_store_comes_before_what_ships(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.parent)
+    answer = vivace.recommend("tiny-sd")
+    assert answer.basis is not None
+    assert (answer.recipe, answer.basis.kind, answer.basis.gpu) == ("compile", "own", "Test CPU")
+    assert {one.recipe: one.kind for one in answer.left_out} == {
+        "tiny_vae": "unproven",
+        "dtype(bf16)": "not measured",
+    }
+    assert answer.elsewhere[0].basis.kind == "committed"
+    assert "you have no records of it" not in answer.missing
+    assert vivace.recommend("tiny-sd", store=[]).basis != answer.basis
+    # A process's resident set counts on a CPU, and says nothing about a GPU.
+    assert vivace.recommend("tiny-sd", max_memory="1GB").recipe == "compile"
+    assert vivace.recommend("tiny-sd", max_memory="1GB", gpu="H100").recipe is None
+
+
+def test_wrong_arguments_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="add --price-per-hour"):
+        vivace.recommend("flux-dev", goal="cost")
+    with pytest.raises(UsageError, match="goals: latency, memory"):
+        vivace.recommend("flux-dev", goal="speed")  # type: ignore[arg-type]
+    with pytest.raises(UnknownModel, match="did you mean 'flux-dev'"):
+        vivace.recommend("flux-dv")
+    with pytest.raises(StoreError, match="no store at"):
+        vivace.recommend("flux-dev", store=tmp_path / "none")
+    with pytest.raises(UsageError, match="max_memory=-1"):
+        vivace.recommend("flux-dev", max_memory=-1.0)
+
+
+def test_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def asked(*arguments: str, code: int = 0) -> str:
+        assert typed(monkeypatch, "recommend", *arguments) == code
+        shown = capsys.readouterr()
+        return shown.err if code else shown.out
+
+    lines = asked("flux-dev", "--gpu", "H200", "--max-memory", "20GB", "--same-picture").splitlines()
+    assert lines[0].startswith("flux-dev on H200 within 20.0 GB, for latency")
+    long = [line for line in lines if len(line) > 80]
+    assert all(len(max(re.findall(r"'[^']*'|\S+", line), key=len)) > 40 for line in long), (
+        "only recipes that cannot be broken"
+    )
+    assert {"gain", "stands", "memory", "quality", "runner-up", "missing", "sure", "next"} <= {
+        line.split()[0] for line in lines if line and not line.startswith(" ")
+    }
+    plain = json.loads(asked("flux-dev", "--gpu", "H200", "--format", "json"))
+    answer = Recommendation.model_validate(plain)
+    assert answer.basis is not None
+    assert (answer.basis.kind, answer.basis.near) == ("committed", "same")
+    assert str(answer).splitlines()[2].strip() == plain["recipe"]
+    assert "--price-per-hour" in asked("sdxl", "--goal", "cost", code=2)
+    assert "12GiB" in asked("sdxl", "--max-memory", "much", code=2)
+
+
+def test_the_answer_needs_no_torch() -> None:
+    code = (
+        "import sys, vivace; print(vivace.recommend('flux-dev', gpu='A100').recipe, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False", done.stdout
+
+
+def test_the_limit_of_the_chip_is_told() -> None:
+    answer = vivace.recommend("flux2-dev", gpu="H100", store=())
+    assert answer.limit is not None
+    assert answer.limit.half_s == pytest.approx(50 * 282.6 / 989.5, rel=1e-3)
+    assert answer.limit.eight_s == pytest.approx(answer.limit.half_s / 2, rel=1e-6)
+    assert "50 computed steps of 283 TFLOP take at" in str(answer)
+    assert chip_limit("flux2-dev", "banana") is None, "no data sheet"
+    assert vivace.recommend("tiny-sd", gpu="H100", store=()).limit is None, "no count"

@@ -1,0 +1,177 @@
+"""What is allowed: what the GPU runs, what fits, and what is proven to keep the images."""
+
+import pytest
+from tests.unit.recommendation.tables import ask, seen, table
+
+from tests.make import make_record, make_round
+from vivace.recommendation.committed import committed_tables
+from vivace.recommendation.evidence import JudgedQuality
+from vivace.recommendation.measured import table_of
+from vivace.report.rows import rows_of
+from vivace.spec.limits import Limits
+from vivace.spec.record import Round
+from vivace.stats import Gate, Interval
+
+
+def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:
+    rows = seen("fp8_static+compile", 1.9), seen("compile", 1.3)
+    answer = ask(table(*rows, kind="committed", gpu="NVIDIA H200"), gpu="A100")
+    assert answer.recipe == "compile"
+    (out,) = answer.left_out
+    assert out.kind == "hardware"
+    assert "8.9" in out.why
+    assert "better, but quantize(fp8_static)+compile" in str(answer)
+    assert (
+        ask(table(*rows, kind="committed", gpu="NVIDIA H200"), gpu="RTX 4090").recipe
+        == "quantize(fp8_static)+compile"
+    )
+    several = table(seen("parallel(ulysses)", 1.9), seen("compile", 1.3), kind="committed")
+    assert ask(several).recipe == "compile"
+
+
+def test_the_limit_on_memory_is_hard_and_unknown_does_not_fit() -> None:
+    rows = (
+        seen("compile", 2.0, peak_bytes=24_100_000_000),
+        seen("int8+compile", 1.5, peak_bytes=12_000_000_000),
+        seen("cuda_graph", 3.0, peak_bytes=None),
+    )
+    answer = ask(table(*rows), max_bytes=24e9)
+    assert answer.recipe == "quantize(int8)+compile"
+    kinds = {one.recipe: one.kind for one in answer.left_out}
+    assert kinds == {"compile": "memory", "cuda_graph": "memory unknown"}
+    assert "not known to fit: cuda_graph" in str(answer)
+    nothing = ask(table(*rows), max_bytes=1e9)
+    assert nothing.recipe is None
+    assert nothing.next[0] == "vivace plan flux-dev --card 1"
+
+
+def test_recipes_that_change_the_picture_need_proof() -> None:
+    caches = {
+        "first_block_cache(0.1)": JudgedQuality(gate=Gate.PASSED, reason="passes"),
+        "first_block_cache(0.2)": JudgedQuality(gate=Gate.UNCLEAR, reason="too few images"),
+        "first_block_cache(0.3)": JudgedQuality(gate=Gate.FAILED, reason="shows something else"),
+        "first_block_cache(0.4)": None,
+    }
+    gains = (1.5, 2.0, 2.5, 3.0)
+    rows = [
+        seen(text, gain, judged=judged) for (text, judged), gain in zip(caches.items(), gains, strict=True)
+    ]
+    answer = ask(table(*rows, seen("compile", 1.3)))
+    assert answer.recipe == "first_block_cache(0.1)"
+    assert answer.quality == "passes the quality gate: passes"
+    assert sorted(one.kind for one in answer.left_out) == ["quality", "unproven", "unproven"]
+    assert ask(table(*rows, seen("compile", 1.3)), same_picture=True).recipe == "compile"
+    assert ask(table(*rows, seen("compile", 1.3)), limits=Limits()).recipe == "first_block_cache(0.1)"
+    published = ask(table(*rows, seen("compile", 1.3), kind="published"))
+    assert published.recipe == "first_block_cache(0.1)", "published rows need proof as well"
+    assert {one.kind for one in published.left_out} == {"quality", "unproven"}
+
+
+def test_random_weights_borrow_quality_from_an_embedded_model_of_the_kind() -> None:
+    by_gate = {
+        gate: next(
+            row
+            for tiny in committed_tables()
+            if tiny.model == "tiny-flux"
+            for row in tiny.rows
+            if row.judged is not None and row.judged.gate is gate and "hits" in row.recipe
+        )
+        for gate in (Gate.PASSED, Gate.FAILED)
+    }
+    full = [seen(f"{row.recipe}+cuda_graph", 2.0) for row in by_gate.values()]
+    rows = (full[0], full[1].model_copy(update={"gain": Interval(3.0, 2.9, 3.1)}), seen("compile", 1.3))
+    answer = ask(table(*rows, random_weights=True))
+    assert answer.chosen is not None
+    assert answer.chosen.judged is not None
+    assert (answer.recipe, answer.chosen.judged.of) == (rows[0].recipe, "tiny-flux")
+    assert "judged on tiny-flux, a small model of the same kind, not on flux-dev" in answer.quality
+    assert answer.sure == "medium"
+    # A UNet is of another kind, with an embedded model of its own.
+    unet = ask(table(*rows, random_weights=True, model="sdxl"), model="sdxl")
+    assert unet.chosen is not None
+    assert unet.chosen.judged is not None
+    assert (unet.recipe, unet.chosen.judged.of) == (rows[0].recipe, "tiny-sd")
+    few = ask(table(*rows, random_weights=True, model="flux-schnell"), model="flux-schnell")
+    assert few.recipe == "compile", "four steps are not many"
+    assert all("random weights" in one.why for one in few.left_out)
+
+
+def test_fewer_steps_of_another_number_of_steps_are_another_share() -> None:
+    """24 of tiny-flux's 28 steps pass; 24 of 50 are not known."""
+    row = seen("steps(24)", 2.0)
+    assert ask(table(row, random_weights=True, steps=28)).recipe == "steps(24)"
+    assert [one.kind for one in ask(table(row, random_weights=True, steps=50)).left_out] == ["unproven"]
+
+
+def test_operations_that_were_counted_are_no_times() -> None:
+    counted = seen("steps(14)", 1.9, judged=JudgedQuality(gate=Gate.PASSED), is_counted=True, latency=None)
+    answer = ask(table(counted, kind="committed"))
+    assert (answer.recipe, answer.sure) == ("steps(14)", "low")
+    assert "counted and not timed" in answer.doubts[0]
+    assert "an image instead of" not in str(answer)
+
+
+def test_committed_images_are_held_to_the_limits_that_are_asked() -> None:
+    kept = JudgedQuality(gate=Gate.FAILED, reason="below 99 %", clip=Interval(0.96, 0.94, 0.98))
+    rows = seen("steps(14)", 2.0, judged=kept), seen("steps(20)", 1.4, judged=JudgedQuality(gate=Gate.PASSED))
+    loose = ask(table(*rows, kind="committed"), limits=Limits(clip=0.9))
+    assert loose.recipe == "steps(14)"
+    assert "CLIP margin kept [94, 98] %, 90 % asked" in loose.quality
+    strict = ask(table(*rows, kind="committed"), limits=Limits(clip=0.95))
+    assert strict.recipe == "baseline"
+    lost = rows[0].model_copy(update={"judged": kept.model_copy(update={"is_lost": True})})
+    assert ask(table(lost, kind="committed"), limits=Limits(clip=0.9)).recipe == "baseline"
+
+
+def test_disturbed_times_are_not_compared() -> None:
+    def at(python_ms: float, *times: float) -> tuple[Round, ...]:
+        rounds = (make_round(index, times) for index in range(2))
+        return tuple(r.model_copy(update={"conditions": {"python_ms": python_ms}}) for r in rounds)
+
+    records = [
+        make_record("baseline", *at(4.0, 1.0, 1.01, 0.99)),
+        make_record("compile", *at(2.0, 0.5, 0.51, 0.49)),
+    ]
+    found = table_of("own", "here", rows_of(records))
+    answer = ask(found, model="tiny-sd", gpu=None)
+    assert answer.recipe is None, "nothing is compared"
+    (out,) = answer.left_out
+    assert (out.recipe, out.kind) == ("compile", "no figure")
+    assert "disturbed its times" in out.why
+    memory = ask(found, model="tiny-sd", gpu=None, goal="memory")
+    assert memory.ties, "memory is not disturbed"
+    assert memory.next[0].endswith("--rerun")
+    assert ask(found, model="tiny-sd", gpu=None, goal="stability").recipe is None
+
+
+def test_with_random_weights_a_threshold_decides_on_noise() -> None:
+    record = make_record("first_block_cache(0.3)", make_round(0))
+    random = record.trial.model.model_copy(update={"name": "synthetic:flux-dev", "source": "synthetic"})
+    record = record.model_copy(update={"trial": record.trial.model_copy(update={"model": random})})
+    (row,) = table_of("own", "here", rows_of([record])).rows
+    assert (row.outcome, row.is_known) == ("untrusted", False)
+    assert "decides on noise" in row.reason
+
+
+def test_a_cpu_that_changed_matters_only_while_the_gpu_waits() -> None:
+    """The GPU's busy time bounds what the CPU's speed can have done to a speed-up."""
+
+    def at(python_ms: float, busy_s: float, *times: float) -> tuple[Round, ...]:
+        rounds = (make_round(index, times) for index in range(2))
+        update = {"conditions": {"python_ms": python_ms}, "gpu_busy_s": busy_s}
+        return tuple(r.model_copy(update=update) for r in rounds)
+
+    records = [
+        make_record("baseline", *at(2.0, 0.99, 1.0, 1.01, 0.99)),
+        make_record("compile", *at(4.0, 0.4, 0.5, 0.51, 0.49)),
+    ]
+    plain = rows_of([records[0], make_record("compile", *at(2.0, 0.4, 0.5, 0.51, 0.49))])[1].speedup
+    _, row = table_of("own", "here", rows_of(records)).rows
+    assert row.gain is not None
+    assert plain is not None
+    assert (row.gain.point, row.gain.low) == (plain.point, plain.low)
+    # 0.1 s of waiting would be 0.05 s at the baseline's speed: 0.45 instead of 0.5 s.
+    assert row.gain.high == pytest.approx(plain.high * 0.5 / 0.45)
+    assert "the GPU was busy 80 % of the time" in row.note
+    answer = ask(table_of("own", "here", rows_of(records)), model="tiny-sd", gpu=None)
+    assert answer.recipe == "compile"

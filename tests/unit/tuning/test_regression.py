@@ -1,0 +1,161 @@
+"""The model of effects learns from few trials, and says how unsure it is."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.studies.recorded import all_recorded
+from vivace.tuning.improvement import improvement
+from vivace.tuning.objective import Objective
+from vivace.tuning.priors import effects, known_sources, touched_share
+from vivace.tuning.regression import Datum, Prior, Regression
+
+
+def recipes(*texts: str) -> list[Recipe]:
+    return [resolve(text) for text in texts]
+
+
+def test_effects_add_up() -> None:
+    belief = Regression()
+    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01), Datum(resolve("steps(8)"), 0.5, 0.01)])
+    mean, sd = belief.estimate(recipes("tiny_vae+steps(8)", "tiny_vae", "channels_last"))
+    assert mean[0] == pytest.approx(0.8, abs=0.05)
+    assert mean[1] == pytest.approx(0.3, abs=0.01)
+    assert sd[1] < sd[0] < sd[2]  # measured, made of what was measured, unknown
+
+
+def test_a_pair_is_learnt_only_from_recipes_that_have_it() -> None:
+    belief = Regression()
+    singles = [Datum(resolve("tiny_vae"), 0.3, 0.005), Datum(resolve("steps(8)"), 0.5, 0.005)]
+    belief.learn([*singles, Datum(resolve("tiny_vae+steps(8)"), 0.6, 0.005)])
+    mean, _ = belief.estimate(recipes("tiny_vae+steps(8)", "tiny_vae", "tiny_vae+steps(8)+channels_last"))
+    assert mean[0] == pytest.approx(0.6, abs=0.02)
+    assert mean[1] == pytest.approx(0.3, abs=0.03)
+    assert mean[2] == pytest.approx(0.6, abs=0.05)  # the pair's loss is expected of larger recipes
+
+
+def test_another_value_of_a_knob_is_expected_to_be_alike() -> None:
+    belief = Regression()
+    belief.learn([Datum(resolve("deepcache(3)"), 0.6, 0.01)])
+    mean, sd = belief.estimate(recipes("deepcache(5)", "channels_last"))
+    assert 0.1 < mean[0] < 0.6
+    assert sd[0] < sd[1]
+
+
+def test_draws_have_the_mean_and_the_spread_of_the_estimate() -> None:
+    belief = Regression(usual=Prior(0.1, 0.2))
+    belief.learn([Datum(resolve("tiny_vae"), 0.4, 0.1)])
+    asked = recipes("tiny_vae", "tiny_vae+steps(8)")
+    rng = np.random.default_rng(0)
+    drawn = np.array([belief.draw(asked, rng) for _ in range(3000)])
+    mean, sd = belief.estimate(asked)
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
+    assert drawn.std(axis=0) == pytest.approx(sd, rel=0.06)
+
+
+def test_recipes_of_one_kind_differ_from_the_sum_together() -> None:
+    kind = {resolve(text): ("a",) for text in ("tiny_vae", "tiny_vae+channels_last")}
+    small = Prior(0.0, 0.01)
+    belief = Regression(usual=small, pair_sd=0.01, kind_sd=0.1, kind_of=kind.get)
+    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01)])
+    mean, sd = belief.estimate(recipes("tiny_vae+channels_last", "tiny_vae+steps(8)"))
+    assert mean[0] > 0.25
+    assert mean[1] < 0.05
+    assert sd[0] < 0.1
+
+
+def test_what_is_a_recipes_own_is_told_by_its_measurement_alone() -> None:
+    """In estimates and in draws."""
+    belief = Regression(usual=Prior(0.0, 0.01), own_sd=0.2)
+    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01)])
+    asked = recipes("tiny_vae", "tiny_vae+channels_last")
+    mean, sd = belief.estimate(asked)
+    assert mean[0] == pytest.approx(0.3, abs=0.01)
+    assert sd[0] < 0.02
+    assert sd[1] == pytest.approx(0.2, abs=0.02)
+    drawn = belief.draws(asked, np.random.default_rng(0), 4000)
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
+    assert drawn.std(axis=0) == pytest.approx(sd, rel=0.1)
+
+
+def test_expected_improvement() -> None:
+    found = improvement(np.array([0.0, 0.5, 0.0]), np.array([0.1, 0.1, 0.5]), 0.2)
+    assert found[1] == pytest.approx(0.3, abs=0.001)
+    assert found[0] < found[2] < found[1]
+
+
+def test_what_a_technique_touches_bounds_its_effect() -> None:
+    stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
+    (vae,), (compiled,) = resolve("compile@vae"), resolve("compile")
+    assert touched_share(vae.targets, stages) == pytest.approx(0.1)
+    assert touched_share(compiled.targets, stages) == pytest.approx(0.8)
+    found = effects([vae, compiled], stages, Objective())
+    assert found["compile@vae"].sd < -math.log(0.9) < found["compile"].sd
+
+
+def test_weights_trained_for_few_steps_are_believed_before_they_are_tried() -> None:
+    stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
+    (distilled,), (fewer,) = resolve("distilled(lcm)"), resolve("steps(4)")
+    assert distilled.trained_steps == 4
+    found = effects([distilled, fewer], stages, Objective(), num_steps=40)
+    trained = found["distilled(lcm)"]
+    assert trained.mean == pytest.approx(-math.log(0.2 + 0.8 * 4 / 40))
+    assert found["distilled@denoiser"] == trained
+    assert trained.sd < trained.mean / 4, "fewer steps may ruin the picture, and these are made not to"
+    assert found["steps(4)"].mean < 0.3
+    unknown = effects([distilled], stages, Objective())["distilled(lcm)"]
+    longer = effects([distilled], stages, Objective(), num_steps=4)["distilled(lcm)"]
+    assert unknown == longer
+    assert unknown.mean < 0.3
+
+
+def test_records_of_the_same_model_and_family_count_most() -> None:
+    data = [d for s in known_sources("flux-dev", "NVIDIA H100", Objective()) for d in s.data]
+    mine = [d for d in data if d.recipe.text == "quantize(fp8)+compile"]
+    assert min(d.error for d in mine) == 0.05
+    elsewhere = [d for s in known_sources("flux-dev", "some CPU", Objective()) for d in s.data]
+    assert min(d.error for d in elsewhere) == 0.4
+    named = {source.name for source in known_sources("flux-dev", "NVIDIA H200", Objective(), ("records",))}
+    assert "vivace's records" not in named
+    assert "study 004" in named
+
+
+@pytest.mark.parametrize(
+    ("gpu", "least"),
+    [
+        ("NVIDIA H800", 0.05),
+        ("NVIDIA A800-SXM4-80GB", 0.05),
+        ("NVIDIA A10G", 0.05),
+        ("NVIDIA RTX 6000 Ada Generation", 0.15),
+        ("NVIDIA L20", 0.15),
+        ("NVIDIA B300", 0.15),
+        ("Tesla T4", 0.2),
+        ("AMD Instinct MI300X", 0.4),
+    ],
+)
+def test_all_generations_learn_from_their_own(gpu: str, least: float) -> None:
+    """Of these, tuning once knew none, and took an H100's records for as good as an A100's."""
+    sources = known_sources("flux-dev", gpu, Objective())
+    assert min(datum.error for source in sources for datum in source.data) == pytest.approx(least)
+
+
+def test_what_fewer_steps_gained_is_not_taken_from_records() -> None:
+    """15 steps of 30 halve the time, and 15 of 20 do not."""
+    assert any("steps(" in recipe for _, recipe, _, _ in all_recorded())
+    (records,) = (
+        s for s in known_sources("sd15", "NVIDIA H100", Objective()) if s.name == "vivace's records"
+    )
+    assert records.data
+    assert not any("steps(" in datum.recipe.text for datum in records.data)
+
+
+def test_a_cpu_learns_from_gpus_only_what_leaves_work_out() -> None:
+    gpu = [d for s in known_sources("flux-dev", "some card", Objective()) for d in s.data]
+    cpu = [d for s in known_sources("flux-dev", "AMD EPYC", Objective(), is_cpu=True) for d in s.data]
+    assert cpu
+    assert len(cpu) < len(gpu)
+    assert not any(technique.same_picture for datum in cpu for technique in datum.recipe)
+    assert any(technique.same_picture for datum in gpu for technique in datum.recipe)

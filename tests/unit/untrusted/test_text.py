@@ -1,0 +1,83 @@
+"""Foreign text cannot control a terminal, break a Markdown table, or become a formula in a spreadsheet."""
+
+import csv
+import io
+
+import pytest
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from tests.make import make_record, make_round
+from vivace.cli.terminal import console
+from vivace.report.rows import rows_of
+from vivace.report.table import render
+from vivace.spec.record import Outcome
+from vivace.untrusted.streams import PlainStream
+from vivace.untrusted.text import csv_cell, markdown_cell, markdown_code_cell, plain
+
+ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b2J"
+
+
+def test_control_characters_become_visible() -> None:
+    assert plain("a\tb\nc é 😀 \u200d") == "a\tb\nc é 😀 \u200d"
+    assert plain("\x1b[2J\r\x00\x7f\x9b\u202e\u2028\udc80") == (r"\x1b[2J\x0d\x00\x7f\x9b\u202e\u2028\udc80")
+
+
+def test_streams_pass_nothing_harmful_whoever_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    stream = PlainStream(raw)
+    print(f"x{ESCAPE}é", file=stream)  # type: ignore[call-overload]
+    stream.writelines(["\x1b"])
+    raw.flush()
+    assert raw.buffer.getvalue() == rb"x\x1b]0;owned\x07\x1b[31m\x9b2J\xe9" + b"\n" + rb"\x1b"  # type: ignore[attr-defined]
+    assert not hasattr(stream, "buffer")
+
+
+def test_rich_keeps_its_own_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", PlainStream(out))
+    shown = console()
+    table = Table()
+    table.add_column(Text(ESCAPE))
+    table.add_row(Text(f"red{ESCAPE}", style="bold red"))
+    shown.print(table)
+    with Progress(console=shown) as progress:
+        progress.add_task(ESCAPE.replace("[", "\\["), total=1)
+    text = out.getvalue()
+    assert "\x1b[1;31mred" in text, "its own style"
+    assert not any(harm in text for harm in ("\x07", "\x9b", "\x1b]0", "\x1b[31m"))
+
+
+@pytest.mark.parametrize(
+    "value", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "  =1", '=cmd|" /C calc"!A0']
+)
+def test_no_text_is_a_formula(value: str) -> None:
+    assert str(csv_cell(value)).startswith("'")
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, None, True, "a=1", "tiny_vae+bf16", "1-2"])
+def test_other_cells_stay(value: object) -> None:
+    assert csv_cell(value) is value or csv_cell(value) == value
+
+
+def test_tables_hold_foreign_reasons() -> None:
+    reason = f"=cmd|x{ESCAPE}\n](javascript:x) <img src=x>"
+    failed = make_record("steps(5)", make_round(0, outcome=Outcome.CRASHED, reason=reason))
+    rows = rows_of([make_record("baseline"), failed])
+    row = list(csv.DictReader(io.StringIO(render(rows, "csv"))))[1]
+    assert row["reason"].startswith("'=cmd|x\\x1b]0")
+    heading, *lines = render(rows, "md").splitlines()
+    line = next(line for line in lines if "steps(5)" in line)
+    assert line.replace("\\|", "").count("|") == heading.count("|")
+    assert "\x1b" not in line
+    assert "](" not in line
+    assert "<img" not in line.replace("\\<", "")
+
+
+def test_markdown() -> None:
+    assert markdown_cell("a|b\nc") == "a\\|b c"
+    assert markdown_code_cell("a") == "`a`"
+    assert markdown_code_cell("a`b") == "`` a`b ``"
