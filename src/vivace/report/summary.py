@@ -105,7 +105,7 @@ def _time_and_memory(best: Row, baseline: Row) -> str:
 
 
 def _quality(rows: Sequence[Row], best: Row) -> list[str]:
-    """Describe whether the quality of the fastest recipe passes, and which one was faster without proof of its quality."""
+    """Describe whether the fastest recipe's quality passes, and which one was faster without proof of its quality."""
     if best.record.trial.model.is_synthetic:
         return ["Random weights: its effect on image quality is not known."]
     if best.judgement is None:
@@ -235,7 +235,7 @@ def paid_back(row: Row) -> str:
 
 
 def limit_in_words(row: Row) -> str:
-    """Describe how far a row is from its limit, and where the rest of the time goes; "" if no ceilings were measured."""
+    """Describe how far a row is from its limit, and where the rest of the time goes; "" without ceilings."""
     limit = row.limit
     if limit is None:
         return ""
@@ -252,7 +252,7 @@ def limit_in_words(row: Row) -> str:
 
 
 def gpu_in_words(row: Row) -> str:
-    """Describe what an image costs and what the GPU did: "812 J an image (counter), 590 W, ..."; "" if neither is known."""
+    """Describe what an image costs and what the GPU did: "812 J an image (counter), 590 W"; "" if neither is known."""
     parts = []
     if row.cost_per_1000 is not None:
         parts.append(f"1,000 images cost {money(row.cost_per_1000)} at {row.price_per_hour:g} an hour")

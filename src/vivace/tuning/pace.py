@@ -127,7 +127,7 @@ class Pace:
         return drawing + self.of_quality(1 + len(finalists), images)
 
     def of_drawing(self, result: Result | None, images: int) -> float:
-        """Return about how long a recipe's round takes that is not for its time, of the baseline if `result` is None."""
+        """Return about how long a round that draws images takes, of the baseline if `result` is None."""
         seconds = self.batch * result.seconds if result is not None and result.seconds else self.base_s
         first = 0.0 if result is None else max(0.0, (result.first_call_s or 0.0) - seconds)
         warm = _WARM if self.on_gpu else _WARM_ON_A_CPU

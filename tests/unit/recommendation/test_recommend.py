@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.recommendation.tables import ask, seen, table
 
 import vivace
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import typed
+from tests.unit.recommendation.tables import ask, seen, table
 from vivace.benchmark.store import Store
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError

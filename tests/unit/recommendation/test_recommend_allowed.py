@@ -1,9 +1,9 @@
 """What is allowed: what the GPU runs, what fits, and what is proven to keep the images."""
 
 import pytest
-from tests.unit.recommendation.tables import ask, seen, table
 
 from tests.make import make_record, make_round
+from tests.unit.recommendation.tables import ask, seen, table
 from vivace.recommendation.committed import committed_tables
 from vivace.recommendation.evidence import JudgedQuality
 from vivace.recommendation.measured import table_of

@@ -1,9 +1,9 @@
 """Which evidence comes first, and what another GPU's is worth."""
 
 import pytest
-from tests.unit.recommendation.tables import ask, seen, table
 
 import vivace
+from tests.unit.recommendation.tables import ask, seen, table
 from vivace.hardware import Near, capability_of, near
 from vivace.recommendation import Criteria
 from vivace.recommendation.advise import recommend_from

@@ -1,8 +1,8 @@
 """What is best for each goal, and what is a tie."""
 
 import pytest
-from tests.unit.recommendation.tables import ask, seen, table
 
+from tests.unit.recommendation.tables import ask, seen, table
 from vivace.recommendation.evidence import CallSpread, JudgedQuality
 from vivace.stats import Gate, Interval
 
