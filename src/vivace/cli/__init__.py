@@ -24,6 +24,7 @@ from vivace.cli.profile import profile
 from vivace.cli.quality import quality
 from vivace.cli.recommend import recommend
 from vivace.cli.report import report
+from vivace.cli.serve import serve
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
 from vivace.cli.tune import tune
@@ -46,6 +47,7 @@ def app() -> None:
 
 for command in (
     recommend,
+    serve,
     plan,
     generate,
     bench,
