@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from vivace.serve.checks import Checks
-from vivace.serve.jobs import Drawn, Job, JobError, State
+from vivace.serve.jobs import Drawn, Job, JobError
 from vivace.serve.metrics import Metrics
 from vivace.serve.pool import Pool
 from vivace.serve.requests import GenerationRequest, RequestError, jobs_of
@@ -127,7 +127,6 @@ def _add_health(app: FastAPI) -> None:
         }
         if pool.state is not None:
             entry |= {
-                "recipe": pool.state.recipe,
                 "sizes": [str(size) for size in sorted(pool.state.speeds)],
                 "size": str(pool.state.size),
                 "num_inference_steps": pool.state.steps,
@@ -155,7 +154,7 @@ def _add_images(app: FastAPI) -> None:
         pool, settings = request.app.state.pool, request.app.state.settings
         if pool.problem is not None:
             raise JobError(503, f"the model cannot be used: {pool.problem}")
-        if pool.state is None or not (pool.is_ready or pool.line or pool.ledger.states[State.RUNNING]):
+        if pool.state is None:
             return JSONResponse(
                 error_body(503, "the model is being loaded; see /readyz"), 503, {"Retry-After": "5"}
             )

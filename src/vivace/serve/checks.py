@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 1_000_000
 """Bytes."""
+_DRAINED = 16_000_000
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
 
@@ -51,6 +52,13 @@ class Checks:
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a body, having read what a client sends before it listens."""
+    total = 0
+    while total < _DRAINED:
+        message = await receive()
+        total += len(message.get("body", b""))
+        if not message.get("more_body"):
+            break
     body = error_body(413, f"a body has at most {LARGEST_BODY:,} bytes")
     await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
 

@@ -19,10 +19,12 @@ class Projection:
     Attributes:
         pipe: the pipeline, which knows how its latents are packed.
         weights: (channels + 1, 3); the last row is the offset.
+        spread: standard deviation of finished latents. Those of early steps are larger, by their noise.
     """
 
     pipe: Any
     weights: NDArray[np.float32]
+    spread: float
 
     def image(self, latents: Any, height: int, width: int) -> Image:
         """Return an image of the size of the first latents, one pixel for each of their places."""
@@ -30,6 +32,7 @@ class Projection:
 
         grid = _grid(self.pipe, latents, height, width)
         assert grid is not None
+        grid = grid * min(1.0, self.spread / max(float(grid.std()), 1e-6))
         colours = _with_offset(grid) @ self.weights
         return Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))
 
@@ -44,7 +47,7 @@ def fit_projection(pipe: Any, latents: Any, image: Image) -> Projection | None:
     inputs = _with_offset(grid).reshape(rows * columns, -1).astype(np.float64)
     ridge = 1e-3 * np.trace(inputs.T @ inputs) / inputs.shape[1] * np.eye(inputs.shape[1])
     weights = np.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ pixels.reshape(-1, 3))
-    return Projection(pipe, weights.astype(np.float32))
+    return Projection(pipe, weights.astype(np.float32), float(grid.std()))
 
 
 def _grid(pipe: Any, latents: Any, height: int, width: int) -> NDArray[np.float32] | None:

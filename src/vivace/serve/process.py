@@ -67,10 +67,8 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process and those that it started."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            _kill(self._process)
 
     async def ended(self) -> str:
         """Wait for the end of a process that closed its output, and describe it."""
@@ -84,15 +82,29 @@ class WorkerProcess:
             return f"it was ended by {signal.Signals(-status).name}"
         return f"it exited with status {status}"
 
-    async def stop(self) -> None:
-        """End the process: it ends by itself when its input does."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End the process: it ends by itself when its input does. Close its pipes.
+
+        Args:
+            at_once: kill it.
+        """
         if self._process is None:
             return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        if at_once:
+            _kill(process)
         try:
-            await asyncio.wait_for(self._process.wait(), _GRACE_S)
+            await asyncio.wait_for(process.stdout.read(), _GRACE_S)
         except TimeoutError:
-            self.kill()
-            await self._process.wait()
-        self._process = None
+            _kill(process)
+            await process.stdout.read()
+        await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)

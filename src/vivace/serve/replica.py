@@ -64,7 +64,6 @@ class Replica:
     num_exchanges: int = 0
     _process: WorkerProcess | None = None
     _job: Job | None = None
-    _loaded: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_able(self) -> bool:
@@ -78,16 +77,14 @@ class Replica:
             while True:
                 loaded = await self._start()
                 if self.phase is Phase.UNUSABLE:
-                    self._loaded.set()
                     return
                 if loaded:
                     failures = 0
-                    self._loaded.set()
                     if await self._draw_jobs():
                         continue  # it was unloaded, and a job has come
                 assert self._process is not None
                 end = await self._process.ended()
-                self._give_up(end)
+                await self._process.stop()
                 self.num_restarts += 1
                 pause = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)]
                 failures += 1
@@ -96,11 +93,7 @@ class Replica:
                 await asyncio.sleep(pause)
         finally:
             if self._process is not None:
-                self._process.kill()
-
-    async def loaded(self) -> None:
-        """Wait until the model is loaded, or cannot be."""
-        await self._loaded.wait()
+                await self._process.stop(at_once=True)
 
     async def _start(self) -> bool:
         """Start a worker and load the model; return whether that worked."""
@@ -225,9 +218,6 @@ class Replica:
             case _:
                 LOG.error("%s failed: %s", job.id, event.get("message"))
                 self.ledger.fail(job, JobError(500, f"drawing failed: {event.get('message')}"))
-
-    def _give_up(self, end: str) -> None:
-        self._process = None
 
     async def cancel(self, job: Job) -> None:
         """End a job that this worker draws; kill the worker if it does not end it in time."""
