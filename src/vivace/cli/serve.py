@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,20 +137,42 @@ def _run(settings: ServeSettings, host: str, port: int) -> int:
     from vivace.serve.app import create_app
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        create_app(settings),
-        host=host,
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=int(settings.timeout_s),
-        server_header=False,
+    listening = _listening(host, port)
+    app = create_app(settings, on_problem=lambda: setattr(server, "should_exit", True))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
+            server_header=False,
+        )
     )
-    server = uvicorn.Server(config)
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"http://{shown}:{port}/ is a page to draw with, http://{shown}:{port}/v1 the API", err=True)
-    server.run()
-    return 0 if server.started else 3
+    name = f"[{host}]" if ":" in host else host
+    place = f"http://{name}:{listening.getsockname()[1]}"
+    click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
+    server.run(sockets=[listening])
+    if app.state.problem is not None:
+        raise Unsupported(app.state.problem)
+    return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        UsageError: the host is not this machine's, or the port is taken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        raise UsageError(
+            f"--host {host} --port {port}: {error.strerror or error}; give another, or --port 0 for a free one"
+        ) from None
+    return listening
 
 
 def _check_installed() -> None:

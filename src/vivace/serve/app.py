@@ -30,8 +30,16 @@ _LOOK_S = 0.2
 """How often a waiting handler looks whether its client has gone."""
 
 
-def create_app(settings: ServeSettings, make_pool: Callable[..., Pool] = Pool) -> FastAPI:
-    """Return the application; its lifespan starts and ends the workers."""
+def create_app(
+    settings: ServeSettings,
+    make_pool: Callable[..., Pool] = Pool,
+    on_problem: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """Return the application; its lifespan starts and ends the workers.
+
+    Args:
+        on_problem: called once no worker will ever draw; `app.state.problem` says why.
+    """
     metrics = Metrics()
 
     @contextlib.asynccontextmanager
@@ -40,18 +48,28 @@ def create_app(settings: ServeSettings, make_pool: Callable[..., Pool] = Pool) -
         metrics.watch(pool)
         app.state.pool = pool
         pool.start()
+        watching = asyncio.create_task(_watch(app, pool, on_problem))
         try:
             yield
         finally:
+            watching.cancel()
             await pool.stop()
 
     app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
+    app.state.problem = None
     app.add_middleware(Checks, api_key=settings.api_key)
     _add_errors(app)
     _add_health(app)
     _add_images(app)
     return app
+
+
+async def _watch(app: FastAPI, pool: Pool, on_problem: Callable[[], None]) -> None:
+    while pool.problem is None:
+        await asyncio.sleep(_LOOK_S)
+    app.state.problem = pool.problem
+    on_problem()
 
 
 def _add_errors(app: FastAPI) -> None:

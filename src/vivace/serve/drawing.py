@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Report = Callable[[str, dict[str, Any]], None]
 _TIMED_STEPS = 4
 _SCALE_OF_NONE = 0.0
+_DOWN = (".lora_down.weight", ".lora_A.weight", ".lora.down.weight")
 
 
 @dataclass
@@ -59,13 +60,13 @@ class Drawing:
         located = obtain(find_model(request.model))
         torch.set_num_threads(request.threads or default_threads(located))
         recipe = resolve(request.recipe)
-        if request.lora is not None:
-            recipe = resolve(f"{recipe.text}+{_lora(request.lora)}".removeprefix("baseline+"))
+        if request.loras:
+            recipe = resolve(f"{recipe.text}+{_reserving(request.loras)}".removeprefix("baseline+"))
         session = open_session(located, recipe, device)
         multiple = located.entry.size_multiple if located.entry is not None else 8
         drawing = cls(session, request, multiple, notes=list(session.warnings))
         session.pipe.set_progress_bar_config(disable=True)
-        if request.lora is not None:
+        if request.loras:
             session.set_lora(scale=_SCALE_OF_NONE)
         for width, height in request.sizes or (drawing.own_size,):
             report(f"warming {width}x{height}")
@@ -194,7 +195,7 @@ class Drawing:
 
     def _exchange(self, lora: tuple[str, float] | None) -> float:
         """Exchange the LoRA if it is another one; return the seconds."""
-        if self.load_request.lora is None:
+        if not self.load_request.loras:
             return 0.0
         began = time.perf_counter()
         if lora is None:
@@ -209,8 +210,16 @@ class Drawing:
         return {"file": str(path), "width": image.width, "height": image.height}
 
 
-def _lora(path: str) -> str:
-    return f"lora({path!r}, hot=True, layers=all)"
+def _reserving(paths: Sequence[str]) -> str:
+    """Return the technique that reserves every layer for the largest rank of these LoRAs."""
+    from safetensors import safe_open
+
+    rank = 0
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.endswith(_DOWN)]  # noqa: SIM118 - it is no mapping
+            rank = max([rank, *(min(file.get_slice(name).get_shape()[:2]) for name in names)])
+    return f"lora({paths[0]!r}, hot=True, layers=all, max_rank={rank})"
 
 
 def _memory(device: str) -> dict[str, int]:

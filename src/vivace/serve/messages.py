@@ -14,7 +14,7 @@ class Load:
 
     Attributes:
         sizes: (width, height); empty for the model's own.
-        lora: a file that reserves the layers for LoRAs of requests; None for none.
+        loras: files that requests may name: room is reserved for them in the model.
         folder: where images are put, in memory.
     """
 
@@ -23,7 +23,7 @@ class Load:
     device: str
     threads: int | None
     sizes: tuple[tuple[int, int], ...]
-    lora: str | None
+    loras: tuple[str, ...]
     folder: str
 
 

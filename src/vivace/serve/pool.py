@@ -49,7 +49,7 @@ class Pool:
             settings.device,
             settings.threads,
             tuple((size.width, size.height) for size in settings.sizes),
-            str(next(iter(settings.loras.values()))) if settings.loras else None,
+            tuple(map(str, settings.loras.values())),
             self._folder.name,
         )
         make = make_process or process_on
