@@ -26,6 +26,13 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 @click.option(
     "--recipe", metavar="R", help="Default: the best that is known for this GPU, as `vivace recommend` says."
 )
+@click.option(
+    "--tune",
+    "tune_minutes",
+    type=options.FiniteFloat(0, 10_000, min_open=True),
+    metavar="MIN",
+    help="Search for the recipe first, as `vivace tune` does.",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
 @click.option("--gpus", metavar="all|I,J", help="One replica on each of these GPUs; default: the first.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of each worker.")
@@ -73,6 +80,7 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 def serve(
     model: str,
     recipe: str | None,
+    tune_minutes: float | None,
     device: str,
     gpus: str | None,
     threads: int | None,
@@ -102,7 +110,12 @@ def serve(
     """
     _check_installed()
     key = _key(api_key_file, host)
-    chosen, why = (recipe, "as given") if recipe is not None else _best_known(model)
+    if recipe is not None and tune_minutes is not None:
+        raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
+    if recipe is not None:
+        chosen, why = recipe, "as given"
+    else:
+        chosen, why = _best_known(model) if tune_minutes is None else _tuned(model, tune_minutes, device)
     from vivace.models.find import find_model
     from vivace.recipes.resolve import resolve
     from vivace.serve.settings import ServeSettings
@@ -202,6 +215,27 @@ def _best_known(model: str) -> tuple[str, str]:
     if answer.recipe is None or answer.basis is None:
         return BASELINE, "as published: no record here or in vivace supports another recipe"
     return answer.recipe, f"the best known: {answer.basis.place}, {answer.basis.gpu}; {answer.quality}"
+
+
+def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
+    """Search for a recipe, and return it with its proof.
+
+    Raises:
+        Unsupported: nothing was proven.
+    """
+    from vivace.tuning import tune
+
+    tuned = tune(model, minutes=minutes, device=device)
+    click.echo(str(tuned), err=True)
+    row = tuned.row
+    if tuned.pick is None or row is None or row.speedup is None:
+        raise Unsupported(
+            f"--tune {minutes:g}: no recipe was proven to be faster; give more minutes, or --recipe"
+        )
+    return (
+        tuned.pick.recipe.text,
+        f"found by tune: {row.speedup.point:.2f}x the baseline's speed here, quality passed",
+    )
 
 
 def _gpus(text: str | None) -> tuple[str, ...]:
