@@ -22,7 +22,7 @@ class Example:
     """One row of the page.
 
     Attributes:
-        source: number of the picture that ships with vivace, and of the prompt that goes with it.
+        source: number of the source image that ships with vivace, and of the prompt that goes with it.
     """
 
     model: str
