@@ -133,7 +133,13 @@ def rows_table(result: dict[str, Any]) -> str:
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for row in sorted(result["rows"], key=lambda row: row["fall"]):
         verdicts = [row.get(str(number), "–") for number in NUMBERS]
-        cells = [row["model"], f"`{row['variant']}`", row["held_to"], row["half"], f"{100 * row['fall']:.1f}"]
+        cells = [
+            row["model"],
+            f"`{row['variant']}`",
+            row["held_to"].replace("picture", "image"),
+            row["half"],
+            f"{100 * row['fall']:.1f}",
+        ]
         lines.append("| " + " | ".join([*cells, *verdicts, row["why"]]) + " |")
     return "\n".join(lines)
 
