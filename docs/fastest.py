@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,8 @@ def _baseline_of(best: Measurement, group: Sequence[Measurement]) -> Measurement
     return next(iter(beside or baselines), None)
 
 
-def all_measurements(results: Path = RESULTS) -> list[Measurement]:
+@cache
+def all_measurements(results: Path = RESULTS) -> tuple[Measurement, ...]:
     """Return what the committed records say of full-size models on GPUs.
 
     Args:
@@ -188,7 +190,7 @@ def all_measurements(results: Path = RESULTS) -> list[Measurement]:
         found += _of_fused(read_records(path), place)
     for path in sorted(results.glob("tune-*.json")):
         found += _of_search(json.loads(path.read_text()), f"results/{path.name}")
-    return found
+    return tuple(found)
 
 
 def of_every_model(records: Iterable[Record], place: str) -> Iterator[Measurement]:
