@@ -75,13 +75,13 @@ def _passed(point: Point) -> bool:
     return point.row.judgement is not None and point.row.judgement.gate is Gate.PASSED
 
 
-def page(note: str, results: Path, known: Sequence[Measurement] = ()) -> str:
+def page(note: str, results: Path, measurements: Sequence[Measurement] = ()) -> str:
     """Return the page as Markdown.
 
     Args:
         note: the line above the heading that says the page is generated.
         results: the folder of the records.
-        known: what all records say of full-size models.
+        measurements: what all records say of full-size models.
     """
     has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
     told, soonest_rows = "no record of their speed is kept yet", []
@@ -100,7 +100,7 @@ def page(note: str, results: Path, known: Sequence[Measurement] = ()) -> str:
     ]
     chosen = families(results)
     models = tuple(name for one in chosen for name in FULL_SIZE[one.name])
-    if fastest_rows := fastest.fastest_known(known, models):
+    if fastest_rows := fastest.fastest_known(measurements, models):
         lines += [
             "## The fastest known\n",
             "Of each card, the fastest recipe on record that leaves out no step's work, as on [every "

@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks import every_model
+from benchmarks import every_model, technique_cases
 from benchmarks.committed_tables import gain_apart
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import read_records
+from docs.technique_lines import lines_of
 from vivace.errors import RecipeError
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
@@ -180,17 +181,26 @@ def all_measurements(results: Path = RESULTS) -> tuple[Measurement, ...]:
     Args:
         results: the folder of the records.
     """
-    own = f"results/{every_model.RECORD.name}"
-    fused = {f"results/{path.name}": path for path in sorted(results.glob("flux-fused-*.json"))}
-    found = [*of_every_model(read_records(results / every_model.RECORD.name), own)]
+    own = every_model.RECORD.name
+    fused = sorted(path.name for path in results.glob("flux-fused-*.json"))
+    techniques = {technique_cases.record_file(name).name: name for name in technique_cases.FAMILIES}
+    measurements = [*of_every_model(read_records(results / own), _place(own))]
+    for file, name in techniques.items():
+        measurements += _of_techniques(name, read_records(results / file), _place(file))
+    others = {_place(name) for name in (own, *fused, *techniques)}
     for evidence in committed_tables():
-        if evidence.place not in (own, *fused) and evidence.random_weights and not evidence.profiled:
-            found += _of_table(evidence)
-    for place, path in fused.items():
-        found += _of_fused(read_records(path), place)
+        if evidence.place not in others and evidence.random_weights and not evidence.profiled:
+            measurements += _of_table(evidence)
+    for file in fused:
+        for record in read_records(results / file):
+            measurements += _of_row(rows_of([record])[0], _place(file), None)
     for path in sorted(results.glob("tune-*.json")):
-        found += _of_search(json.loads(path.read_text()), f"results/{path.name}")
-    return tuple(found)
+        measurements += _of_search(json.loads(path.read_text()), _place(path.name))
+    return tuple(measurements)
+
+
+def _place(file: str) -> str:
+    return f"results/{file}"
 
 
 def of_every_model(records: Iterable[Record], place: str) -> Iterator[Measurement]:
@@ -230,6 +240,21 @@ def cards_of(record: Record) -> set[object]:
     return {card for r in record.rounds if (card := r.conditions.get("gpu_uuid")) is not None}
 
 
+def _of_techniques(name: str, records: Sequence[Record], place: str) -> Iterator[Measurement]:
+    """Yield the rows of `python -m benchmarks.every_technique`, scaled to the model's own number of steps."""
+    full = technique_cases.full_length(name)
+    for line in lines_of(name, records):
+        for measured in _of_row(line.row, place, None):
+            yield replace(
+                measured,
+                steps=full,
+                latency=line.latency,
+                gain=line.speedup,
+                reference=technique_cases.baseline(name),
+                timed_steps=None if line.steps == full else line.steps,
+            )
+
+
 def _of_table(evidence: EvidenceTable) -> Iterator[Measurement]:
     for row in evidence.rows:
         if row.latency is None or row.batch != 1 or row.is_counted:
@@ -248,12 +273,6 @@ def _of_table(evidence: EvidenceTable) -> Iterator[Measurement]:
             num_rounds=row.num_rounds,
             timed_steps=row.timed_steps,
         )
-
-
-def _of_fused(records: Sequence[Record], place: str) -> Iterator[Measurement]:
-    """Yield rows of a record that has no baseline of its own."""
-    for record in records:
-        yield from _of_row(rows_of([record])[0], place, None)
 
 
 def _of_search(answer: Mapping[str, Any], place: str) -> Iterator[Measurement]:

@@ -30,7 +30,7 @@ Planned = dict[tuple[str, str], dict[str, Any]]
 
 
 def page(
-    record: Path, note: str, overhead: Path | None = None, known: Sequence[Measurement] | None = None
+    record: Path, note: str, overhead: Path | None = None, measurements: Sequence[Measurement] | None = None
 ) -> str:
     """Return the page as Markdown.
 
@@ -38,7 +38,7 @@ def page(
         record: a file that exists.
         note: the line above the heading that says the page is generated.
         overhead: the record of `python -m benchmarks.overhead`, if there is one.
-        known: what other records say of the same models; None for this record alone.
+        measurements: what other records say of the same models; None for this record alone.
     """
     records = read_records(record)
     predicted = _predictions(plan_file(record))
@@ -54,7 +54,7 @@ def page(
     ]
     tables = _tables(records)
     place = f"results/{record.name}"
-    lines += _at_a_glance(known or fastest.of_every_model(records.values(), place))
+    lines += _at_a_glance(measurements or fastest.of_every_model(records.values(), place))
     for purpose in _PURPOSES:
         of_it = [rows for rows in tables if _purpose(rows[0]) == purpose]
         if of_it:

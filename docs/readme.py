@@ -28,15 +28,15 @@ _DEMO_HEADINGS = (
 _TUNED_HEADINGS = ("model", "on", "as published", "found", "times as fast [95 % interval]", "searched for")
 
 
-def filled(text: str, demo: Path, searches: Sequence[Path], known: Sequence[Measurement]) -> str:
+def filled(text: str, demo: Path, searches: Sequence[Path], measurements: Sequence[Measurement]) -> str:
     """Return the README with its tables.
 
     Args:
         demo: what `vivace bench --format json` wrote.
         searches: what `vivace tune --format json` wrote.
-        known: what all records say of full-size models.
+        measurements: what all records say of full-size models.
     """
-    rows = fastest.table(fastest.fastest_known(known, MODELS), top="")
+    rows = fastest.table(fastest.fastest_known(measurements, MODELS), top="")
     text = _with(text, FASTEST, "\n".join(rows))
     text = _with(text, TUNED, tuned_table([json.loads(path.read_text()) for path in searches]))
     return _with(text, DEMO, _table(_DEMO_HEADINGS, map(_demo_row, json.loads(demo.read_text()))))
