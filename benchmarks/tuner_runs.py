@@ -260,7 +260,7 @@ def side_by_side(rows: Sequence[TunerRun]) -> Picks:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         table = json.loads(done.stdout)
         picks[model] = {
-            row["recipe"]: row["speedup"]["ratio"] for row in _rows(table) if row["recipe"] != "baseline"
+            row["recipe"]: row["speedup"]["ratio"] for row in _rows(table) if row["recipe"] in recipes
         }
     return picks
 

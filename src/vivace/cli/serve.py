@@ -11,7 +11,6 @@ import click
 
 from vivace.cli import options
 from vivace.errors import Unsupported, UsageError
-from vivace.spec.recipe import BASELINE
 
 if TYPE_CHECKING:
     from vivace.serve.settings import ServeSettings
@@ -35,7 +34,7 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
 @click.option("--gpus", metavar="all|I,J", help="One replica on each of these GPUs; default: the first.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of each worker.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads of each worker.")
 @click.option(
     "--sizes", metavar="WxH,...", help="Warmed before the server is ready; default: the model's own."
 )
@@ -47,7 +46,7 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
     help="Requests may name its .safetensors files, without the suffix.",
 )
 @click.option(
-    "--max-queue", type=click.IntRange(min=1), default=64, show_default=True, help="Images that may wait."
+    "--max-queue", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Images that may wait."
 )
 @click.option(
     "--max-wait",
@@ -210,6 +209,7 @@ def _key(file: Path | None, host: str) -> str | None:
 def _best_known(model: str) -> tuple[str, str]:
     """Return the recipe that `vivace recommend` names, and what it rests on; the baseline if it names none."""
     from vivace.recommendation import recommend
+    from vivace.spec.recipe import BASELINE
 
     answer = recommend(model)
     if answer.recipe is None or answer.basis is None:

@@ -27,11 +27,11 @@ def noise():
 """
 RUN = """
 import logging, sys, noisy
-from vivace.lint import tables
+from vivace.lint import read
 
 logging.basicConfig(stream=sys.stdout)
-read = tables.read_tables
-tables.read_tables = lambda file: (noisy.noise(), read(file))[1]
+read_tables = read.read_tables
+read.read_tables = lambda file: (noisy.noise(), read_tables(file))[1]
 from vivace.cli import main
 main()
 """
