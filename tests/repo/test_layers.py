@@ -41,6 +41,7 @@ LAYERS = {
     "studies": 9,
     "recommendation": 10,
     "tuning": 10,
+    "prove": 10,
     "cli": 11,
     "__main__": 12,
 }
