@@ -49,6 +49,7 @@ class Testimony:
     reads_prompt: bool = False
 
 
+NOTHING = "no pair of images to compare"
 _CAP = 1.0  # of the margin: one lost image counts as an image of something else, and no more
 
 
@@ -80,7 +81,7 @@ def as_good(
             Verdict.FAILED, f"{num_broken} broken images (black, flat, noise or not finite), A's are not"
         )
     if not listed:
-        return Answer(Verdict.UNCLEAR, "no pair of images to compare")
+        return Answer(Verdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]
     if worse:
         return Answer(Verdict.FAILED, "; ".join(f"{t.witness} is {t.word} ({t.difference})" for t in worse))

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from vivace.errors import UsageError
 from vivace.prove.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
+from vivace.report.text import count
 from vivace.untrusted.files import open_plain, read_bytes, user_path
 from vivace.untrusted.text import natural_order
 
@@ -70,8 +71,8 @@ class FolderImages:
         """
         if len(pairs) != len(self.names):
             raise UsageError(
-                f"{self.folder} has {len(self.names)} images, which do not say their prompts, for {len(pairs)} pairs "
-                "of prompt and seed; give as many prompts (--prompts FILE) times --seeds"
+                f"{self.folder} has {count(len(self.names), 'image')}, without their prompts, for {len(pairs)} pairs of "
+                "prompt and seed; give as many prompts (--prompts FILE) times --seeds"
             )
         return {pair: self.folder / name for pair, name in zip(pairs, self.names, strict=True)}
 

@@ -14,6 +14,7 @@ from vivace.prove.figures import AGAINST, PairFigures
 from vivace.prove.findings import Finding
 from vivace.prove.same import OwnDistances, means, nearness
 from vivace.prove.verdict import Answer, Verdict
+from vivace.report.text import count
 
 Claim = Literal["same", "as-good", "honest"]
 CLAIMS: tuple[Claim, ...] = ("same", "as-good", "honest")
@@ -123,6 +124,8 @@ class Proof:
             text = f"Cannot tell whether B is as good as A: {self.good.reason}"
         if self.honest.verdict is Verdict.FAILED:
             text += f"; {self.honest.reason}"
+        if self.failures:
+            text += f"; {count(len(self.failures), 'image')} could not be compared"
         return text
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def lines(proof: Proof) -> Iterator[str]:
     yield from _wrapped(described(proof))
     yield ""
     for question, answer in proof.answers.items():
-        yield from _wrapped(f"{question:14} {answer.verdict.value}: {answer.reason}", indent=" " * 15)
+        yield from _wrapped(f"{question:14} {answer.word}: {answer.reason}", indent=" " * 15)
     for limit in proof.fail_under:
         yield from _wrapped(f"{'--fail-under':14} {limit.verdict.value}: {limit.text}", indent=" " * 15)
     yield from _distances(proof)
@@ -35,7 +35,7 @@ def lines(proof: Proof) -> Iterator[str]:
     for note in proof.notes:
         yield from _wrapped(f"note: {note}", indent="  ")
     yield ""
-    yield from _wrapped(proof.headline)
+    yield from _wrapped(f"{', '.join(proof.claims)}: {proof.verdict.value}. {proof.headline}")
 
 
 def described(proof: Proof) -> str:

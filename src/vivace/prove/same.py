@@ -87,7 +87,8 @@ def same_picture(pairs: Sequence[PairFigures], own: OwnDistances) -> Answer:
     """Return whether B draws the same pictures as A."""
     compared = [pair for pair in pairs if pair.against]
     if not compared:
-        reason = next((pair.reason for pair in pairs if pair.reason), "no pair of images to compare")
+        reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
+        reason = next((reason for reason in reasons if reason), "no pair of images to compare")
         return Answer(Verdict.UNCLEAR, reason)
     levels = [nearness(pair.against, own) for pair in compared]
     counts = Counter(levels)

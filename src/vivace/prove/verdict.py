@@ -21,3 +21,8 @@ class Answer:
 
     verdict: Verdict
     reason: str
+
+    @property
+    def word(self) -> str:
+        """The answer to the question, e.g. "yes" or "cannot tell"."""
+        return {Verdict.PROVEN: "yes", Verdict.FAILED: "no"}.get(self.verdict, self.verdict.value)
