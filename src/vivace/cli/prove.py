@@ -13,6 +13,8 @@ import click
 from vivace.cli import options
 from vivace.errors import UsageError
 from vivace.untrusted.destinations import check_writable, is_standard_output, replace
+from vivace.untrusted.files import read_text, user_path
+from vivace.untrusted.reading import reading
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
@@ -44,6 +46,17 @@ def parse_fail_under(
         if not low <= limits[name] <= high:
             raise click.BadParameter(f"{name}={number} is not from {low:g} to {high:g}.")
     return limits
+
+
+def read_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the key in a file."""
+    if value is None:
+        return None
+    with reading(f"{parameter.opts[0]} {value}", UsageError):
+        key = read_text(user_path(value), 10_000).strip()
+    if not key or not key.isascii() or any(letter.isspace() for letter in key):
+        raise UsageError(f"{parameter.opts[0]} {value}: it holds no key, which is one word on one line")
+    return key
 
 
 @click.command()
@@ -86,6 +99,13 @@ def parse_fail_under(
     show_default=True,
     help="Longest wait for an answer of a server, in seconds.",
 )
+@click.option(
+    "--key-a",
+    callback=read_key,
+    metavar="FILE",
+    help="File with the key that requests to A bear (Authorization: Bearer).",
+)
+@click.option("--key-b", callback=read_key, metavar="FILE", help="Likewise, to B.")
 @click.option("--reuse", is_flag=True, help="Take the images of an earlier run that ended, too.")
 @options.device
 @options.threads
@@ -121,6 +141,8 @@ def prove(
     scorer: str,
     witness: str | None,
     timeout: float,
+    key_a: str | None,
+    key_b: str | None,
     reuse: bool,
     device: str,
     threads: int | None,
@@ -161,6 +183,8 @@ def prove(
         device,
         threads,
         timeout,
+        key_a,
+        key_b,
     )
     prepared = prepare(a, b, request)
     judges = find_all(prepared, scorer, witness)

@@ -28,7 +28,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True)
-class Testimony:
+class WitnessResult:
     """What a witness says.
 
     Attributes:
@@ -53,7 +53,7 @@ NOTHING = "no pair of images to compare"
 _CAP = 1.0  # of the margin: one lost image counts as an image of something else, and no more
 
 
-def testimonies(pairs: Sequence[PairFigures], limits: dict[str, float]) -> list[Testimony]:
+def witness_results(pairs: Sequence[PairFigures], limits: dict[str, float]) -> list[WitnessResult]:
     """Return what each witness says.
 
     Args:
@@ -67,12 +67,18 @@ def testimonies(pairs: Sequence[PairFigures], limits: dict[str, float]) -> list[
 
 
 def as_good(
-    listed: Sequence[Testimony], is_same_picture: bool, num_broken: int, shows_something: bool
+    listed: Sequence[WitnessResult],
+    *,
+    is_same_picture: bool,
+    is_rounding: bool,
+    num_broken: int,
+    shows_something: bool,
 ) -> Answer:
     """Return whether B's images are as good as A's.
 
     Args:
         is_same_picture: whether B was proven to draw A's pictures.
+        is_rounding: whether every image differs by rounding alone, which needs no witness.
         num_broken: images of B that are black, flat, noise or not finite where A's are not.
         shows_something: False for random weights.
     """
@@ -85,6 +91,8 @@ def as_good(
     worse = [t for t in listed if t.standing is Standing.WORSE]
     if worse:
         return Answer(Verdict.FAILED, "; ".join(f"{t.witness} is {t.word} ({t.difference})" for t in worse))
+    if is_rounding:
+        return Answer(Verdict.PROVEN, "every image differs by rounding at most")
     if not shows_something:
         return Answer(Verdict.UNCLEAR, "images of random weights show nothing that could be good")
     if not is_same_picture and not any(t.reads_prompt for t in listed):
@@ -102,7 +110,7 @@ def as_good(
     )
 
 
-def _what_decides(unclear: Sequence[Testimony]) -> str:
+def _what_decides(unclear: Sequence[WitnessResult]) -> str:
     names = ", ".join(t.witness for t in unclear)
     needed = [t.test.needed for t in unclear]
     if any(number is None for number in needed):
@@ -110,7 +118,7 @@ def _what_decides(unclear: Sequence[Testimony]) -> str:
     return f"too few prompts for {names}; about {max(n for n in needed if n is not None)} prompts would tell"
 
 
-def _of_images(pairs: Sequence[PairFigures], witness: Witness) -> Testimony:
+def _of_images(pairs: Sequence[PairFigures], witness: Witness) -> WitnessResult:
     values = [(pair.a.alone[witness.name], pair.b.alone[witness.name]) for pair in pairs]
     test = equivalence(
         [witness.difference(a, b) for a, b in values], [pair.prompt for pair in pairs], witness.margin
@@ -126,7 +134,7 @@ def _of_images(pairs: Sequence[PairFigures], witness: Witness) -> Testimony:
     low, high = test.interval.low, test.interval.high
     ends = "" if low is None or high is None else f" [{witness.in_words(low)}, {witness.in_words(high)}]"
     a, b = (sum(column) / len(values) for column in zip(*values, strict=True))
-    return Testimony(
+    return WitnessResult(
         witness.name,
         a,
         b,
@@ -138,7 +146,7 @@ def _of_images(pairs: Sequence[PairFigures], witness: Witness) -> Testimony:
     )
 
 
-def _of_prompts(pairs: Sequence[PairFigures], name: str, limit: float) -> Testimony | None:
+def _of_prompts(pairs: Sequence[PairFigures], name: str, limit: float) -> WitnessResult | None:
     """Return what a model says that reads prompts; None if the reference's images do not fit their prompts either."""
     scored = [pair for pair in pairs if name in pair.a.scores and name in pair.b.scores]
     if not scored:
@@ -170,7 +178,7 @@ def _of_prompts(pairs: Sequence[PairFigures], name: str, limit: float) -> Testim
         sum(image.scores[name][0] for image in images) / len(images)
         for images in ([pair.a for pair in scored], [pair.b for pair in scored])
     )
-    return Testimony(
+    return WitnessResult(
         name,
         a,
         b,

@@ -40,15 +40,18 @@ class ServedImages:
 class Endpoint:
     """An images endpoint.
 
+    Args:
+        key: that requests bear; it is in no output.
+
     Raises:
         UsageError: it has several models, and none was named.
     """
 
-    def __init__(self, side: EndpointSide, timeout_s: float = 600.0) -> None:
+    def __init__(self, side: EndpointSide, timeout_s: float = 600.0, key: str | None = None) -> None:
         self.url = f"{side.url}/images/generations"
-        self._timeout_s = timeout_s
+        self._timeout_s, self._key = timeout_s, key
         self._fields = dict(side.fields)
-        if "model" not in self._fields and (model := _only_model(side, timeout_s)) is not None:
+        if "model" not in self._fields and (model := _only_model(side, timeout_s, key)) is not None:
             self._fields["model"] = model
 
     def __enter__(self) -> Endpoint:
@@ -83,7 +86,10 @@ class Endpoint:
     def curl(self, body: dict[str, Any]) -> str:
         """Return a request as a command line."""
         text = json.dumps(body, ensure_ascii=False)
-        return f"curl {shlex.quote(self.url)} -H 'Content-Type: application/json' -d {shlex.quote(text)}"
+        bearer = "" if self._key is None else ' -H "Authorization: Bearer $KEY"'
+        return (
+            f"curl {shlex.quote(self.url)}{bearer} -H 'Content-Type: application/json' -d {shlex.quote(text)}"
+        )
 
     def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
         """Return one image; see `Drawer.draw`."""
@@ -105,7 +111,7 @@ class Endpoint:
             DrawingFailed: there is no answer, a refusal, or an answer without images.
         """
         try:
-            answer = send_patiently(self.url, body, self._timeout_s)
+            answer = send_patiently(self.url, body, self._timeout_s, self._key)
             if answer.status != 200:
                 raise DrawingFailed(answer.complaint, self.curl(body))
             contents, notes = self._contents(answer)
@@ -125,7 +131,7 @@ class Endpoint:
         Raises:
             NoAnswer: there is none.
         """
-        return send_patiently(self.url, body, self._timeout_s)
+        return send_patiently(self.url, body, self._timeout_s, self._key)
 
     def _contents(self, answer: Answer) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
         """Return the images of an answer, and what was remarkable about it.
@@ -158,7 +164,7 @@ class Endpoint:
                 f"an image is at {plain(url)[:200]}, another host, from which nothing is fetched; let the server "
                 "answer with b64_json"
             )
-        answer = send(url, None, self._timeout_s)
+        answer = send(url, None, self._timeout_s, self._key)
         if answer.status != 200:
             raise ValueError(f"the image at {plain(url)[:200]} is not there ({answer.complaint[:100]})")
         return answer.content
@@ -171,14 +177,14 @@ def _decoded(text: str) -> bytes:
         raise ValueError("b64_json is not base64") from None
 
 
-def _only_model(side: EndpointSide, timeout_s: float) -> str | None:
+def _only_model(side: EndpointSide, timeout_s: float, key: str | None) -> str | None:
     """Return the name of the only model that a server lists; None if it lists none.
 
     Raises:
         UsageError: it lists several.
     """
     try:
-        answer = send(f"{side.url}/models", None, min(timeout_s, 30.0))
+        answer = send(f"{side.url}/models", None, min(timeout_s, 30.0), key)
         reply = parse_json(answer.content) if answer.status == 200 else None
     except (NoAnswer, ValueError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,22 +19,34 @@ AGAINST = ("psnr_db", "ssim", "match", "lpips")
 
 @dataclass
 class ReadImage:
-    """An image with its figures.
+    """An image with its figures. Its pixels are read when they are needed.
 
     Attributes:
-        picture: as RGB (PIL); None if there is none.
+        size: width and height; None if there is no image.
+        digest: of its pixels.
         faults: e.g. "black"; see `measure.quality.faults`.
         reason: why there is no image; "" if there is one.
         scores: how well it fits its prompt and the other prompts, by the names of models: (own, others).
     """
 
     kept: KeptImage
-    picture: Any = None
+    size: tuple[int, int] | None = None
+    digest: str = ""
     faults: tuple[str, ...] = ()
     reason: str = ""
     notes: tuple[str, ...] = ()
     alone: dict[str, float] = field(default_factory=dict)
     scores: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def is_there(self) -> bool:
+        return self.size is not None
+
+    @property
+    def picture(self) -> Any:
+        """The image as RGB (PIL)."""
+        assert self.kept.path is not None
+        return open_picture(self.kept.path)
 
     @property
     def pixels(self) -> Pixels:
@@ -58,7 +71,7 @@ class PairFigures:
 
     @property
     def is_complete(self) -> bool:
-        return self.a.picture is not None and self.b.picture is not None
+        return self.a.is_there and self.b.is_there
 
 
 class Distances:
@@ -95,7 +108,8 @@ def read_image(kept: KeptImage | None) -> ReadImage:
         return ReadImage(kept, reason=text, notes=tuple(notes))
     array = pixels(picture)
     all_faults = (*kept.faults, *(fault for fault in faults(array) if fault not in kept.faults))
-    return ReadImage(kept, picture, all_faults, "", tuple(notes), statistics_of(array))
+    digest = hashlib.sha256(picture.tobytes()).hexdigest()
+    return ReadImage(kept, picture.size, digest, all_faults, "", tuple(notes), statistics_of(array))
 
 
 def compare_pair(prompt: str, seed: int, a: ReadImage, b: ReadImage, distances: Distances) -> PairFigures:
@@ -123,7 +137,7 @@ def add_scores(
         name: of the model.
         score: returns a matrix (images, prompts).
     """
-    there = [(prompt, image) for prompt, image in images if image.picture is not None]
+    there = [(prompt, image) for prompt, image in images if image.is_there]
     batch = 32
     for start in range(0, len(there), batch):
         part = there[start : start + batch]

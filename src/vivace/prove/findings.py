@@ -50,10 +50,10 @@ def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
 
 def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Finding]:
     """Return which of B's images are the same though A's differ, and what B seems to ignore."""
-    groups: dict[bytes, list[PairFigures]] = {}
+    groups: dict[str, list[PairFigures]] = {}
     for pair in pairs:
-        if pair.b.picture is not None and not pair.b.faults:
-            groups.setdefault(pair.b.picture.tobytes(), []).append(pair)
+        if pair.b.is_there and not pair.b.faults:
+            groups.setdefault(pair.b.digest, []).append(pair)
     doubled = [group for group in groups.values() if len(group) > 1 and _differ([p.a for p in group])]
     findings = []
     for cause, has_cause in (
@@ -76,7 +76,7 @@ def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Find
 
 def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[Finding]:
     """Return whether B's images are A's of other seeds or prompts."""
-    thumbnails = {id(pair): thumbnail(pair.a.pixels) for pair in pairs if pair.a.picture is not None}
+    thumbnails = {id(pair): thumbnail(pair.a.pixels) for pair in pairs if pair.a.is_there}
     hits = []
     for pair in pairs:
         if not pair.against or nearness(pair.against, own) not in (Nearness.ANOTHER, Nearness.CHANGED):
@@ -106,12 +106,11 @@ def _original_of(
     pair: PairFigures, pairs: Sequence[PairFigures], thumbnails: dict[int, np.ndarray]
 ) -> PairFigures | None:
     """Return the pair whose image of A this image of B is; None if there is none."""
-    assert pair.b.picture is not None
     small = thumbnail(pair.b.pixels)
     limit = DEFAULT_LIMITS.match or 0.9
     best: tuple[float, PairFigures] | None = None
     for other in pairs:
-        if other is pair or id(other) not in thumbnails or other.a.picture.size != pair.b.picture.size:
+        if other is pair or id(other) not in thumbnails or other.a.size != pair.b.size:
             continue
         if np.abs(thumbnails[id(other)] - small).mean() > _ALIKE:
             continue
@@ -123,7 +122,7 @@ def _original_of(
 
 def _differ(images: Sequence[ReadImage]) -> bool:
     """Return whether images are not all the same; images that are missing tell nothing."""
-    return len({image.picture.tobytes() for image in images if image.picture is not None}) != 1
+    return len({image.digest for image in images if image.is_there}) != 1
 
 
 def _has_several_seeds(group: Sequence[PairFigures]) -> bool:

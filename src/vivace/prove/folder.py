@@ -71,7 +71,7 @@ class FolderImages:
         """
         if len(pairs) != len(self.names):
             raise UsageError(
-                f"{self.folder} has {count(len(self.names), 'image')}, without their prompts, for {len(pairs)} pairs of "
+                f"{self.folder} has {count(len(self.names), 'image')}, without prompts, for {len(pairs)} pairs of "
                 "prompt and seed; give as many prompts (--prompts FILE) times --seeds"
             )
         return {pair: self.folder / name for pair, name in zip(pairs, self.names, strict=True)}

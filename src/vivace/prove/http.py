@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from vivace.untrusted.files import parse_json
 from vivace.untrusted.text import plain
 
 MAX_ANSWER_BYTES = 200_000_000
@@ -53,7 +54,7 @@ class Answer:
     @property
     def complaint(self) -> str:
         """The status with the server's own words, shortened."""
-        text = " ".join(plain(self.content[:2000].decode("utf-8", "replace")).split())
+        text = " ".join(plain(_message(self.content)).split())
         return f"HTTP {self.status}" + (f": {text[:300]}" if text else "")
 
 
@@ -64,8 +65,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         raise NoAnswer(f"it redirects to {plain(newurl)[:200]}; give that address if it is the right one")
 
 
-def send(url: str, body: dict[str, Any] | None, timeout_s: float) -> Answer:
+def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | None = None) -> Answer:
     """Send one request, a POST of JSON if there is a body, and return the answer, whatever its status.
+
+    Args:
+        key: that the request bears.
 
     Raises:
         NoAnswer: the server is not there, is too slow, or answers too much.
@@ -73,6 +77,8 @@ def send(url: str, body: dict[str, Any] | None, timeout_s: float) -> Answer:
     headers = {"Accept": "application/json, image/*"}
     if body is not None:
         headers["Content-Type"] = "application/json"
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers=headers)
     began = time.monotonic()
@@ -99,6 +105,7 @@ def send_patiently(
     url: str,
     body: dict[str, Any] | None,
     timeout_s: float,
+    key: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
     """Send one request, again while the server says that it is busy.
@@ -108,7 +115,7 @@ def send_patiently(
     """
     busy: tuple[int, ...] = ()
     for attempt in range(_MOST_TRIES):
-        answer = send(url, body, timeout_s)
+        answer = send(url, body, timeout_s, key)
         if answer.status not in _BUSY:
             break
         if attempt + 1 < _MOST_TRIES:
@@ -150,6 +157,18 @@ def _seconds(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if 0 <= value < float("inf") else None
+
+
+def _message(content: bytes) -> str:
+    """Return the message of an error as OpenAI writes it; the answer itself for all others."""
+    text = content[:2000].decode("utf-8", "replace")
+    try:
+        reply = parse_json(content)
+    except ValueError:
+        return text
+    error = reply.get("error", reply.get("detail")) if isinstance(reply, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message[:2000] if isinstance(message, str) and message else text
 
 
 def _too_slow(timeout_s: float) -> NoAnswer:

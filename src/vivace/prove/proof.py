@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vivace.prove.as_good import Testimony
+from vivace.prove.as_good import WitnessResult
 from vivace.prove.checks import Check, Status
 from vivace.prove.drawing import Settings
 from vivace.prove.figures import AGAINST, PairFigures
@@ -73,7 +73,7 @@ class Proof:
     knows_prompts: bool
     pairs: tuple[PairFigures, ...]
     own: OwnDistances
-    testimonies: tuple[Testimony, ...]
+    witness_results: tuple[WitnessResult, ...]
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
     failures: tuple[Failure, ...]
@@ -155,7 +155,7 @@ class Proof:
                 "a_to_itself": _metrics(means(self.own.repeats)),
                 "a_to_another_seed": _metrics(means(self.own.other_seeds)),
             },
-            "witnesses": [_testimony(t) for t in self.testimonies],
+            "witnesses": [_witness_result(t) for t in self.witness_results],
             "checks": [
                 {"name": c.name, "status": c.status.value, "reason": c.reason, "request": c.request}
                 for c in self.checks
@@ -189,7 +189,7 @@ def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
     }
 
 
-def _testimony(t: Testimony) -> dict[str, Any]:
+def _witness_result(t: WitnessResult) -> dict[str, Any]:
     interval = t.test.interval
     return {
         "witness": t.witness,

@@ -10,7 +10,7 @@ from importlib import resources
 from markupsafe import Markup
 
 from vivace import __version__
-from vivace.prove.as_good import Standing, Testimony
+from vivace.prove.as_good import Standing, WitnessResult
 from vivace.prove.checks import Status
 from vivace.prove.proof import Proof
 from vivace.prove.proof_text import described, distance_rows, metric
@@ -89,7 +89,7 @@ def page_of(proof: Proof, command: str) -> str:
                 (what, number, [metric(key, values.get(key)) for _, key in metrics])
                 for what, number, values in distance_rows(proof)
             ],
-            witnesses=[_witness(t) for t in proof.testimonies],
+            witnesses=[_witness(t) for t in proof.witness_results],
             checks=_checks(proof),
             command=plain(command),
             version=__version__,
@@ -124,7 +124,7 @@ def _tiles(proof: Proof) -> list[Tile]:
     ]
 
 
-def _witness(t: Testimony) -> WitnessLine:
+def _witness(t: WitnessResult) -> WitnessLine:
     notes: Sequence[str] = [t.word] if t.word else []
     if t.test.needed:
         notes = [*notes, f"about {t.test.needed} prompts would tell"]

@@ -86,11 +86,11 @@ def _distances(proof: Proof) -> Iterator[str]:
 
 
 def _witnesses(proof: Proof) -> Iterator[str]:
-    if not proof.testimonies:
+    if not proof.witness_results:
         return
     yield ""
     yield f"{'witnesses':14}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}{'margin':18}"
-    for t in proof.testimonies:
+    for t in proof.witness_results:
         needed = f", {t.test.needed} prompts would tell" if t.test.needed else ""
         word = f" ({t.word})" if t.word else ""
         yield f"  {t.witness:12}{t.a:9.4g}{t.b:9.4g}   {t.difference:38}{t.margin:18}{t.standing.value}{word}{needed}"

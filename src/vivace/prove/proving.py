@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivace.prove.as_good import as_good, testimonies
+from vivace.prove.as_good import as_good, witness_results
 from vivace.prove.checks import Check, Status, endpoint_checks, honest, probe_check, repeat_check
 from vivace.prove.drawing import DrawingFailed, DrawnImage, Job
 from vivace.prove.endpoint import Endpoint
@@ -17,7 +17,7 @@ from vivace.prove.figures import Distances, PairFigures, ReadImage, compare_pair
 from vivace.prove.findings import Finding, broken, broken_pairs, duplicates, switched
 from vivace.prove.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
 from vivace.prove.proof import Claim, FailUnder, Failure, Proof
-from vivace.prove.same import OwnDistances, means, same_picture
+from vivace.prove.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.prove.scoring import Judges, add_all_scores
 from vivace.prove.sides import EndpointSide
 from vivace.prove.sources import Pair, Prepared, Source
@@ -115,8 +115,14 @@ def conclude(
     own = _own_distances(prepared, pictures, distances)
     limits = add_all_scores(pairs, judges, is_read) if prepared.knows_prompts else {}
     same = same_picture(pairs, own)
-    listed = testimonies(pairs, limits)
-    good = as_good(listed, same.verdict is Verdict.PROVEN, len(broken_pairs(pairs)), prepared.shows_something)
+    listed = witness_results(pairs, limits)
+    good = as_good(
+        listed,
+        is_same_picture=same.verdict is Verdict.PROVEN,
+        is_rounding=all(p.against and p.against["psnr_db"] >= ROUNDING_DB for p in pairs if p.is_complete),
+        num_broken=len(broken_pairs(pairs)),
+        shows_something=prepared.shows_something,
+    )
     endpoint = _endpoint(prepared, prepared.b)
     findings = _findings(prepared, pairs, own, endpoint)
     checks = _checks(prepared, pictures, endpoint)
@@ -135,7 +141,7 @@ def conclude(
         knows_prompts=prepared.knows_prompts,
         pairs=tuple(pairs),
         own=own,
-        testimonies=tuple(listed),
+        witness_results=tuple(listed),
         checks=tuple(checks),
         findings=tuple(findings),
         failures=tuple(_failures(pairs)),
@@ -194,9 +200,7 @@ def _metrics(
 
 
 def _endpoint(prepared: Prepared, source: Source) -> Endpoint | None:
-    if not isinstance(source.side, EndpointSide):
-        return None
-    return Endpoint(source.side, prepared.request.timeout_s)
+    return prepared.endpoint(source) if isinstance(source.side, EndpointSide) else None
 
 
 def _findings(
@@ -214,7 +218,7 @@ def _checks(prepared: Prepared, pictures: _Pictures, endpoint: Endpoint | None) 
         return []
     job = main_jobs(prepared)[0]
     first = pictures.image("b", job)
-    if first.picture is None:
+    if not first.is_there:
         return [Check("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
 
     def request_of(asked_for: Job) -> str:
@@ -241,7 +245,7 @@ def _failures(pairs: Sequence[PairFigures]) -> list[Failure]:
     for pair in pairs:
         what = f"“{pair.prompt[:60]}” seed {pair.seed}"
         for side, image in (("A", pair.a), ("B", pair.b)):
-            if image.picture is None:
+            if not image.is_there:
                 failures.append(Failure("A" if side == "A" else "B", what, image.reason, image.kept.request))
         if pair.reason:
             failures.append(Failure("B", what, pair.reason))

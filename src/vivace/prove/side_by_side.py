@@ -112,10 +112,10 @@ def _row(pair: PairFigures, proof: Proof) -> PageRow:
 
 
 def _image(name: str, image: ReadImage) -> PageImage:
-    if image.picture is None:
+    if image.size is None:
         return PageImage(name, None, image.reason)
-    is_small = max(image.picture.size) <= MAX_EMBEDDED_SIDE
-    embedded = png_image(image.picture) if is_small else webp_image(reduced(image.picture), quality=85)
+    picture, is_small = image.picture, max(image.size) <= MAX_EMBEDDED_SIDE
+    embedded = png_image(picture) if is_small else webp_image(reduced(picture), quality=85)
     return PageImage(name, embedded, ", ".join(image.faults))
 
 

@@ -17,6 +17,7 @@ from vivace.prove.sides import EndpointSide, FolderSide, FunctionSide, RecipeSid
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
+    from vivace.prove.endpoint import Endpoint
 
 Pair = tuple[str, int]
 """A prompt and a seed."""
@@ -30,6 +31,7 @@ class Request:
     Attributes:
         prompts: None for the prompt set.
         prompt_set: of `vivace.models.prompts`; None for what the sides say.
+        key_a, key_b: that requests to an endpoint bear.
     """
 
     prompts: tuple[str, ...] | None = None
@@ -40,6 +42,8 @@ class Request:
     device: str = "auto"
     threads: int | None = None
     timeout_s: float = 600.0
+    key_a: str | None = field(default=None, repr=False)
+    key_b: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -130,15 +134,21 @@ class Prepared:
         if isinstance(side, RecipeSide):
             return self._recipe_drawer(side, is_read, on_note)
         if isinstance(side, EndpointSide):
-            from vivace.prove.endpoint import Endpoint
-
-            return Endpoint(side, self.request.timeout_s)
+            return self.endpoint(source)
         if isinstance(side, FunctionSide):
             from vivace.prove.function import Function
 
             return Function(side)
         assert source.images is not None
         return Folder(_images_of(source.images, self.pairs, self.knows_prompts))
+
+    def endpoint(self, source: Source) -> Endpoint:
+        """Return the images endpoint of a side that is one."""
+        from vivace.prove.endpoint import Endpoint
+
+        assert isinstance(source.side, EndpointSide)
+        key = self.request.key_a if source is self.a else self.request.key_b
+        return Endpoint(source.side, self.request.timeout_s, key)
 
     def _recipe_drawer(self, side: RecipeSide, is_read: Callable[[], None], on_note: OnNote) -> Drawer:
         from vivace.benchmark.comparison import comparison_of

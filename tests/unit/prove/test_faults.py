@@ -72,7 +72,7 @@ def test_a_good_server_is_proven_and_nothing_is_named(tmp_path: Path) -> None:
         ("batch changes seed", "n=2 begins with the image of n=1"),
         ("fewer", "n=2 gives two images"),
         ("ignores fields", "an unknown field is refused"),
-        ("ignored steps", "the steps changes the image"),
+        ("ignored steps", "the number of steps changes the image"),
         ("ignored size", "the size is what was asked for"),
         ("random", "the same seed twice gives the same image"),
     ],
@@ -175,21 +175,3 @@ def test_several_models_ask_for_a_name(tmp_path: Path) -> None:
             == 0
         )
         assert {body["model"] for body in server.requests} == {"two"}
-
-
-def test_a_good_server_is_never_called_worse(tmp_path: Path) -> None:
-    """Fifty comparisons of the same images, rounded otherwise."""
-    for number in range(50):
-        prompts = [f"{prompt} number {number}" for prompt in PROMPTS]
-        result = prove(
-            tmp_path,
-            REFERENCE,
-            "python:tests.drawn_shapes:draw_rounded",
-            "--format",
-            "json",
-            prompts=prompts,
-            seeds=1,
-        )
-        proof = answer(result)
-        assert proof["answers"]["as-good"]["verdict"] == "proven"
-        assert proof["exit_code"] == 0
