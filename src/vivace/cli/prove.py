@@ -153,7 +153,8 @@ def prove(
     """Prove that B draws the same pictures as A, or as good ones, and does what it is asked for.
 
     A, the reference, and B are each MODEL:RECIPE, a folder of images, an OpenAI images endpoint
-    (http://HOST:PORT/v1, with ?model=NAME&FIELD=VALUE for more fields), or python:MODULE:FUNCTION. Both draw the same
+    (http://HOST:PORT/v1, with ?model=NAME&FIELD=VALUE for more fields), a ComfyUI server
+    (comfyui:http://HOST:PORT?workflow=FILE), or python:MODULE:FUNCTION. Both draw the same
     prompts and seeds. Images go to A and B only. An interrupted command goes on where it stopped.
 
     Exit codes: 0 proven, 1 a claim failed, 4 it cannot be told or images are missing; others as for all commands.
@@ -167,6 +168,7 @@ def prove(
     from vivace.prove.proving import Options, open_store
     from vivace.prove.scoring import find_all
     from vivace.prove.sources import Request, prepare
+    from vivace.report.text import date
 
     if prompts is not None and prompt_set is not None:
         raise UsageError("give prompts or --prompt-set, not both")
@@ -190,7 +192,7 @@ def prove(
     judges = find_all(prepared, scorer, witness)
     kept = open_store(prepared, store / "prove", reuse)
     if kept.num_resumed:
-        click.echo(f"going on with {kept.num_resumed} images that are drawn already", err=True)
+        click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
     try:
         for letter in _LETTERS:
             status = _draw(prepared, letter, kept)

@@ -83,9 +83,8 @@ def as_good(
         shows_something: False for random weights.
     """
     if num_broken:
-        return Answer(
-            Verdict.FAILED, f"{num_broken} broken images (black, flat, noise or not finite), A's are not"
-        )
+        broken = "1 image is" if num_broken == 1 else f"{num_broken} images are"
+        return Answer(Verdict.FAILED, f"{broken} black, flat, noise or not finite where A's are not")
     if not listed:
         return Answer(Verdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]

@@ -13,6 +13,7 @@ from vivace.measure.quality import Pixels, match
 from vivace.prove.drawing import DrawingFailed, DrawnImage, Job, suffix_of
 from vivace.prove.endpoint import Endpoint
 from vivace.prove.figures import ReadImage
+from vivace.prove.findings import Finding
 from vivace.prove.http import NoAnswer
 from vivace.prove.probes import Probe
 from vivace.prove.same import ROUNDING_DB
@@ -45,19 +46,17 @@ class Check:
     request: str = ""
 
 
-def honest(checks: Sequence[Check], num_findings: int) -> Answer:
+def honest(checks: Sequence[Check], findings: Sequence[Finding]) -> Answer:
     """Return whether a source does what it is asked for.
 
     Args:
-        num_findings: what is wrong with its images as a set.
+        findings: what is wrong with its images as a set.
     """
     failed = [check for check in checks if check.status is Status.FAILED]
     passed = [check for check in checks if check.status is Status.PASSED]
-    if failed or num_findings:
+    if failed or findings:
         parts = [f"{len(failed)} of {len(failed) + len(passed)} checks failed"] if failed else []
-        if num_findings:
-            parts.append(f"{count(num_findings, 'finding')} in the images")
-        return Answer(Verdict.FAILED, ", ".join(parts))
+        return Answer(Verdict.FAILED, "; ".join([*parts, *(finding.summary for finding in findings)]))
     if not passed:
         return Answer(Verdict.LEFT_OUT, "nothing that could be asked")
     return Answer(Verdict.PROVEN, f"{count(len(passed), 'check')} passed")

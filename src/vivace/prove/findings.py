@@ -22,10 +22,15 @@ RequestOf = Callable[[Pair], str]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong, in words, with a request that shows it, or ""."""
+    """Something wrong, in words, with an example, and a request that shows it, or ""."""
 
-    text: str
+    summary: str
+    example: str
     request: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.summary}, e.g. {self.example}"
 
 
 def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Finding]:
@@ -36,7 +41,8 @@ def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Finding]
             by_fault.setdefault(fault, []).append(pair)
     return [
         Finding(
-            f"{fault}: {count(len(hit), 'image')} of B, e.g. {label(hit[0])}",
+            f"{fault}: {count(len(hit), 'image')} of B",
+            label(hit[0]),
             request_of((hit[0].prompt, hit[0].seed)),
         )
         for fault, hit in by_fault.items()
@@ -66,7 +72,7 @@ def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Find
             first, second = hit[0][:2]
             findings.append(
                 Finding(
-                    f"duplicates: {number} of B's {len(pairs)} images are equal to others of B, as if {cause}, e.g. "
+                    f"duplicates: {number} of B's {len(pairs)} images are equal to others of B, as if {cause}",
                     f"{label(first)} and {label(second)}",
                     request_of((second.prompt, second.seed)),
                 )
@@ -91,8 +97,8 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
     pair, other = hits[0]
     return [
         Finding(
-            f"switched: {count(len(hits), 'image')} of B are A's of another {kind}, e.g. {label(pair)} is A's "
-            f"{label(other)}",
+            f"switched: {count(len(hits), 'image')} of B are A's of another {kind}",
+            f"{label(pair)} is A's {label(other)}",
             request_of((pair.prompt, pair.seed)),
         )
     ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.prove.drawing import Job, Settings
-from vivace.prove.sides import EndpointSide, FunctionSide
+from vivace.prove.sides import ComfySide, EndpointSide, FunctionSide
 from vivace.prove.sources import Prepared
 
 _NUM_REPEATS = 3
@@ -52,7 +52,7 @@ def repeat_job(prepared: Prepared) -> Job:
 
 def probes(prepared: Prepared) -> list[Probe]:
     """Return the probes of B's settings; none for folders, and for recipes, whose arguments are vivace's own."""
-    if not isinstance(prepared.b.side, EndpointSide | FunctionSide):
+    if not isinstance(prepared.b.side, EndpointSide | FunctionSide | ComfySide):
         return []
     first = main_jobs(prepared)[0]
     settings = prepared.settings

@@ -143,7 +143,7 @@ def _witness(t: WitnessResult) -> WitnessLine:
 
 def _checks(proof: Proof) -> list[CheckLine]:
     looks = {Status.PASSED: "good", Status.FAILED: "bad", Status.UNCLEAR: "open"}
-    lines = [CheckLine(finding.text, "found", "", "bad", finding.request) for finding in proof.findings]
+    lines = [CheckLine(finding.text, "finding", "", "bad", finding.request) for finding in proof.findings]
     checks = sorted(
         proof.checks, key=lambda check: [Status.FAILED, Status.UNCLEAR, Status.PASSED].index(check.status)
     )

@@ -148,7 +148,7 @@ def conclude(
         notes=tuple(_notes(prepared, pairs, own, judges)),
         same=same,
         good=good,
-        honest=honest(checks, len(findings)),
+        honest=honest(checks, findings),
         fail_under=fail_under,
     )
 

@@ -99,6 +99,8 @@ def _row(pair: PairFigures, proof: Proof) -> PageRow:
         images.append(_difference(pair.a.pixels, pair.b.pixels))
     if level is None:
         caption = pair.reason or "not compared"
+    elif math.isinf(pair.against["psnr_db"]):
+        caption = "every pixel is equal"
     else:
         figures = [
             f"{name} {metric(key, pair.against[key])}"

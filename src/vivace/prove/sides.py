@@ -4,6 +4,8 @@
                                    baseline
     FOLDER                         a folder of images
     http://HOST:PORT/v1?model=M    an OpenAI images endpoint; further values of the query are fields of each request
+    comfyui:http://HOST:PORT?workflow=FILE
+                                   a ComfyUI server with a workflow in the API format (see `workflow`)
     python:MODULE:FUNCTION         a function that takes prompt and seed, and returns an image
 
 Names of catalogue models, of repositories and `synthetic:NAME` hold no further colon, so the recipe begins behind the
@@ -25,6 +27,7 @@ from vivace.spec.recipe import BASELINE
 from vivace.untrusted.files import parse_json, user_path
 
 _PYTHON = "python:"
+_COMFYUI = "comfyui:"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _OWN_FIELDS = ("prompt", "seed", "n", "size", "num_inference_steps", "guidance_scale", "response_format")
 
@@ -63,7 +66,16 @@ class FunctionSide:
     function: str
 
 
-Side = RecipeSide | FolderSide | EndpointSide | FunctionSide
+@dataclass(frozen=True)
+class ComfySide:
+    """A ComfyUI server with a workflow, which is a file in the API format."""
+
+    text: str
+    url: str
+    workflow: str
+
+
+Side = RecipeSide | FolderSide | EndpointSide | FunctionSide | ComfySide
 
 
 def parse_side(text: str) -> Side:
@@ -79,10 +91,8 @@ def parse_side(text: str) -> Side:
         )
     if text.lower().startswith(("http://", "https://")):
         return _endpoint(text)
-    if text.lower().startswith("comfyui:"):
-        raise UsageError(
-            f"{text[:200]}: ComfyUI servers are not read yet; save the workflow's images, and give their folder"
-        )
+    if text.lower().startswith(_COMFYUI):
+        return _comfyui(text)
     if text.lower().startswith(_PYTHON):
         target = text[len(_PYTHON) :]
         if not _FUNCTION.fullmatch(target):
@@ -142,6 +152,15 @@ def _endpoint(text: str) -> EndpointSide:
             )
         fields[name] = _value(value) if name != "model" else value
     return EndpointSide(text, urlunsplit((parts.scheme, parts.netloc, path, "", "")), fields)
+
+
+def _comfyui(text: str) -> ComfySide:
+    parts = urlsplit(text[len(_COMFYUI) :])
+    fields = dict(parse_qsl(parts.query))
+    if parts.scheme not in ("http", "https") or not parts.hostname or set(fields) != {"workflow"}:
+        raise UsageError(f"{text[:200]}: give comfyui:http://HOST:PORT?workflow=FILE")
+    url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+    return ComfySide(text, url, fields["workflow"])
 
 
 def _value(text: str) -> Any:

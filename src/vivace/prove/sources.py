@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,16 @@ from vivace.errors import UsageError
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.prove.drawing import Drawer, Settings
 from vivace.prove.folder import Folder, FolderImages, read_folder
-from vivace.prove.sides import EndpointSide, FolderSide, FunctionSide, RecipeSide, Side, parse_side
+from vivace.prove.sides import (
+    ComfySide,
+    EndpointSide,
+    FolderSide,
+    FunctionSide,
+    RecipeSide,
+    Side,
+    parse_side,
+)
+from vivace.untrusted.files import user_path
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
@@ -82,7 +92,7 @@ class Source:
                 path = self.images.folder / name
                 digest.update(f"{name} {path.stat().st_size} {path.stat().st_mtime_ns}\n".encode())
             return f"{self.images.folder.resolve()}@{digest.hexdigest()[:16]}"
-        return self.side.text
+        return f"{self.side.text}{_code_of(self.side)}"
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,10 @@ class Prepared:
             from vivace.prove.function import Function
 
             return Function(side)
+        if isinstance(side, ComfySide):
+            from vivace.prove.comfyui import ComfyUI
+
+            return ComfyUI(side, self.request.timeout_s, self._key(source))
         assert source.images is not None
         return Folder(_images_of(source.images, self.pairs, self.knows_prompts))
 
@@ -147,8 +161,10 @@ class Prepared:
         from vivace.prove.endpoint import Endpoint
 
         assert isinstance(source.side, EndpointSide)
-        key = self.request.key_a if source is self.a else self.request.key_b
-        return Endpoint(source.side, self.request.timeout_s, key)
+        return Endpoint(source.side, self.request.timeout_s, self._key(source))
+
+    def _key(self, source: Source) -> str | None:
+        return self.request.key_a if source is self.a else self.request.key_b
 
     def _recipe_drawer(self, side: RecipeSide, is_read: Callable[[], None], on_note: OnNote) -> Drawer:
         from vivace.benchmark.comparison import comparison_of
@@ -179,6 +195,18 @@ def prepare(a: str, b: str, request: Request) -> Prepared:
     for source in sources:
         _check(prepared, source)
     return prepared
+
+
+def _code_of(side: Side) -> str:
+    """Return a digest of the file that says what a side draws, if there is one."""
+    path = None
+    if isinstance(side, ComfySide):
+        path = user_path(side.workflow)
+    elif isinstance(side, FunctionSide) and (spec := importlib.util.find_spec(side.module)) is not None:
+        path = Path(spec.origin) if spec.has_location and spec.origin else None
+    if path is None or not path.is_file():
+        return ""
+    return f"@{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
 def _source(text: str) -> Source:

@@ -48,7 +48,7 @@ class KeptImage:
 
 
 class ProofStore:
-    """The images of both sides.
+    """The images of both sides. `since` is when the first was drawn, `num_resumed` how many were before.
 
     Args:
         folder: of all proofs.
@@ -69,6 +69,7 @@ class ProofStore:
         except OSError as error:
             raise StoreError(f"--store {folder} cannot be written: {error.strerror or error}") from error
         replace(self.folder / "proof.json", (identity + "\n").encode())
+        self.since = ""
         self._images = self._read()
         self.num_resumed = sum(image.path is not None for image in self._images.values())
 
@@ -130,6 +131,7 @@ class ProofStore:
         images: dict[str, KeptImage] = {}
         for line in self._lines():
             image = self._kept(line)
+            self.since = self.since or str(line.get("at", ""))
             before = images.get(line["key"])
             lasts = before is None or image.path is not None or before.path is None
             if lasts and (image.path is None or image.path.is_file()):

@@ -63,7 +63,7 @@ def test_functions() -> None:
         ("http://host/v1?seed=3", "the field seed is set by vivace"),
         ("http://host/v1?x=1&x=2", "the field x is there twice"),
         ("python:draw", "give python:MODULE:FUNCTION"),
-        ("comfyui:http://host:8188?workflow=x.json", "ComfyUI servers are not read yet"),
+        ("comfyui:http://host:8188", "give comfyui:http://HOST:PORT?workflow=FILE"),
         ("steps(4)", "is a recipe without a model"),
     ],
 )
