@@ -80,7 +80,9 @@ class _Requests(BaseHTTPRequestHandler):
             self.server.requests.append(body)
             self.server.num_busy += fault == "busy"
             is_busy = fault == "busy" and self.server.num_busy % 3 == 1
-        if is_busy:
+        if fault == "key" and self.headers.get("Authorization") != "Bearer pass-word":
+            self._answer(401, {"error": {"message": "no key"}})
+        elif is_busy:
             self._answer(429, {"error": {"message": "too many requests"}}, {"Retry-After": "0"})
         elif fault == "redirects":
             self.send_response(307)

@@ -66,7 +66,14 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--prompt-set",
     type=click.Choice(["real", "tinyworld"]),
-    help="Thirteen prompts that ship with vivace; default: those that the model understands, else real.",
+    help="Prompts that ship with vivace; default: those that the model understands, else real.",
+)
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(1, 1000),
+    default=13,
+    show_default=True,
+    help="Prompts of the set; each set has 39.",
 )
 @click.option(
     "--seeds",
@@ -130,6 +137,7 @@ def prove(
     b: str,
     prompts: list[str] | None,
     prompt_set: str | None,
+    num_prompts: int,
     seeds: int,
     seed: int,
     height: int | None,
@@ -179,6 +187,7 @@ def prove(
     request = Request(
         None if prompts is None else tuple(prompts),
         prompt_set,
+        num_prompts,
         seed,
         seeds,
         Settings(height, width, num_inference_steps, guidance_scale),

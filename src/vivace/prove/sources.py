@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UsageError
+from vivace.models.further_prompts import FURTHER_PROMPTS
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.prove.drawing import Drawer, Settings
 from vivace.prove.folder import Folder, FolderImages, read_folder
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.prove.endpoint import Endpoint
 
+DEFAULT_NUM_PROMPTS = 13
 Pair = tuple[str, int]
 """A prompt and a seed."""
 OnNote = Callable[[str], object]
@@ -41,11 +43,13 @@ class Request:
     Attributes:
         prompts: None for the prompt set.
         prompt_set: of `vivace.models.prompts`; None for what the sides say.
+        num_prompts: of the set.
         key_a, key_b: that requests to an endpoint bear.
     """
 
     prompts: tuple[str, ...] | None = None
     prompt_set: str | None = None
+    num_prompts: int = DEFAULT_NUM_PROMPTS
     seed: int = 0
     num_seeds: int = NUM_SEEDS
     settings: Settings = field(default_factory=Settings)
@@ -251,9 +255,26 @@ def _pairs(sources: Sequence[Source], request: Request, prompt_set: str) -> tupl
                 "the folders have no image of the same name; name them alike, or add --prompts FILE and --seeds N"
             )
         return tuple((name, 0) for name in names), False
-    prompts = dict.fromkeys(request.prompts or PROMPT_SETS[prompt_set])
+    prompts = dict.fromkeys(request.prompts or prompts_of(prompt_set, request.num_prompts))
     seeds = range(request.seed, request.seed + request.num_seeds)
     return tuple((prompt, seed) for seed in seeds for prompt in prompts), True
+
+
+def prompts_of(prompt_set: str, number: int) -> tuple[str, ...]:
+    """Return the first prompts of a set and of its further ones.
+
+    Raises:
+        UsageError: it has fewer.
+    """
+    every = (
+        *PROMPT_SETS[prompt_set],
+        *(prompt for part in FURTHER_PROMPTS.get(prompt_set, ()) for prompt in part),
+    )
+    if number > len(every):
+        raise UsageError(
+            f"--num-prompts {number}: the set {prompt_set} has {len(every)}; give prompts of your own (--prompts FILE)"
+        )
+    return every[:number]
 
 
 def _images_of(images: FolderImages, pairs: Sequence[Pair], knows_prompts: bool) -> dict[Pair, Path]:

@@ -166,6 +166,21 @@ def test_a_server_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     assert result.return_value == 4
 
 
+def test_a_key_is_sent_to_its_side_and_is_in_no_output(tmp_path: Path) -> None:
+    key = tmp_path / "key.txt"
+    key.write_text("pass-word\n")
+    page = tmp_path / "page.html"
+    with serving("key") as server:
+        refused = answer(prove(tmp_path, REFERENCE, server.url, "--format", "json", seeds=1))
+        assert refused["failures"][0]["reason"] == "HTTP 401: no key"
+        more = ("--key-b", str(key), "--format", "json", "-o", str(page))
+        result = prove(tmp_path, REFERENCE, server.url, *more, seeds=1)
+    assert answer(result)["exit_code"] == 0
+    kept = "".join(path.read_text() for path in (tmp_path / "store").rglob("*.json*"))
+    assert "pass-word" not in result.output + page.read_text() + kept
+    assert "Bearer $KEY" in page.read_text()
+
+
 def test_several_models_ask_for_a_name(tmp_path: Path) -> None:
     with serving("several models") as server:
         result = prove(tmp_path, REFERENCE, server.url)

@@ -110,6 +110,16 @@ def test_an_interrupted_run_goes_on_and_one_that_ended_is_begun_anew(tmp_path: P
         assert PROMPTS[1] in [body["prompt"] for body in server.requests]
 
 
+def test_more_prompts_go_on_with_the_images_of_before(tmp_path: Path) -> None:
+    more = ("--prompt-set", "tinyworld", "--seeds", "1", "--format", "json", "--claim", "same")
+    assert len(answer(prove(tmp_path, SHAPES, SHAPES, *more, "--num-prompts", "2"))["pairs"]) == 2
+    result = prove(tmp_path, SHAPES, SHAPES, *more, "--num-prompts", "14", "--reuse")
+    assert len(answer(result)["pairs"]) == 14
+    assert "going on with" in result.stderr
+    refused = prove(tmp_path, SHAPES, SHAPES, *more, "--num-prompts", "40")
+    assert "the set tinyworld has 39" in str(refused.exception)
+
+
 def test_folders_are_paired_by_name(tmp_path: Path) -> None:
     names = [f"image_{number}.png" for number in range(8)]
     a = save(tmp_path / "a", names)
