@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
+from vivace.cli.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.untrusted.destinations import check_writable, is_standard_output, replace
 from vivace.untrusted.files import read_text, user_path
@@ -205,13 +206,15 @@ def prove(
     try:
         for letter in _LETTERS:
             status = _draw(prepared, letter, kept)
+            if status == INTERRUPTED:  # in another process
+                raise KeyboardInterrupt
             if status != 0:
                 return status
         return _conclude(prepared, kept, judges, Options(claims, fail_under), output, format_)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; the images are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
-        return 130
+        return INTERRUPTED
 
 
 _LETTERS: tuple[Letter, ...] = ("a", "b")

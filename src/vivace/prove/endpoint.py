@@ -11,14 +11,14 @@ import binascii
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin
 
-from vivace.errors import UsageError
+from vivace.errors import Unsupported, UsageError
 from vivace.prove.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
-from vivace.prove.http import Answer, NoAnswer, has_same_host, send, send_patiently
+from vivace.prove.http import Answer, NoAnswer, NoConnection, has_same_host, send, send_patiently
 from vivace.prove.sides import EndpointSide
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.text import plain
@@ -42,17 +42,12 @@ class Endpoint:
 
     Args:
         key: that requests bear; it is in no output.
-
-    Raises:
-        UsageError: it has several models, and none was named.
     """
 
     def __init__(self, side: EndpointSide, timeout_s: float = 600.0, key: str | None = None) -> None:
         self.url = f"{side.url}/images/generations"
         self._timeout_s, self._key = timeout_s, key
         self._fields = dict(side.fields)
-        if "model" not in self._fields and (model := _only_model(side, timeout_s, key)) is not None:
-            self._fields["model"] = model
 
     def __enter__(self) -> Endpoint:
         return self
@@ -177,17 +172,24 @@ def _decoded(text: str) -> bytes:
         raise ValueError("b64_json is not base64") from None
 
 
-def _only_model(side: EndpointSide, timeout_s: float, key: str | None) -> str | None:
-    """Return the name of the only model that a server lists; None if it lists none.
+def with_model(side: EndpointSide, timeout_s: float = 30.0, key: str | None = None) -> EndpointSide:
+    """Return an endpoint with the name of its model: the one that was given, else the only one that the server lists.
+
+    It is asked before anything is drawn, so that a server that is not there costs no time.
 
     Raises:
-        UsageError: it lists several.
+        Unsupported: the server is not there.
+        UsageError: it lists several models.
     """
+    if "model" in side.fields:
+        return side
     try:
-        answer = send(f"{side.url}/models", None, min(timeout_s, 30.0), key)
+        answer = send(f"{side.url}/models", None, timeout_s, key)
         reply = parse_json(answer.content) if answer.status == 200 else None
+    except NoConnection as error:
+        raise Unsupported(f"{side.url}: {error}") from None
     except (NoAnswer, ValueError):
-        return None
+        return side
     data = reply.get("data") if isinstance(reply, dict) else None
     names = _names(data if isinstance(data, list) else [])
     if len(names) > 1:
@@ -195,7 +197,7 @@ def _only_model(side: EndpointSide, timeout_s: float, key: str | None) -> str | 
             f"{side.url} has {len(names)} models; name one: {side.url}?model=NAME, NAME is one of "
             + ", ".join(plain(name)[:100] for name in names[:10])
         )
-    return names[0] if names else None
+    return replace(side, fields=side.fields | {"model": names[0]}) if names else side
 
 
 def _names(data: Sequence[Any]) -> list[str]:

@@ -31,6 +31,10 @@ class NoAnswer(Exception):
     """A server gave no answer; the message says why."""
 
 
+class NoConnection(NoAnswer):
+    """There is no server."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a server answered.
@@ -94,7 +98,7 @@ def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | Non
     except urllib.error.URLError as error:
         if isinstance(error.reason, TimeoutError):
             raise _too_slow(timeout_s) from None
-        raise NoAnswer(f"no connection ({error.reason}); is the server running?") from None
+        raise NoConnection(f"no connection ({error.reason}); is the server running?") from None
     except TimeoutError:
         raise _too_slow(timeout_s) from None
     except (OSError, http.client.HTTPException) as error:

@@ -186,7 +186,7 @@ def prepare(a: str, b: str, request: Request) -> Prepared:
     Raises:
         UsageError, RecipeError, UnknownModel, UnusableModel, Unsupported, WorkloadError: see `vivace.errors`.
     """
-    sources = (_source(a), _source(b))
+    sources = (_source(a, request.key_a), _source(b, request.key_b))
     own_sets = [source.located.prompt_set for source in sources if source.located is not None]
     prompt_set = request.prompt_set or (own_sets[0] if own_sets else "real")
     pairs, knows_prompts = _pairs(sources, request, prompt_set)
@@ -213,8 +213,12 @@ def _code_of(side: Side) -> str:
     return f"@{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
-def _source(text: str) -> Source:
+def _source(text: str, key: str | None) -> Source:
     side = parse_side(text)
+    if isinstance(side, EndpointSide):
+        from vivace.prove.endpoint import with_model
+
+        return Source(with_model(side, key=key))
     if isinstance(side, FolderSide):
         return Source(side, images=read_folder(side.text))
     if isinstance(side, RecipeSide):
@@ -230,8 +234,7 @@ def _check(prepared: Prepared, source: Source) -> None:
         raise UsageError(
             f"{source.side.text}: what to draw? The folder's images do not say their prompts; add --prompts FILE"
         )
-    if not isinstance(source.side, EndpointSide):  # a server is asked when it is its turn
-        prepared.open(source)
+    prepared.open(source)
 
 
 def _recipe(side: Side) -> str:

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from tests.images_server import serving
 from vivace.cli import app
+from vivace.errors import Unsupported
 
 REFERENCE = "python:tests.drawn_shapes:draw"
 PROMPTS = [
@@ -159,11 +160,18 @@ def test_what_is_no_answer_is_one_line(tmp_path: Path, fault: str, reason: str) 
     assert proof["exit_code"] == 4
 
 
-def test_a_server_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_said_to_be_before_anything_is_drawn(tmp_path: Path) -> None:
     result = prove(tmp_path, REFERENCE, "http://127.0.0.1:9/v1", seeds=1)
-    assert result.exception is None, result.output
-    assert "is the server running?" in " ".join(result.stdout.split())
-    assert result.return_value == 4
+    assert isinstance(result.exception, Unsupported)
+    assert "is the server running?" in str(result.exception)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_server_that_goes_away_is_a_line_for_each_image(tmp_path: Path) -> None:
+    result = prove(tmp_path, REFERENCE, "http://127.0.0.1:9/v1?model=x", "--format", "json", seeds=1)
+    proof = answer(result)
+    assert "is the server running?" in proof["failures"][0]["reason"]
+    assert proof["exit_code"] == 4
 
 
 def test_a_key_is_sent_to_its_side_and_is_in_no_output(tmp_path: Path) -> None:
