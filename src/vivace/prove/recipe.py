@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -71,9 +72,15 @@ class RecipeOnModel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        if self._session is None:
+            return
+        import torch
+
+        self._session.close()
+        self._session = None
+        gc.collect()  # hooks and pipelines refer to each other, and the other side needs the memory
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
         """Return one image; see `Drawer.draw`."""

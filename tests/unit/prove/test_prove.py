@@ -197,9 +197,9 @@ def test_the_page_holds_everything_and_fetches_nothing(tmp_path: Path) -> None:
 def test_tiny_sd_against_its_tiny_vae(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("a red circle above a blue square\na large green triangle on a white background\n")
-    more = ("--prompts", str(file), "--seeds", "1", "--steps", "12", "--format", "json", "--scorer", "auto")
+    more = ("--prompts", str(file), "--seeds", "1", "--steps", "4", "--format", "json", "--scorer", "auto")
     proof = answer(prove(tmp_path, "tiny-sd:baseline", "tiny-sd:tiny_vae", *more))
-    assert proof["settings"]["num_inference_steps"] == 12
+    assert proof["settings"]["num_inference_steps"] == 4
     assert next(witness["witness"] for witness in proof["witnesses"]) == "CLIP"
     assert proof["distances"]["a_to_itself"]["identical"]
     assert proof["exit_code"] == 4, "two prompts cannot tell"
