@@ -42,7 +42,7 @@ from vivace.studies.expand import expand
 from vivace.studies.file import published_studies, read_study
 from vivace.studies.sittings import Sitting, run_of
 
-TARGET = Path(__file__).parents[1] / "src" / "vivace" / "advice" / FILE
+TARGET = Path(__file__).parents[1] / "src" / "vivace" / "recommendation" / FILE
 DEMO = RESULTS / "demo-cpu.json"
 CARDS_DIFFER = 0.03
 """Times of one recipe on two H200s differ by 2 % (docs/performance/flux.md, two cards); a little more is allowed."""
@@ -105,12 +105,16 @@ def apart_from(base: Row, rows: Sequence[Row]) -> list[EvidenceRow]:
         if seen.latency is None or found[0].latency is None:
             found.append(seen)
             continue
-        here, there = seen.latency, found[0].latency
-        low = (there.low or there.point) / (here.high or here.point) / (1 + CARDS_DIFFER)
-        high = (there.high or there.point) / (here.low or here.point) * (1 + CARDS_DIFFER)
-        gain = Interval(there.point / here.point, low, high)
+        gain = gain_apart(seen.latency, found[0].latency)
         found.append(seen.model_copy(update={"gain": gain, "verdict": None}))
     return found
+
+
+def gain_apart(latency: Interval, baseline: Interval) -> Interval:
+    """Return the speed-up of times that were not measured side by side, with what cards of one kind differ by."""
+    low = (baseline.low or baseline.point) / (latency.high or latency.point) / (1 + CARDS_DIFFER)
+    high = (baseline.high or baseline.point) / (latency.low or latency.point) * (1 + CARDS_DIFFER)
+    return Interval(baseline.point / latency.point, low, high)
 
 
 def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[EvidenceTable]:

@@ -40,7 +40,8 @@ from vivace.measure.verdict import judge_pairs
 from vivace.models.find import find_model
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import Session, open_session
+from vivace.runtime.opening import open_session
+from vivace.runtime.session import Session
 from vivace.spec.limits import DEFAULT_LIMITS
 from vivace.stats.paired import mean_interval
 from vivace.technique import component_of

@@ -267,7 +267,7 @@ def _operations(found: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -> 
     import torch
 
     from vivace.measure.flops import count_flops
-    from vivace.runtime.session import open_session
+    from vivace.runtime.opening import open_session
     from vivace.technique import component_of
 
     _set_threads(found)

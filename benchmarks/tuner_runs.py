@@ -2,6 +2,7 @@
 
     python -m benchmarks.tuner_runs                  measure what is missing, about 90 minutes on two cores
     python -m benchmarks.tuner_runs --limit-s 3000   start no run after so many seconds; the same command goes on
+    python -m benchmarks.tuner_runs --side-by-side   then measure what they proposed in the same rounds, ten minutes
 
 tiny-sd for 2, 4 and 8 minutes and tiny-flux for 4, five times each with a fresh store. In two of the four groups one
 run is beside a core that this script keeps busy. Runs follow each other; each is a row of the record when it ends.
@@ -29,6 +30,8 @@ from benchmarks.tuner_grids import RESULTS
 from vivace.spec.base import Spec
 
 RECORD = RESULTS / "tuner-runs-cpu.json"
+PICKS = "tuner-picks-cpu.json"
+"""Beside the record: the speed-ups of all that was proposed, measured in the same rounds."""
 REPEATS = 5
 GROUPS = (("tiny-sd", 2.0), ("tiny-sd", 4.0), ("tiny-sd", 8.0), ("tiny-flux", 4.0))
 """Models and minutes."""
@@ -37,6 +40,8 @@ BUSY_GROUPS = frozenset({("tiny-sd", 4.0), ("tiny-flux", 4.0)})
 _GRACE_S = 120.0
 _TOO_LATE = 124  # the exit code of `timeout`
 _SPIN = "while True: pass"
+Picks = dict[str, dict[str, float]]
+"""Speed-ups by model and recipe."""
 
 
 class TunerRun(Spec):
@@ -187,35 +192,43 @@ def row_of(of: Planned, exit_code: int, answer: dict[str, Any]) -> TunerRun:
     )
 
 
-def best_proven(model: str, rows: Sequence[TunerRun]) -> tuple[float, str]:
+def best_proven(model: str, rows: Sequence[TunerRun], picks: Picks | None = None) -> tuple[float, str]:
     """Return the highest speed-up that was proven anywhere, and its recipe: by these runs, or by a recorded search.
 
-    Of the runs a recipe's median counts, as the highest of twenty noisy figures is mostly luck.
+    Side by side the fastest recipe is the best. Where that was not measured, a recipe's median over the runs counts, as
+    the highest of twenty noisy figures is mostly luck.
     """
+    if picks and model in picks:
+        return max((speedup, recipe) for recipe, speedup in picks[model].items())
     by_recipe: dict[str, list[float]] = {}
     for row in rows:
         if row.model == model and row.is_proven and row.recipe is not None and row.speedup is not None:
             by_recipe.setdefault(row.recipe, []).append(row.speedup)
-    found = [(statistics.median(speedups), recipe) for recipe, speedups in by_recipe.items()]
+    medians = [(statistics.median(speedups), recipe) for recipe, speedups in by_recipe.items()]
     recorded = RESULTS / f"tune-{model}.json"
     if recorded.exists():
-        found += [
+        medians += [
             (row["speedup"]["ratio"], row["recipe"])
             for row in json.loads(recorded.read_text())["final"]
             if row["speedup"] is not None and (row["quality"] or {}).get("verdict") == "passed"
         ]
-    return max(found, default=(1.0, "baseline"))
+    return max(medians, default=(1.0, "baseline"))
 
 
-def summary(rows: Sequence[TunerRun]) -> dict[str, Any]:
+def speedup_of(row: TunerRun, picks: Picks | None = None) -> float:
+    """Return how many times as fast the proposed recipe is, side by side if that was measured; 1 if none was proven."""
+    if not row.is_proven or row.recipe is None or row.speedup is None:
+        return 1.0
+    return (picks or {}).get(row.model, {}).get(row.recipe, row.speedup)
+
+
+def summary(rows: Sequence[TunerRun], picks: Picks | None = None) -> dict[str, Any]:
     """Return the share of runs that are proven, and for each model the median gain relative to the best."""
     models = list(dict.fromkeys(row.model for row in rows))
     relative: dict[str, list[float]] = {}
     for model in models:
-        best, _ = best_proven(model, rows)
-        relative[model] = [
-            (row.speedup or 1.0) / best if row.is_proven else 1 / best for row in rows if row.model == model
-        ]
+        best, _ = best_proven(model, rows, picks)
+        relative[model] = [speedup_of(row, picks) / best for row in rows if row.model == model]
     every = [share for shares in relative.values() for share in shares]
     return {
         "runs": len(rows),
@@ -225,15 +238,53 @@ def summary(rows: Sequence[TunerRun]) -> dict[str, Any]:
     }
 
 
-def in_words(rows: Sequence[TunerRun]) -> str:
+def side_by_side(rows: Sequence[TunerRun]) -> Picks:
+    """Measure all proven recipes of each model beside its baseline, in the same rounds."""
+    picks: Picks = {}
+    for model in dict.fromkeys(row.model for row in rows):
+        recipes = sorted({row.recipe for row in rows if row.model == model and row.is_proven and row.recipe})
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "vivace", "bench", "--model", model, "--device", "cpu"]
+            command += [part for recipe in ("baseline", *recipes) for part in ("--recipe", recipe)]
+            command += [
+                "--rounds",
+                "4",
+                "--repeats",
+                "6",
+                "--no-quality",
+                "--format",
+                "json",
+                "--store",
+                folder,
+            ]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        table = json.loads(done.stdout)
+        picks[model] = {
+            row["recipe"]: row["speedup"]["ratio"] for row in _rows(table) if row["recipe"] != "baseline"
+        }
+    return picks
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of the JSON of `vivace bench`."""
+    return table if isinstance(table, list) else table["rows"]
+
+
+def picks_beside(record: Path) -> Picks | None:
+    """Return the speed-ups that were measured side by side; None if they were not."""
+    path = record.with_name(PICKS)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def in_words(rows: Sequence[TunerRun], picks: Picks | None = None) -> str:
     """Return the summary as a sentence."""
-    found = summary(rows)
+    shares = summary(rows, picks)
     if not rows:
         return "no runs yet"
-    each = ", ".join(f"{model} {share:.2f}" for model, share in found["by_model"].items())
+    each = ", ".join(f"{model} {share:.2f}" for model, share in shares["by_model"].items())
     return (
-        f"{found['proven']} of {found['runs']} runs end with a proven recipe; the median speed-up is "
-        f"{found['median_of_best']:.2f} of the best that was proven anywhere ({each})"
+        f"{shares['proven']} of {shares['runs']} runs end with a proven recipe; the median speed-up is "
+        f"{shares['median_of_best']:.2f} of the best that was proven anywhere ({each})"
     )
 
 
@@ -260,15 +311,24 @@ def measure(
         rows.append(row)
         write_list(path, (one.model_dump_json() for one in rows))
         click.echo(row.line)
-    click.echo(in_words(rows))
+    click.echo(in_words(rows, picks_beside(path)))
     return 0
 
 
 @click.command()
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
 @click.option("--limit-s", type=click.FloatRange(min=0), help="Start no run after this many seconds.")
-def tuner_runs(record: Path, limit_s: float | None) -> int:
+@click.option(
+    "--side-by-side", "beside", is_flag=True, help="Measure what the runs proposed in the same rounds."
+)
+def tuner_runs(record: Path, limit_s: float | None, beside: bool) -> int:
     """Run `vivace tune` twenty times and keep how each run ended."""
+    if beside:
+        rows = read_list(record, TunerRun)
+        picks = side_by_side(rows)
+        record.with_name(PICKS).write_text(json.dumps(picks, indent=2) + "\n")
+        click.echo(in_words(rows, picks))
+        return 0
     return measure(record, limit_s)
 
 

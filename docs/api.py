@@ -48,6 +48,7 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")
     ),
 }
+_ABOUT = "Every name that `import vivace` offers, with its arguments; first, what most programs need."
 _START = """
 ```python
 import vivace
@@ -70,7 +71,7 @@ _SECTIONS = ("Args", "Attributes", "Returns", "Raises")
 
 def page(note: str) -> str:
     """Return the page as Markdown."""
-    lines = [note, "# Python", _START]
+    lines = [note, "# Python\n", _ABOUT, _START]
     for title, members in _GROUPS.items():
         lines += [f"## {title}\n"]
         for name, member in members:

@@ -9,17 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import every_model, several_gpus, skipped_work, technique_cases
+from benchmarks import several_gpus, skipped_work, technique_cases
 from benchmarks.skipped_work import read_operations
 from benchmarks.step_curves import STEPS
 from benchmarks.technique_cases import full_length
 from benchmarks.technique_records import by_gpu, key_of, read_records, rows_with_baselines
+from docs import fastest
+from docs.fastest import Measurement
 from docs.several_gpus import soonest
 from docs.skipped_work import skipping_of
 from docs.step_curves import Against, Family, Point, families
 from docs.technique_lines import Line, lines_of, waits_for_changed_cpu
-from vivace.report.rows import Row, rows_of
-from vivace.report.summary import ratio, seconds, size
+from vivace.report.rows import Row
+from vivace.report.summary import ratio, size
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
 from vivace.stats import Gate, Verdict
@@ -73,17 +75,18 @@ def _passed(point: Point) -> bool:
     return point.row.judgement is not None and point.row.judgement.gate is Gate.PASSED
 
 
-def page(note: str, results: Path) -> str:
+def page(note: str, results: Path, measurements: Sequence[Measurement] = ()) -> str:
     """Return the page as Markdown.
 
     Args:
         note: the line above the heading that says the page is generated.
         results: the folder of the records.
+        measurements: what all records say of full-size models.
     """
     has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
-    told, fastest = "no record of their speed is kept yet", []
+    told, soonest_rows = "no record of their speed is kept yet", []
     if (several := results / several_gpus.RECORD.name).exists():
-        told, fastest = "[what it gains](several-gpus.md)", soonest(several)
+        told, soonest_rows = "[what it gains](several-gpus.md)", soonest(several)
     lines = [
         note,
         "# Which technique to use\n",
@@ -95,7 +98,20 @@ def page(note: str, results: Path) -> str:
         "yours, for one model and card; compare the candidates with `vivace bench`, and let `vivace "
         "calibrate cache` find the threshold of a step cache.\n",
     ]
-    for one in families(results):
+    chosen = families(results)
+    models = tuple(name for one in chosen for name in FULL_SIZE[one.name])
+    if fastest_rows := fastest.fastest_known(measurements, models):
+        lines += [
+            "## The fastest known\n",
+            "Of each card, the fastest recipe on record that leaves out no step's work, as on [every "
+            "model](models-measured.md), which has all models ([how FLUX gets there](performance/flux.md), "
+            "[UNets](performance/unets.md)). *50, from 8*: 8 steps were timed, and the time is scaled to 50.\n",
+            *fastest.table(fastest_rows),
+            "",
+            fastest.MARKS,
+            "",
+        ]
+    for one in chosen:
         lines += _family(one, results)
     lines += [
         "## Few-step models: FLUX.1 [schnell], Turbo, Lightning, Hyper, LCM\n",
@@ -106,7 +122,7 @@ def page(note: str, results: Path) -> str:
         "For one image sooner: `parallel(ulysses)` or, on FLUX, `parallel(all_gather)` (measured under its old "
         f"spelling, `parallel(ring)`) for a transformer, `parallel(cfg)` for a UNet with guidance ({told}). For more "
         "images an hour: one process per GPU, without any of these.\n",
-        *fastest,
+        *soonest_rows,
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -126,7 +142,7 @@ def _same_picture(name: str, results: Path) -> list[str]:
     for gpu, records in gpus.items():
         heading = f"{name} on {gpu}" if len(gpus) > 1 else name
         lines += _same_picture_on(heading, name, records)
-    return lines + _fused(name, results)
+    return lines
 
 
 def _same_picture_on(heading: str, name: str, records: Sequence[Record]) -> list[str]:
@@ -155,34 +171,6 @@ def _same_picture_on(heading: str, name: str, records: Sequence[Record]) -> list
             f"{told or 'none of those measured'}."
         )
     return lines
-
-
-def _fused(name: str, results: Path) -> list[str]:
-    """Name the fastest fused recipe that keeps the image, from the record of fused FLUX, if there is one."""
-    record = results / f"flux-fused-{name}.json"
-    if not record.exists():
-        return []
-    rows = [
-        row for row in rows_of(list(every_model.read_records(record).values())) if row.latency is not None
-    ]
-    fused = [row for row in rows if row.record.trial.recipe.same_picture and row.recipe.startswith("fused")]
-    compiled = [row for row in rows if "fused" not in row.recipe]
-    if not fused or not compiled:
-        return []
-
-    def time_of(row: Row) -> float:
-        assert row.latency is not None
-        return row.latency.median.point
-
-    def cards(row: Row) -> set[object]:
-        return {(round_.conditions or {}).get("gpu_uuid") for round_ in row.record.rounds}
-
-    best, other = min(fused, key=time_of), min(compiled, key=time_of)
-    where = "" if cards(best) == cards(other) else ", on another card of the kind"
-    return [
-        f"- **{name} on Hopper, faster still:** `{best.recipe}` {seconds(time_of(best))} an image, with prompts "
-        f"encoded before; `{other.recipe}` {seconds(time_of(other))}{where} ([how](performance/flux.md))."
-    ]
 
 
 def _worthwhile(smaller: Sequence[Line], peak: int) -> list[Line]:

@@ -8,7 +8,7 @@ from vivace.cli import app
 
 
 def page(note: str) -> str:
-    lines = [note, "# Command line\n"]
+    lines = [note, "# Command line\n", "The help of every command, with all options and their defaults.\n"]
     settings: dict[str, object] = {**app.context_settings, "terminal_width": 100}
     root = click.Context(app, info_name="vivace", **settings)  # type: ignore[arg-type]
     lines += ["```text", app.get_help(root), "```\n"]

@@ -36,6 +36,7 @@ from docs import (
     tuner_runs,
     tuning,
 )
+from docs.fastest import all_measurements
 from docs.study_pages import page as study_page
 from tests.composition.run import DEVICES, record_of
 from vivace.studies.file import published_studies
@@ -57,7 +58,8 @@ def _tuning_page() -> str:
 
 
 def _readme() -> str:
-    return readme.filled((DOCS.parent / "README.md").read_text(), RESULTS / "demo-cpu.json", _searches())
+    text = (DOCS.parent / "README.md").read_text()
+    return readme.filled(text, RESULTS / "demo-cpu.json", _searches(), all_measurements())
 
 
 def _searches() -> list[Path]:
@@ -69,7 +71,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "src/vivace/studies/published/known.csv": known_figures.content,
     "README.md": _readme,
     "docs/api.md": partial(api.page, NOTE),
-    "docs/choosing.md": partial(choosing.page, NOTE, RESULTS),
+    "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),
     "docs/cli.md": partial(command_line.page, NOTE),
     "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text()),
     "docs/hardware.md": partial(hardware.page, NOTE),
@@ -83,8 +85,8 @@ PAGES: dict[str, Callable[[], str]] = {
 What ships in the package comes first: the pages say what it recommends.
 """
 if every_model.RECORD.exists():
-    PAGES["docs/models-measured.md"] = partial(
-        models_measured.page, every_model.RECORD, NOTE, overhead.RECORD
+    PAGES["docs/models-measured.md"] = lambda: models_measured.page(
+        every_model.RECORD, NOTE, overhead.RECORD, all_measurements()
     )
 if any(technique_cases.record_file(name).exists() for name in technique_cases.FAMILIES):
     PAGES["docs/techniques-measured.md"] = partial(techniques_measured.page, NOTE, RESULTS)

@@ -11,9 +11,10 @@ from typing import Any
 
 from benchmarks.every_model import plan_file, read_records
 from benchmarks.overhead import ratios, read_cases
+from docs import fastest
+from docs.fastest import Measurement, cards_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
-from vivace.recipes.resolve import resolve
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.spec.environment import Environment
@@ -28,13 +29,16 @@ _HEADINGS = (
 Planned = dict[tuple[str, str], dict[str, Any]]
 
 
-def page(record: Path, note: str, overhead: Path | None = None) -> str:
+def page(
+    record: Path, note: str, overhead: Path | None = None, measurements: Sequence[Measurement] | None = None
+) -> str:
     """Return the page as Markdown.
 
     Args:
         record: a file that exists.
         note: the line above the heading that says the page is generated.
         overhead: the record of `python -m benchmarks.overhead`, if there is one.
+        measurements: what other records say of the same models; None for this record alone.
     """
     records = read_records(record)
     predicted = _predictions(plan_file(record))
@@ -49,7 +53,8 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         f"- {_workload([row for rows in _tables(records) for row in rows])}\n",
     ]
     tables = _tables(records)
-    lines += _at_a_glance(tables)
+    place = f"results/{record.name}"
+    lines += _at_a_glance(measurements or fastest.of_every_model(records.values(), place))
     for purpose in _PURPOSES:
         of_it = [rows for rows in tables if _purpose(rows[0]) == purpose]
         if of_it:
@@ -76,7 +81,7 @@ def page(record: Path, note: str, overhead: Path | None = None) -> str:
         )
     if any(record.trial.workload.task != "text" for record in records.values()):
         lines.append(
-            "\nModels that edit are shown pictures that ship with vivace, scaled up to the size of the table."
+            "\nModels that edit get source images that ship with vivace, scaled up to the size of the table."
         )
     if any(len(record.rounds) == 1 for record in records.values()):
         lines.append(f"\nWith {ONE_ROUND}.")
@@ -137,39 +142,20 @@ def _purpose(row: Row) -> str:
     return _FEW if CATALOGUE[_plain(row.model)].num_inference_steps <= _FEW_STEPS else _MANY
 
 
-def _at_a_glance(tables: Sequence[list[Row]]) -> list[str]:
-    """Return a table with one line a model: its baseline, and the fastest recipe that computes every step."""
-    lines = [
+def _at_a_glance(measurements: Iterable[Measurement]) -> list[str]:
+    """Return a table with one line a model and card: its baseline, and the fastest recipe that computes every step."""
+    return [
         "## At a glance\n",
-        "Of each model the baseline and the fastest recipe measured that leaves out no step's work: weights in eight "
-        "bits count, step caches do not, since what they cost in quality cannot be seen with random weights. *Not "
-        "told*: the interval of the fastest one holds 1, or a gain that one round cannot tell from drift "
-        f"({ONE_ROUND_MARGIN:.0%}), so nothing says that it is faster than the baseline.\n",
-        "| model | steps | baseline | peak | fastest | s/image | speed-up [95 % interval] | peak |",
-        "|" + " --- |" * 8,
+        "Of each model and card the baseline and the fastest known recipe that leaves out no step's work, from all "
+        "records: [choosing](choosing.md) and the README show the same. Weights in eight bits count; step caches do "
+        "not, since what they cost in quality cannot be seen with random weights. *50, from 8*: 8 steps were timed, "
+        "and the time is scaled to 50. *Not proven*: the interval holds 1, or the gain is one that a single round "
+        f"cannot tell from drift ({ONE_ROUND_MARGIN:.0%}).\n",
+        *fastest.table(fastest.fastest_known(measurements)),
+        "",
+        fastest.MARKS,
+        "",
     ]
-    for rows in tables:
-        timed = [row for row in rows if row.latency is not None and resolve(row.recipe).same_picture]
-        if not timed:
-            continue
-        fastest = min(timed, key=lambda row: row.latency.median.point if row.latency else 0.0)
-        baseline = next((row for row in timed if row.is_baseline), None)
-        found = [
-            _plain(rows[0].model),
-            _steps(rows[0].model, rows[0].record.trial.workload.num_inference_steps),
-        ]
-        found += ["-", "-"] if baseline is None else [_seconds_of(baseline), _peak_of(baseline)]
-        name = _recipe(fastest, rows)
-        is_told = fastest.is_baseline or fastest.speedup is None or _is_surely_faster(fastest)
-        found.append(name if is_told else f"not told: {name}")
-        found += [_seconds_of(fastest), _gain_of(fastest), _peak_of(fastest)]
-        lines.append(f"| {' | '.join(found)} |")
-    return [*lines, ""]
-
-
-def _is_surely_faster(row: Row) -> bool:
-    margin = ONE_ROUND_MARGIN if len(row.record.rounds) == 1 else 0.0
-    return row.speedup is not None and row.speedup.low is not None and row.speedup.low > 1 + margin
 
 
 def _recipe(row: Row, rows: Sequence[Row]) -> str:
@@ -181,19 +167,6 @@ def _recipe(row: Row, rows: Sequence[Row]) -> str:
 def _is_elsewhere(row: Row, rows: Sequence[Row]) -> bool:
     baseline = next((other for other in rows if other.is_baseline), None)
     return baseline is not None and not cards_of(row.record) <= cards_of(baseline.record)
-
-
-def cards_of(record: Record) -> set[object]:
-    """Return which cards a record's rounds were measured on; empty if they did not say."""
-    return {card for r in record.rounds if (card := r.conditions.get("gpu_uuid")) is not None}
-
-
-def _seconds_of(row: Row) -> str:
-    return "-" if row.latency is None else seconds(row.latency.median.point)
-
-
-def _peak_of(row: Row) -> str:
-    return "-" if row.memory is None else size(row.memory.peak_bytes)
 
 
 def _gain_of(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""The tables of the README: what `vivace tune` found, and what the demo shows."""
+"""The tables of the README: the fastest known recipes, what `vivace tune` found, and what the demo shows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs import fastest
+from docs.fastest import Measurement
 from vivace.report.summary import clock, plus_minus, ratio, seconds, size
 from vivace.stats import Interval
 
-DEMO, TUNED, END = "<!-- table demo -->", "<!-- table tuned -->", "<!-- end -->"
+DEMO, FASTEST, TUNED = "<!-- table demo -->", "<!-- table fastest -->", "<!-- table tuned -->"
+END = "<!-- end -->"
+MODELS = ("sdxl", "flux-dev")
+"""The full-size models whose fastest known recipe the README names."""
 _DEMO_HEADINGS = (
     "recipe",
     "s/image",
@@ -23,13 +28,16 @@ _DEMO_HEADINGS = (
 _TUNED_HEADINGS = ("model", "on", "as published", "found", "times as fast [95 % interval]", "searched for")
 
 
-def filled(text: str, demo: Path, searches: Sequence[Path]) -> str:
+def filled(text: str, demo: Path, searches: Sequence[Path], measurements: Sequence[Measurement]) -> str:
     """Return the README with its tables.
 
     Args:
         demo: what `vivace bench --format json` wrote.
         searches: what `vivace tune --format json` wrote.
+        measurements: what all records say of full-size models.
     """
+    rows = fastest.table(fastest.fastest_known(measurements, MODELS), top="")
+    text = _with(text, FASTEST, "\n".join(rows))
     text = _with(text, TUNED, tuned_table([json.loads(path.read_text()) for path in searches]))
     return _with(text, DEMO, _table(_DEMO_HEADINGS, map(_demo_row, json.loads(demo.read_text()))))
 

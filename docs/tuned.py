@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import RecipeError
-from vivace.recipes.resolve import resolve
+from docs.fastest import all_measurements, fastest_known
 from vivace.report.summary import clock, seconds, size
-from vivace.studies.recorded import RecordedFigures, all_recorded
 
 START, END = "<!-- tuned -->", "<!-- end of tuned -->"
 _NONE_YET = "No search is recorded yet."
@@ -83,30 +81,23 @@ def _sentences(found: dict[str, Any]) -> Iterator[str]:
             "as long."
         )
     for note in found["notes"]:
-        yield f"{note[0].upper()}{note[1:]}."
+        text = note.replace("keep the picture", "keep the image")  # as earlier versions wrote it
+        yield f"{text[0].upper()}{text[1:]}."
 
 
-def _best_before(found: dict[str, Any]) -> tuple[str, float] | None:
-    """Return the fastest recorded recipe on such a device that keeps the picture and the limit of memory."""
-    first = found["final"][0] if found["final"] else None
-    if first is None:
+def _best_before(answer: dict[str, Any]) -> tuple[str, float] | None:
+    """Return the fastest known recipe on such a device that keeps the limit of memory, from other records."""
+    if not answer["final"]:
         return None
-    workload = first["workload"]
-    model = found["model"].removeprefix("synthetic:")
-    limit = found["limits"]["max_memory_bytes"]
-
-    def is_allowed(text: str, one: RecordedFigures) -> bool:
-        try:
-            same = resolve(text).same_picture
-        except RecipeError:  # of an older vivace
-            return False
-        return one.device == found["device"] and same and (limit is None or one.peak_bytes <= limit)
-
-    times = [
-        (one.seconds(workload["num_inference_steps"]), text)
-        for (name, text, height, width), known in all_recorded().items()
-        if (name, height, width) == (model, workload["height"], workload["width"])
-        for one in known
-        if is_allowed(text, one)
+    steps = answer["final"][0]["workload"]["num_inference_steps"]
+    model = answer["model"].removeprefix("synthetic:")
+    limit = answer["limits"]["max_memory_bytes"]
+    allowed = [
+        measured
+        for measured in all_measurements()
+        if measured.card == answer["device"]
+        and not Path(measured.record).name.startswith("tune-")
+        and (limit is None or (measured.peak_bytes is not None and measured.peak_bytes <= limit))
     ]
-    return (min(times)[1], min(times)[0]) if times else None
+    best = next((row.best for row in fastest_known(allowed, (model,))), None)
+    return None if best is None or best.steps != steps else (best.recipe, best.latency.point)

@@ -15,7 +15,7 @@ from tests.families import load
 from vivace.export.script import Written, write_script
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import session_of
+from vivace.runtime.opening import session_of
 
 PROMPT = "a red circle above a blue square"
 CALL = {"height": 64, "width": 64, "num_inference_steps": 4}

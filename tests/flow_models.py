@@ -19,7 +19,8 @@ from vivace.models.sources import FOLDER
 from vivace.models.synthetic import build
 from vivace.models.tasks import EDITS
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import Session, session_of
+from vivace.runtime.opening import session_of
+from vivace.runtime.session import Session
 
 MODELS = (
     "sd35-medium",

@@ -87,7 +87,7 @@ def results_of(chrome: Iterable[Mapping[str, Any]]) -> Results:
         args = one.get("args", {})
         if one["name"] == "[memory]":
             is_cuda = args["Device Type"] == 1
-            results.located.append(
+            results.found.append(
                 Event(
                     "[memory]", begin, 0, DeviceType.CUDA if is_cuda else DeviceType.CPU, 0 if is_cuda else -1
                 )
@@ -95,7 +95,7 @@ def results_of(chrome: Iterable[Mapping[str, Any]]) -> Results:
             results.allocations.append(_allocation(begin, args, "cuda" if is_cuda else "cpu"))
             continue
         category, is_gpu = one["cat"], one["cat"] in _ON_GPU
-        results.located.append(
+        results.found.append(
             Event(
                 one["name"],
                 begin,

@@ -30,7 +30,7 @@ from tinyworld.gate_pictures import SCORER, draw_all, look_at_all
 from tinyworld.gate_tables import HALVES, tally, write_tables
 from tinyworld.gate_variants import CALIBRATED, RECIPES, SET_PICTURES
 from vivace.models.scorers import find_scorer
-from vivace.report.quality import Kept
+from vivace.report.quality import KeptShare
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
 
@@ -96,7 +96,7 @@ def judge_all(args: argparse.Namespace) -> None:
         args.record.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
-def ends(kept: Kept | None) -> list[float | None] | None:
+def ends(kept: KeptShare | None) -> list[float | None] | None:
     """Return the gate's lower bound, its mean and its upper bound."""
     if kept is None:
         return None

@@ -12,7 +12,7 @@ from tinyworld.gate_variants import Variant, half_of, tasks, variants
 from vivace.recipes.resolve import resolve
 from vivace.report.gate import Judgement, broken, judge_figures
 from vivace.report.quality import Fidelity, PairedFigures, fidelity
-from vivace.spec.figures import SAME_PIXELS, PictureFigures
+from vivace.spec.figures import SAME_PIXELS, ImageFigures
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
 
@@ -37,8 +37,8 @@ class Case:
     fall: float
     num_judged: int
     label: str
-    figures: tuple[PictureFigures, ...]
-    references: tuple[PictureFigures, ...]
+    figures: tuple[ImageFigures, ...]
+    references: tuple[ImageFigures, ...]
     faults: tuple[tuple[str, ...], ...]
 
     @property
@@ -110,17 +110,17 @@ def stored_rows(out: Path, variant: Variant) -> list[dict[str, Any]] | None:
 
 def as_figures(
     number: int, row: dict[str, Any], original: dict[str, Any]
-) -> tuple[PictureFigures, PictureFigures]:
+) -> tuple[ImageFigures, ImageFigures]:
     """Return the figures of an image and of its reference, as the quality pass stores them."""
     prompt, _ = tasks()[number]
     key = {"reference": f"a/{number}", "prompt": prompt, "scorer": SCORER}
     return (
-        PictureFigures(
+        ImageFigures(
             **key,
             sha256=f"b/{number}",
             alone=row["alone"],
             against=row["against"],
             reason=None if row["against"] else SAME_PIXELS,
         ),
-        PictureFigures(**key, sha256=f"a/{number}", alone=original["alone"], against={}),
+        ImageFigures(**key, sha256=f"a/{number}", alone=original["alone"], against={}),
     )

@@ -32,7 +32,7 @@ from vivace.models.prompts import NUM_SEEDS
 from vivace.models.scorers import find_scorer
 from vivace.report.gate import judge_variety
 from vivace.report.variety import variety
-from vivace.spec.figures import PictureFigures
+from vivace.spec.figures import ImageFigures
 from vivace.spec.limits import VARIETY_LIMIT
 from vivace.spec.vectors import packed
 from vivace.stats import Gate
@@ -83,7 +83,7 @@ def judged(of_recipe: Described, of_baseline: Described) -> dict[str, Any]:
     prompts = [prompt for _ in range(NUM_SEEDS) for prompt in PROMPTS]
     figures, references = (
         [
-            PictureFigures(
+            ImageFigures(
                 sha256=f"{side}/{k}",
                 reference=f"a/{k}",
                 prompt=prompt,

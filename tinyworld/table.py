@@ -22,9 +22,9 @@ CACHE_PLOT = ROOT / "docs/images/tiny-flux-cache.svg"
 _MODELS = {
     "vae": "VAE, round trips",
     "tiny_vae": "tiny VAE, round trips",
-    "sd": "tiny-sd, pictures",
-    "flux": "tiny-flux, pictures",
-    "schnell": "tiny-flux-schnell, pictures",
+    "sd": "tiny-sd, images",
+    "flux": "tiny-flux, images",
+    "schnell": "tiny-flux-schnell, images",
     "clip": "tiny-clip, told from one mistake",
 }
 _FIGURES = {

@@ -10,7 +10,8 @@
     ├── NoEffect                    3: a technique changed nothing
     ├── StoreError                  3: not a vivace store, or read-only, full or damaged
     ├── OutputError                 3: an image or page cannot be written
-    └── WorkerError                 3: a worker process did not start
+    ├── WorkerError                 3: a worker process did not start
+    └── Cancelled                   130: a call of a session was cancelled
 
 A message says what was given, what was wanted, and what to do next.
 """
@@ -98,6 +99,12 @@ class OutputError(VivaceError):
 
 class WorkerError(VivaceError):
     """A worker process did not start, or violated the protocol."""
+
+
+class Cancelled(VivaceError):
+    """A call of a session was cancelled by `Session.cancel`."""
+
+    exit_code = 130
 
 
 def nearest(given: str, known: Iterable[str]) -> str:

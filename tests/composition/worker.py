@@ -52,7 +52,7 @@ def draw(request: DrawRequest) -> dict[str, Any]:
     from vivace.measure.quality import faults, pixels
     from vivace.models import find_model, load_pipeline
     from vivace.recipes.resolve import resolve
-    from vivace.runtime.session import session_of
+    from vivace.runtime.opening import session_of
 
     os.environ[VARIABLE] = request.code
     found = find_model(request.model)

@@ -20,7 +20,8 @@ from vivace.measure.machine import this_machine
 from vivace.models import find_model
 from vivace.recipes.describe import states
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import Session, session_of
+from vivace.runtime.opening import session_of
+from vivace.runtime.session import Session
 from vivace.technique import COMPONENTS, Arithmetic, Machine, Stage, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 

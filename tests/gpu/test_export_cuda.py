@@ -19,7 +19,7 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.export.script import write_script
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import open_session
+from vivace.runtime.opening import open_session
 
 pytestmark = pytest.mark.gpu
 

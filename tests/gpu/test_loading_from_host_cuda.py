@@ -11,7 +11,7 @@ from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import session_of
+from vivace.runtime.opening import session_of
 
 pytestmark = pytest.mark.gpu
 MODELS = ("tiny-sd", "tiny-flux")

@@ -20,7 +20,7 @@ from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.torchao_schemes import TORCHAO
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import session_of
+from vivace.runtime.opening import session_of
 from vivace.technique import Machine
 
 pytestmark = pytest.mark.gpu

@@ -40,6 +40,7 @@ LAYERS = {
     "benchmark": 8,
     "studies": 9,
     "recommendation": 10,
+    "serve": 10,
     "tuning": 10,
     "prove": 10,
     "cli": 11,

@@ -77,6 +77,7 @@ def test_the_committed_gate_keeps_its_promise_on_kinds_that_no_limit_was_chosen_
 def test_the_pages_quote_the_record(record: dict[str, Any]) -> None:
     page = gate_tables.PAGE.read_text()
     assert gate_tables.filled(page, record) == page, "run python -m tinyworld.calibrate_gate table"
+    assert gate_tables.variants_page(record) == gate_tables.VARIANTS.read_text()
     readme = " ".join((gate_tables.ROOT / "README.md").read_text().split())
     assert gate_tables.readme_claim(record) in readme
 

@@ -9,7 +9,8 @@ from typing import Any
 from vivace.errors import NoEffect, Unsupported
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import Session, open_session
+from vivace.runtime.opening import open_session
+from vivace.runtime.session import Session
 
 _STEPS = 10
 _ROUNDS = 4

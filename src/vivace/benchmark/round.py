@@ -27,8 +27,9 @@ from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
 from vivace.models.reading import ReadingLimits, is_trusted
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.opening import session_of
 from vivace.runtime.safety import hidden_images
-from vivace.runtime.session import Session, session_of
+from vivace.runtime.session import Session
 from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial

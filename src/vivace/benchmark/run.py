@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,13 @@ class Compared:
 
     records: tuple[Record, ...]
     quality: QualityPass
+    _rows: dict[Limits, list[Row]] = field(default_factory=dict, compare=False, repr=False)
 
     def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
         """Return each record with its statistics, compared with the baseline and judged by the quality limits."""
-        return rows_of(list(self.records), self.quality, limits)
+        if limits not in self._rows:
+            self._rows[limits] = rows_of(list(self.records), self.quality, limits)
+        return list(self._rows[limits])
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from vivace.cli.prove import prove
 from vivace.cli.quality import quality
 from vivace.cli.recommend import recommend
 from vivace.cli.report import report
+from vivace.cli.serve import serve
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
 from vivace.cli.tune import tune
@@ -47,6 +48,7 @@ def app() -> None:
 
 for command in (
     recommend,
+    serve,
     plan,
     generate,
     bench,

@@ -170,8 +170,8 @@ def _draw(
     from vivace.models.load import explained
     from vivace.models.sources import picture_arguments
     from vivace.report.summary import seconds
+    from vivace.runtime.opening import open_session
     from vivace.runtime.safety import HiddenImageWarning, hidden_images
-    from vivace.runtime.session import open_session
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
     torch.set_num_threads(threads)

@@ -159,7 +159,7 @@ def prove(
     output: Path | None,
     format_: str,
 ) -> int:
-    """Prove that B draws the same pictures as A, or as good ones, and does what it is asked for.
+    """Prove that B draws the same images as A, or as good ones, and does what it is asked for.
 
     A, the reference, and B are each MODEL:RECIPE, a folder of images, an OpenAI images endpoint
     (http://HOST:PORT/v1, with ?model=NAME&FIELD=VALUE for more fields), a ComfyUI server

@@ -22,7 +22,8 @@ from vivace.models.find import LocatedModel
 from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
-from vivace.runtime.session import Session, session_of
+from vivace.runtime.opening import session_of
+from vivace.runtime.session import Session
 from vivace.spec.workload import Workload
 from vivace.technique import Stage, Technique, without_clashes
 from vivace.technique.script import WIDTH, Script, literal, written_call

@@ -2,7 +2,7 @@
 
 The claim is proven by a witness that reads the prompt (CLIP, BLIP) and the witnesses of the image itself together. A
 model alone does not see cut steps; sharpness alone does not see that the dog is gone. Where every image is the same
-picture as the reference's, no witness of the prompt is needed.
+image as the reference's, no witness of the prompt is needed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def as_good(
     """Return whether B's images are as good as A's.
 
     Args:
-        is_same_picture: whether B was proven to draw A's pictures.
+        is_same_picture: whether B was proven to draw A's images.
         is_rounding: whether every image differs by rounding alone, which needs no witness.
         num_broken: images of B that are black, flat, noise or not finite where A's are not.
         shows_something: False for random weights.
@@ -97,7 +97,7 @@ def as_good(
     if not is_same_picture and not any(t.reads_prompt for t in listed):
         return Answer(
             Verdict.UNCLEAR,
-            "the pictures are others, and no model is here that reads the prompts; add --scorer NAME",
+            "the images are others, and no model is here that reads the prompts; add --scorer NAME",
         )
     unclear = [t for t in listed if t.standing is Standing.UNCLEAR]
     if unclear:

@@ -72,7 +72,7 @@ def repeat_check(first: ReadImage, again: ReadImage, request: str) -> Check:
         return Check(name, Status.PASSED, "every pixel is equal", request)
     if db >= ROUNDING_DB:
         return Check(name, Status.PASSED, f"but for rounding, PSNR {db:.0f} dB", request)
-    kind = "another picture" if _match(first, again) < (DEFAULT_LIMITS.match or 0.9) else "a similar picture"
+    kind = "another image" if _match(first, again) < (DEFAULT_LIMITS.match or 0.9) else "a similar image"
     return Check(name, Status.FAILED, f"it gives {kind}, PSNR {db:.0f} dB", request)
 
 
@@ -184,7 +184,7 @@ def _together_check(endpoint: Endpoint, job: Job, first: ReadImage, read: ReadDr
     if (missing := _missing(first, own, other)) is not None:
         return Check(name, Status.UNCLEAR, missing, request)
     if not _is_near(first, own):
-        return Check(name, Status.FAILED, "beside another request it draws another picture", request)
+        return Check(name, Status.FAILED, "beside another request it draws another image", request)
     return Check(name, Status.PASSED, "as alone", request)
 
 

@@ -88,7 +88,7 @@ class Proof:
     def answers(self) -> dict[str, Answer]:
         """The answers by question."""
         return {
-            "Same picture?": self.same,
+            "Same image?": self.same,
             "As good?": self.good,
             "Legible?": self.legible,
             "Honest?": self.honest,
@@ -115,9 +115,9 @@ class Proof:
     def headline(self) -> str:
         """The verdict as a sentence, without the names of both sides."""
         if self.same.verdict is Verdict.PROVEN and self.good.verdict is not Verdict.FAILED:
-            text = "B draws the same pictures as A"
+            text = "B draws the same images as A"
         elif self.good.verdict is Verdict.PROVEN:
-            text = "B is as good as A; its pictures are others"
+            text = "B is as good as A; its images are others"
         elif self.good.verdict is Verdict.FAILED:
             text = f"B is worse than A: {self.good.reason}"
         else:

@@ -105,13 +105,13 @@ def _own_style() -> str:
 
 
 def _tiles(proof: Proof) -> list[Tile]:
-    is_claimed = {"Same picture?": "same" in proof.claims, "As good?": True, "Honest?": True}
+    is_claimed = {"Same image?": "same" in proof.claims, "As good?": True, "Honest?": True}
     tiles = [
         Tile(
             question,
             answer.word,
             answer.reason,
-            # A picture that need not be the same is no fault.
+            # An image that need not be the same is no fault.
             _LOOKS[answer.verdict]
             if answer.verdict is Verdict.PROVEN or is_claimed.get(question)
             else "open",

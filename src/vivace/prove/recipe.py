@@ -50,7 +50,7 @@ class RecipeOnModel:
         from vivace.measure.machine import choose_device
         from vivace.models.load import explained
         from vivace.models.quiet import quiet
-        from vivace.runtime.session import open_session
+        from vivace.runtime.opening import open_session
 
         prepared = self._prepared
         torch.set_num_threads(self._threads or default_threads(prepared.located))

@@ -1,4 +1,4 @@
-"""Same picture? How near B's images are to A's, beside how near A's are to each other.
+"""Same image? How near B's images are to A's, beside how near A's are to each other.
 
 itself     as near as the reference is to itself: as its own repetition, or different by rounding alone
 near       the reference's contrast is reproduced (`match` of 0.9 or more)
@@ -34,7 +34,7 @@ class Nearness(StrEnum):
     ITSELF = "as near as the reference is to itself"
     NEAR = "near"
     CHANGED = "changed"
-    ANOTHER = "another picture"
+    ANOTHER = "another image"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def same_picture(pairs: Sequence[PairFigures], own: OwnDistances) -> Answer:
-    """Return whether B draws the same pictures as A."""
+    """Return whether B draws the same images as A."""
     compared = [pair for pair in pairs if pair.against]
     if not compared:
         reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)

@@ -13,7 +13,8 @@ from vivace.machinery.step_caching.magcache_ratios import Ratios
 from vivace.machinery.step_caching.teacache_fit import Fit, watching_changes
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import Session, open_session
+from vivace.runtime.opening import open_session
+from vivace.runtime.session import Session
 from vivace.technique import component_of
 
 OnImage = Callable[[int], None]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from vivace.families.pipeline_code import rounds_steps_up
 from vivace.models.sources import example_pictures
 from vivace.spec.workload import steps_for, steps_run
 from vivace.technique import CallContext, call_parameters, ignores_guidance_scale
@@ -66,7 +67,7 @@ def why_no_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> str | None:
     strength, steps = call.get("strength"), call.get("num_inference_steps")
     if not isinstance(strength, int | float) or not isinstance(steps, int) or not 0 < strength <= 1:
         return None
-    if steps_run(steps, strength, rounds_up=_rounds_up(pipe)) > 0:
+    if steps_run(steps, strength, rounds_up=rounds_steps_up(pipe)) > 0:
         return None
     return (
         f"strength {strength:g} of {steps} steps runs none of them; give a strength of {1 / steps:.2g} or more, or "
@@ -103,12 +104,6 @@ def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
         return cast(forward(*cast(args, own), **cast(kwargs, own)), latents.dtype)
 
     controlnet.forward = cast_forward
-
-
-def _rounds_up(pipe: DiffusionPipeline) -> bool:
-    """Whether the pipeline rounds the share of the steps up. Flow-matching pipelines do; see `spec.workload`."""
-    timesteps = getattr(type(pipe), "get_timesteps", None)
-    return timesteps is not None and "int(num_inference_steps * strength)" not in inspect.getsource(timesteps)
 
 
 def accepted_by(pipe: DiffusionPipeline) -> set[str]:

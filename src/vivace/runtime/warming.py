@@ -18,7 +18,7 @@ from vivace.machinery.compilation.compiled_code import TRITON_VARIABLE, VARIABLE
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.session import open_session
+from vivace.runtime.opening import open_session
 from vivace.runtime.sizes import WarmedSize, draw_twice
 
 if TYPE_CHECKING:

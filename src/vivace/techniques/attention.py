@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
 from vivace.families import family_of
+from vivace.families.pipeline_code import never_asks_pytorch
 from vivace.machinery.attention_backends.calls import RedirectedAttention
 from vivace.machinery.attention_backends.kernels import (
     CACHE_TAG,
@@ -33,7 +34,6 @@ from vivace.machinery.attention_backends.kernels import (
     attention_layers,
     chosen_by_pytorch,
     head_sizes,
-    never_asks_pytorch,
     refused_by_pytorch,
     selected,
     unsupported_for,

@@ -26,10 +26,10 @@ graphs without a break, one of the whole batch and one of half of it, and `cuda_
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.families.pipeline_code import doubles_latents
 from vivace.machinery.guidance.cut import is_cut
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
@@ -65,7 +65,7 @@ class FasterCache(StepCache):
     boost: float = knob(0.1, ge=0, le=1, tune=[0.0, 0.1, 0.2], about="how much more")
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        if not _doubles_the_batch(target.pipe):
+        if not doubles_latents(target.pipe):
             return (
                 f"{type(target.pipe).__name__} does not run guidance as a doubled batch, so there is no "
                 "unconditional half to leave out"
@@ -145,13 +145,6 @@ class _BatchCounter(StepCounter):
         if self.unguided_calls and not self.whole_batch_calls:
             return "guidance was off (scale 1 or less), so there was no unconditional half to leave out"
         return super().refuted(evidence)
-
-
-def _doubles_the_batch(pipe: Any) -> bool:
-    """Whether a pipeline's call puts the unconditional rows before as many conditional ones."""
-    return hasattr(
-        type(pipe), "do_classifier_free_guidance"
-    ) and "torch.cat([latents] * 2)" in inspect.getsource(type(pipe).__call__)
 
 
 def _conditional(given: Any, num: int) -> Any:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.families import family_of
+from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit
 from vivace.machinery.step_caching.schedule import StepCounter
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision, names_its_context
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
 from vivace.technique import CallContext, Component, Target, Trait, knob
 from vivace.technique.script import Script, literal
 
@@ -91,7 +92,7 @@ class FirstBlockCache(StepCache):
         return Attached(counter, contexts=_contexts(target.pipe, denoiser))
 
     def script(self, target: Target) -> Script | None:
-        if self.hits is not None or not names_its_context(target.pipe):
+        if self.hits is not None or not names_its_calls(target.pipe):
             return None
         config = f"FirstBlockCacheConfig(threshold={literal(self.threshold)})"
         return Script(
@@ -102,7 +103,7 @@ class FirstBlockCache(StepCache):
 
 def _contexts(pipe: Any, denoiser: Any) -> dict[Component, CallContext]:
     """For pipelines that do not say which call is which: all calls are of one kind."""
-    return {} if names_its_context(pipe) else {"denoiser": lambda: denoiser.cache_context("cond")}
+    return {} if names_its_calls(pipe) else {"denoiser": lambda: denoiser.cache_context("cond")}
 
 
 def _deciding_hook(block: torch.nn.Module) -> Any:

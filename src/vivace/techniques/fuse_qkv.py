@@ -13,11 +13,10 @@ quantisation would quantise both. Here they are deleted.
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
+from vivace.families.pipeline_code import replaces_processors
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.technique import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
 from vivace.technique.script import Script
@@ -53,7 +52,7 @@ class FuseQkv(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
-        if "denoiser" in self.targets and _replaces_processors(target.pipe):
+        if "denoiser" in self.targets and replaces_processors(target.pipe):
             return (
                 f"{type(target.pipe).__name__} replaces attention processors of the denoiser in each call, by ones "
                 "that need separate projections; leave fuse_qkv out, or aim it at the VAE alone: fuse_qkv@vae"
@@ -126,12 +125,6 @@ def _attentions(module: Any) -> list[Any]:
         for part in module.modules()
         if hasattr(part, "fuse_projections") and getattr(part, "_supports_qkv_fusion", True)
     ]
-
-
-def _replaces_processors(pipe: Any) -> bool:
-    """Whether the pipeline's call gives the denoiser other attention processors, as those with PAG or SAG do."""
-    code = inspect.getsource(type(pipe).__call__)
-    return re.search(r"attn_proc|set_processor|processor = ", code) is not None
 
 
 def _is_fused(attention: Any) -> bool:

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision, names_its_context
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
 from vivace.technique import Target, knob
 from vivace.technique.script import Script, literal, written_call
 
@@ -93,7 +94,7 @@ class PyramidAttention(StepCache):
         # On a UNet diffusers never resets the cache, so a second image would go on with the first one's.
         if self.hits is not None or not hasattr(type(denoiser), "enable_cache"):
             return None
-        if not names_its_context(target.pipe):
+        if not names_its_calls(target.pipe):
             return None
         config = written_call(
             "config = PyramidAttentionBroadcastConfig",

@@ -28,6 +28,12 @@ import math
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
+from vivace.families.pipeline_code import (
+    asks_the_scheduler_for_flow_sigmas,
+    passed_to_set_timesteps,
+    passes_a_shift_to_dynamic_schedulers,
+    passes_sigmas_as_an_array,
+)
 from vivace.machinery.samplers.generators import give_generators, grow_order
 from vivace.machinery.samplers.limits import refused_prediction, takes_zero_snr
 from vivace.technique import Effect, Stage, Target, Technique, knob
@@ -174,18 +180,17 @@ class Scheduler(Technique):
         if not _is_flow(pipe.scheduler):
             return None
         accepted = inspect.signature(_class(class_name).set_timesteps).parameters
-        passed = _passed_to_set_timesteps(pipe)
+        passed = passed_to_set_timesteps(pipe)
         if self._has_flow_sigmas(pipe.scheduler):
             if self.karras or self.spacing != "as_published":
                 return f"{class_name} supports only the model's own spacing for flow models"
             if config.get("shift_terminal") or config.get("time_shift_type", "exponential") != "exponential":
                 return f"{class_name} cannot shift its noise levels as this model's {own} does"
-            passed -= {"sigmas"} if "use_flow_sigmas" in inspect.getsource(type(pipe).__call__) else set()
-            code = inspect.getsource(type(pipe).__call__)
-            if "sigmas" in passed and "np.linspace" not in code:
+            passed -= {"sigmas"} if asks_the_scheduler_for_flow_sigmas(pipe) else set()
+            if "sigmas" in passed and not passes_sigmas_as_an_array(pipe):
                 return f"{name} passes its noise levels as a list, which {class_name} does not take"
             # SD 3's pipeline passes a shift where the scheduler shifts dynamically, which this one is told to.
-            passed |= {"mu"} if 'scheduler_kwargs["mu"] = mu' in code else set()
+            passed |= {"mu"} if passes_a_shift_to_dynamic_schedulers(pipe) else set()
         missing = sorted(passed - set(accepted))
         if missing:
             return (
@@ -324,14 +329,6 @@ def _listed(names: list[str]) -> str:
 
 def _is_flow(scheduler: Any) -> bool:
     return type(scheduler).__name__ in _FLOW or bool(scheduler.config.get("use_flow_sigmas"))
-
-
-def _passed_to_set_timesteps(pipe: Any) -> set[str]:
-    """Return what the pipeline passes to `set_timesteps` besides the number of steps."""
-    code = inspect.getsource(type(pipe).__call__)
-    # With sigmas of their own where the call has none.
-    passed = {"sigmas"} if "sigmas is None" in code else set()
-    return passed | ({"mu"} if "mu=mu" in code or '{"mu": mu}' in code else set())
 
 
 def _levels(class_name: str, current: Any, overrides: dict[str, Any]) -> tuple[list[float], list[float]]:

@@ -25,9 +25,10 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision, names_its_context
+from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 from vivace.technique.script import Script, literal, written_call
 
@@ -89,7 +90,7 @@ class Taylorseer(StepCache):
 
     def script(self, target: Target) -> Script | None:
         denoiser = target.module("denoiser")
-        is_plain = hasattr(type(denoiser), "enable_cache") and names_its_context(target.pipe)
+        is_plain = hasattr(type(denoiser), "enable_cache") and names_its_calls(target.pipe)
         # diffusers takes differences in the model's own precision.
         if self.hits is not None or not is_plain or str(denoiser.dtype) != "torch.float32":
             return None

@@ -24,7 +24,7 @@ from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
 from vivace.models.export import export
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import open_session
+from vivace.runtime.opening import open_session
 from vivace.technique import Machine
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.quantize import Quantize

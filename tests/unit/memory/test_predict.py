@@ -20,7 +20,7 @@ from vivace.memory.predict import Prediction, predict, predict_trial
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import session_of
+from vivace.runtime.opening import session_of
 from vivace.technique import MemoryAdvice
 from vivace.techniques import TECHNIQUES, offload
 from vivace.techniques.offload import Offload

@@ -25,7 +25,7 @@ from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.entry import StoredPart
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import open_session
+from vivace.runtime.opening import open_session
 
 NAMES = [
     entry.name

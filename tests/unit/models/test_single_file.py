@@ -27,7 +27,7 @@ from vivace.memory.weightless import find_weightless
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import open_session
+from vivace.runtime.opening import open_session
 
 
 def draw(model: str) -> np.ndarray:

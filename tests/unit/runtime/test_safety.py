@@ -14,8 +14,8 @@ from tests import shrunken
 from tests.typed import said
 from vivace.benchmark import Timing
 from vivace.models.find import find_model
+from vivace.runtime.opening import apply
 from vivace.runtime.safety import HiddenImageWarning, hidden_images
-from vivace.runtime.session import apply
 
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 2}
 

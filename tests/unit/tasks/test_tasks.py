@@ -34,7 +34,8 @@ from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.gate import judge_figures
 from vivace.report.quality import Fidelity, KeptShare, Worst
-from vivace.runtime.session import Session, session_of
+from vivace.runtime.opening import session_of
+from vivace.runtime.session import Session
 from vivace.spec.limits import Limits
 from vivace.spec.study import WorkloadRequest
 from vivace.spec.workload import Source, Task, Workload, steps_for, steps_run

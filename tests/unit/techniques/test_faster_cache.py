@@ -15,12 +15,13 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques import halved
 from vivace.errors import RecipeError, Unsupported
+from vivace.families.pipeline_code import doubles_latents
 from vivace.measure.flops import count_denoiser
 from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.techniques.faster_cache import FasterCache, _bands, _conditional, _doubles_the_batch
+from vivace.techniques.faster_cache import FasterCache, _bands, _conditional
 
 UNETS = ("sd", "sdxl")
 
@@ -268,7 +269,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         match="FluxPipeline does not run guidance as a doubled batch, so there is no unconditional",
     ):
         session("flux", "faster_cache")
-    assert _doubles_the_batch(StableDiffusionControlNetPipeline.__new__(StableDiffusionControlNetPipeline))
+    assert doubles_latents(StableDiffusionControlNetPipeline.__new__(StableDiffusionControlNetPipeline))
     with pytest.raises(RecipeError, match=r"give an interval .* or hits, not both"):
         resolve("faster_cache(3, hits=0.5)")
     pipe = build("sd")

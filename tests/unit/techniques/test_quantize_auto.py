@@ -15,7 +15,8 @@ from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.quantization.sensitivity import most_sensitive
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
-from vivace.runtime.session import Session, session_of
+from vivace.runtime.opening import session_of
+from vivace.runtime.session import Session
 from vivace.technique import component_of
 
 PROMPTS = ["a red circle above a blue square", "a large green triangle"]

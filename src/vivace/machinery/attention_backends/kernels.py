@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,18 +230,6 @@ def chosen_by_pytorch(module: Any, device: Any) -> set[str]:
             choice = int(torch._fused_sdp_choice(query, query, query))
         chosen.add(names.get(choice, f"backend {choice}"))
     return chosen
-
-
-def never_asks_pytorch(layer: Any) -> bool:
-    """Whether an attention layer's processor computes attention itself, as diffusers' sliced ones do.
-
-    Of processors that are not diffusers' nothing is known, so they are taken to ask.
-    """
-    kind = type(layer.processor)
-    if not kind.__module__.startswith("diffusers.") or not hasattr(kind, "__call__"):  # noqa: B004
-        return False
-    code = inspect.getsource(kind)
-    return not any(name in code for name in ("scaled_dot_product_attention", "dispatch_attention_fn"))
 
 
 def head_sizes(module: Any) -> set[int]:

@@ -6,14 +6,12 @@ have the same rows in the same order, whatever they are called, so nothing else 
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vivace.families import family_of
+from vivace.families.pipeline_code import call_code, number_of_denoiser_calls, skips_layers
 from vivace.technique import component_of
 
 # Names of the cache contexts in which pipelines make the two calls.
@@ -39,7 +37,7 @@ class GuidanceRows:
 
 def rows_of(pipe: Any) -> GuidanceRows | str:
     """Return the rows in which the pipeline guides, or why they are not known."""
-    name, code = type(pipe).__name__, _code(type(pipe).__call__)
+    name, code = type(pipe).__name__, call_code(pipe)
     if not hasattr(type(pipe), "do_classifier_free_guidance"):
         return f"{name} does not say whether a call is guided"
     denoiser = component_of(pipe, "denoiser")
@@ -54,9 +52,9 @@ def rows_of(pipe: Any) -> GuidanceRows | str:
     if len(layouts) != 1:
         where = "in no batch of two or three rows" if not layouts else "in batches of several kinds"
         return f"{name} guides {where} that is known here"
-    calls = len(re.findall(r"self\.(?:unet|transformer)\(", code))
+    calls = number_of_denoiser_calls(pipe)
     # Stable Diffusion 3's second call leaves out layers: another guidance, which says so by an argument.
-    if calls > 1 and "skip_layers=" not in code:
+    if calls > 1 and not skips_layers(pipe):
         return f"{name} calls its denoiser {calls} times a step"
     return layouts.pop()
 
@@ -65,14 +63,9 @@ def guides_in_two_calls(pipe: Any) -> bool:
     """Whether the pipeline makes a conditional and then an unconditional denoiser call, in named cache contexts."""
     if not hasattr(getattr(pipe, "transformer", None), "cache_context"):
         return False
-    code = _code(type(pipe).__call__)
+    code = call_code(pipe)
     first, second = (code.find(f'cache_context("{name}")') for name in (CONDITIONAL, UNCONDITIONAL))
     return 0 <= first < second
-
-
-@functools.cache
-def _code(call: Callable[..., Any]) -> str:
-    return inspect.getsource(call)
 
 
 def _layout(match: re.Match[str]) -> GuidanceRows | None:

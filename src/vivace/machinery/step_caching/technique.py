@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.families import family_of_pipeline
+from vivace.families.pipeline_code import guides_by_the_usual_scale, names_its_calls, number_of_denoiser_calls
 from vivace.machinery.step_caching.cache_state import IsHit
 from vivace.machinery.step_caching.schedule import StepCounter, evenly_spaced, never
 from vivace.technique import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
@@ -164,7 +164,7 @@ def _mixes_guidance(target: Target) -> str | None:
     is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
         technique.values.get("true_cfg") for technique in others
     )
-    if names_its_context(target.pipe):
+    if names_its_calls(target.pipe):
         return None
     name = type(target.pipe).__name__
     if is_asked:
@@ -180,25 +180,17 @@ def _mixes_guidance(target: Target) -> str | None:
     return None
 
 
-def names_its_context(pipe: Any) -> bool:
-    """Return whether the pipeline tells caches which call is which; of FLUX's pipelines only text-to-image does."""
-    return "cache_context" in inspect.getsource(type(pipe).__call__)
-
-
 def guides_in_unnamed_calls(pipe: Any) -> bool:
     """Return whether a transformer's pipeline guides by its usual scale in two calls that it gives no names: Chroma.
 
     SD 3's second call is another guidance, of skipped layers, beside a batch that is known to be doubled.
     """
-    call = type(pipe).__call__
     family = family_of_pipeline(type(pipe).__name__)
     if family is not None and family.doubled is not None:
         return False
-    code = inspect.getsource(call)
-    guides = (
-        "do_classifier_free_guidance" in code and "true_cfg_scale" not in inspect.signature(call).parameters
+    return (
+        guides_by_the_usual_scale(pipe) and number_of_denoiser_calls(pipe) > 1 and not names_its_calls(pipe)
     )
-    return guides and code.count("self.transformer(") > 1 and not names_its_context(pipe)
 
 
 def _reset_before_call(denoiser: Any) -> CallContext:

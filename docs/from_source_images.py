@@ -1,6 +1,6 @@
-"""Draw the images of docs/pictures-from-pictures.md, with the command line that the page shows.
+"""Draw the images of docs/source-images.md, with the command line that the page shows.
 
-python -m docs.from_pictures
+python -m docs.from_source_images
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.sources import FOLDER
 
-IMAGES = Path("docs/images/from-pictures")
+IMAGES = Path("docs/images/from-source-images")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Example:
     """One row of the page.
 
     Attributes:
-        source: number of the picture that ships with vivace, and of the prompt that goes with it.
+        source: number of the source image that ships with vivace, and of the prompt that goes with it.
     """
 
     model: str

@@ -1,0 +1,273 @@
+"""vivace serve"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vivace.cli import options
+from vivace.errors import Unsupported, UsageError
+from vivace.spec.recipe import BASELINE
+
+if TYPE_CHECKING:
+    from vivace.serve.settings import ServeSettings
+    from vivace.spec.sizes import Size
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--recipe", metavar="R", help="Default: the best that is known for this GPU, as `vivace recommend` says."
+)
+@click.option(
+    "--tune",
+    "tune_minutes",
+    type=options.FiniteFloat(0, 10_000, min_open=True),
+    metavar="MIN",
+    help="Search for the recipe first, as `vivace tune` does.",
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
+@click.option("--gpus", metavar="all|I,J", help="One replica on each of these GPUs; default: the first.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of each worker.")
+@click.option(
+    "--sizes", metavar="WxH,...", help="Warmed before the server is ready; default: the model's own."
+)
+@click.option("--any-size", is_flag=True, help="Draw other sizes, too; the first image of each takes longer.")
+@click.option(
+    "--loras",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Requests may name its .safetensors files, without the suffix.",
+)
+@click.option(
+    "--max-queue", type=click.IntRange(min=1), default=64, show_default=True, help="Images that may wait."
+)
+@click.option(
+    "--max-wait",
+    type=options.FiniteFloat(0, 86_400),
+    default=300.0,
+    show_default=True,
+    help="Predicted seconds of it.",
+)
+@click.option(
+    "--timeout",
+    type=options.FiniteFloat(0, 86_400),
+    default=600.0,
+    show_default=True,
+    help="Seconds of a request.",
+)
+@click.option(
+    "--idle-unload", type=options.FiniteFloat(0, 100_000), metavar="MIN", help="Free the GPU when idle."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Others than this machine need --api-key-file."
+)
+@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="F",
+    help="A file with the key that requests must bear.",
+)
+@click.option("--log-prompts", is_flag=True, help="Write prompts to the log.")
+def serve(
+    model: str,
+    recipe: str | None,
+    tune_minutes: float | None,
+    device: str,
+    gpus: str | None,
+    threads: int | None,
+    sizes: str | None,
+    any_size: bool,
+    loras: Path | None,
+    max_queue: int,
+    max_wait: float,
+    timeout: float,
+    idle_unload: float | None,
+    host: str,
+    port: int,
+    api_key_file: Path | None,
+    log_prompts: bool,
+) -> int:
+    """Serve a model and its recipe behind the OpenAI images API, with a page to draw with.
+
+    Requests are those of POST /v1/images/generations; seed, num_inference_steps, guidance_scale, negative_prompt and
+    loras are further fields. /readyz says when the model is loaded and its sizes are warmed, /metrics is for
+    Prometheus.
+    SIGTERM lets accepted images end.
+
+    \b
+        vivace serve tiny-sd
+        vivace serve flux-dev --recipe "fused(fp8)+cuda_graph" --gpus all --sizes 1024x1024,832x1216
+        vivace serve sdxl --host 0.0.0.0 --api-key-file key.txt
+    """
+    _check_installed()
+    key = _key(api_key_file, host)
+    if recipe is not None and tune_minutes is not None:
+        raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
+    if recipe is not None:
+        chosen, why = recipe, "as given"
+    else:
+        chosen, why = _best_known(model) if tune_minutes is None else _tuned(model, tune_minutes, device)
+    from vivace.models.find import find_model
+    from vivace.recipes.resolve import resolve
+    from vivace.serve.settings import ServeSettings
+
+    located = find_model(model)
+    settings = ServeSettings(
+        model=located.model.name,
+        recipe=resolve(chosen).text,
+        why=why,
+        device=device,
+        gpus=_gpus(gpus),
+        threads=threads,
+        sizes=_sizes(sizes),
+        any_size=any_size,
+        loras=_loras(loras),
+        max_queue=max_queue,
+        max_wait_s=max_wait,
+        timeout_s=timeout,
+        idle_unload_s=None if idle_unload is None else 60 * idle_unload,
+        api_key=key,
+        logs_prompts=log_prompts,
+    )
+    click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
+    return _run(settings, host, port)
+
+
+def _run(settings: ServeSettings, host: str, port: int) -> int:
+    import logging
+
+    import uvicorn
+
+    from vivace.serve.app import create_app
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    listening = _listening(host, port)
+    app = create_app(settings, on_problem=lambda: setattr(server, "should_exit", True))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
+            server_header=False,
+        )
+    )
+    name = f"[{host}]" if ":" in host else host
+    place = f"http://{name}:{listening.getsockname()[1]}"
+    click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
+    server.run(sockets=[listening])
+    if app.state.problem is not None:
+        raise Unsupported(app.state.problem)
+    return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        UsageError: the host is not this machine's, or the port is taken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        raise UsageError(
+            f"--host {host} --port {port}: {error.strerror or error}; give another, or --port 0 for a free one"
+        ) from None
+    return listening
+
+
+def _check_installed() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Unsupported(f"serve needs {', '.join(missing)}; pip install 'vivace[serve]'")
+
+
+def _key(file: Path | None, host: str) -> str | None:
+    from vivace.untrusted.files import read_text
+
+    if file is None:
+        if host not in _LOOPBACK:
+            raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
+        return None
+    key = read_text(file, 10_000).strip()
+    if not key or not key.isascii() or any(character.isspace() for character in key):
+        raise UsageError(f"--api-key-file {file}: give a file of one line of ASCII without spaces")
+    return key
+
+
+def _best_known(model: str) -> tuple[str, str]:
+    """Return the recipe that `vivace recommend` names, and what it rests on; the baseline if it names none."""
+    from vivace.recommendation import recommend
+
+    answer = recommend(model)
+    if answer.recipe is None or answer.basis is None:
+        return BASELINE, "as published: no record here or in vivace supports another recipe"
+    return answer.recipe, f"the best known: {answer.basis.place}, {answer.basis.gpu}; {answer.quality}"
+
+
+def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
+    """Search for a recipe, and return it with its proof.
+
+    Raises:
+        Unsupported: nothing was proven.
+    """
+    from vivace.tuning import tune
+
+    tuned = tune(model, minutes=minutes, device=device)
+    click.echo(str(tuned), err=True)
+    row = tuned.row
+    if tuned.pick is None or row is None or row.speedup is None:
+        raise Unsupported(
+            f"--tune {minutes:g}: no recipe was proven to be faster; give more minutes, or --recipe"
+        )
+    return (
+        tuned.pick.recipe.text,
+        f"found by tune: {row.speedup.point:.2f}x the baseline's speed here, quality passed",
+    )
+
+
+def _gpus(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    from vivace.benchmark.launcher import Launcher
+    from vivace.benchmark.places.local_pool import gpus_of_this_host
+
+    with Launcher() as launcher:  # PyTorch counts them, in a process of its own
+        places = gpus_of_this_host(launcher, "all")
+    if text == "all":
+        return tuple(str(place.uuid or place.index) for place in places)
+    names = text.split(",")
+    wrong = [name for name in names if not name.isdigit() or int(name) >= len(places)]
+    if wrong:
+        raise UsageError(f"--gpus {text}: give all, or numbers from 0 to {len(places) - 1}; got {wrong[0]!r}")
+    return tuple(str(places[int(name)].uuid or name) for name in names)
+
+
+def _sizes(text: str | None) -> tuple[Size, ...]:
+    from vivace.spec.sizes import in_order
+
+    try:
+        return in_order(text.split(",")) if text else ()
+    except ValueError as error:
+        raise UsageError(f"--sizes {text}: {error}") from None
+
+
+def _loras(folder: Path | None) -> dict[str, Path]:
+    if folder is None:
+        return {}
+    files = {path.stem: path.resolve() for path in sorted(folder.glob("*.safetensors"))}
+    if not files:
+        raise UsageError(f"--loras {folder}: there is no .safetensors file in it")
+    return files

@@ -1,0 +1,98 @@
+"""What the code of diffusers' classes says and no attribute does: read from their source, in one place.
+
+Each function names what it looks for. A later diffusers that words it otherwise fails the tests of this file, and not a
+user's image.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from typing import Any
+
+_PROCESSORS = re.compile(r"attn_proc|set_processor|processor = ")
+_DENOISER_CALL = re.compile(r"self\.(?:unet|transformer)\(")
+_ASKS_PYTORCH = ("scaled_dot_product_attention", "dispatch_attention_fn")
+
+
+def call_code(pipe: Any) -> str:
+    """Return the source of the pipeline's call."""
+    return _source(type(pipe).__call__)
+
+
+@functools.cache
+def _source(of: Any) -> str:
+    return inspect.getsource(of)
+
+
+def names_its_calls(pipe: Any) -> bool:
+    """Whether the pipeline tells caches which call of the denoiser is which; of FLUX's only text-to-image does."""
+    return "cache_context" in call_code(pipe)
+
+
+def number_of_denoiser_calls(pipe: Any) -> int:
+    """Return how often the denoiser is called in the code of a step."""
+    return len(_DENOISER_CALL.findall(call_code(pipe)))
+
+
+def skips_layers(pipe: Any) -> bool:
+    """Whether a call of the denoiser leaves out layers, as Stable Diffusion 3's second guidance does."""
+    return "skip_layers=" in call_code(pipe)
+
+
+def guides_by_the_usual_scale(pipe: Any) -> bool:
+    """Whether the call guides by `guidance_scale`, and not by `true_cfg_scale`."""
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    return "do_classifier_free_guidance" in call_code(pipe) and "true_cfg_scale" not in parameters
+
+
+def doubles_latents(pipe: Any) -> bool:
+    """Whether the call puts the unconditional rows before as many conditional ones."""
+    return hasattr(type(pipe), "do_classifier_free_guidance") and "torch.cat([latents] * 2)" in call_code(
+        pipe
+    )
+
+
+def replaces_processors(pipe: Any) -> bool:
+    """Whether the call gives the denoiser other attention processors, as those with PAG or SAG do."""
+    return _PROCESSORS.search(call_code(pipe)) is not None
+
+
+def rounds_steps_up(pipe: Any) -> bool:
+    """Whether the pipeline rounds the share of the steps up. Flow-matching pipelines do; see `spec.workload`."""
+    timesteps = getattr(type(pipe), "get_timesteps", None)
+    return timesteps is not None and "int(num_inference_steps * strength)" not in _source(timesteps)
+
+
+def passed_to_set_timesteps(pipe: Any) -> set[str]:
+    """Return what the pipeline passes to `set_timesteps` besides the number of steps."""
+    code = call_code(pipe)
+    # With sigmas of their own where the call has none.
+    passed = {"sigmas"} if "sigmas is None" in code else set()
+    return passed | ({"mu"} if "mu=mu" in code or '{"mu": mu}' in code else set())
+
+
+def asks_the_scheduler_for_flow_sigmas(pipe: Any) -> bool:
+    """Whether the call passes sigmas only where the scheduler does not make those of flow matching itself."""
+    return "use_flow_sigmas" in call_code(pipe)
+
+
+def passes_sigmas_as_an_array(pipe: Any) -> bool:
+    return "np.linspace" in call_code(pipe)
+
+
+def passes_a_shift_to_dynamic_schedulers(pipe: Any) -> bool:
+    """Whether the call passes `mu` where the scheduler shifts dynamically, as Stable Diffusion 3's does."""
+    return 'scheduler_kwargs["mu"] = mu' in call_code(pipe)
+
+
+def never_asks_pytorch(layer: Any) -> bool:
+    """Whether an attention layer's processor computes attention itself, as diffusers' sliced ones do.
+
+    Of processors that are not diffusers' nothing is known, so they are taken to ask.
+    """
+    kind: Any = type(layer.processor)
+    if not kind.__module__.startswith("diffusers.") or not hasattr(kind, "__call__"):  # noqa: B004
+        return False
+    return not any(name in _source(kind) for name in _ASKS_PYTORCH)

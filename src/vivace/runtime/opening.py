@@ -1,0 +1,133 @@
+"""Open a session: of a model by name, or of a diffusers pipeline that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vivace.machinery.lora.distillations import distillations
+from vivace.machinery.lora.merge import merge
+from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
+from vivace.models.find import LocatedModel, find_model
+from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
+from vivace.models.prompts import PROMPT_SETS
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.runtime.calls import example_call, follow_denoiser, signature_defaults
+from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.rollback import put_back_on_error
+from vivace.runtime.session import OnTechnique, Session
+from vivace.spec.recipe import BASELINE
+from vivace.spec.workload import Task
+from vivace.technique import ModelFacts, Placement, Request, Target
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+def load(model: str, recipe: str = BASELINE, *, device: str = "auto", task: Task | None = None) -> Session:
+    """Load a model, apply a recipe and return the session.
+
+    Args:
+        model: e.g. "tiny-sd", "sdxl", "synthetic:sdxl" (its architecture with random weights), "org/repo@revision" on
+            the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
+        recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
+        device: "auto" (a GPU if there is one), "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
+        task: "image", "inpaint", "control" or "edit" for a session that is called with pictures: `image`,
+            `mask_image`, `strength`, ... of the diffusers pipeline; None for what the model is published for.
+
+    Raises:
+        UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
+    """
+    resolved = resolve(recipe)  # what is wrong with it comes before what is wrong with the model
+    return open_session(find_model(model), resolved, choose_device(device), task=task)
+
+
+def open_session(
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    prompts: Sequence[str] = (),
+    task: Task | None = None,
+    controlnet: str | None = None,
+) -> Session:
+    """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
+    check_works(device)
+    on_host = recipe.loads_from_host
+    pipe = load_pipeline(located, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge)
+    return session_of(pipe, located, recipe, device, defaults, prompts)
+
+
+def session_of(
+    pipe: DiffusionPipeline,
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    prompts: Sequence[str] = (),
+    on_technique: OnTechnique | None = None,
+) -> Session:
+    """Apply a recipe to a pipeline that was loaded from `located`. It draws the same noise in every dtype.
+
+    Args:
+        device: torch's type of device.
+        defaults: arguments of the pipeline's call that replace the model's own.
+        prompts: the prompts of later calls, for techniques that adapt to them; empty for the catalogue's.
+        on_technique: called for each technique, to write a script of the recipe.
+
+    Raises:
+        Unsupported, NoEffect: see `vivace.errors`.
+    """
+    tiny = located.tiny_vae
+    target = Target(
+        where=Placement(
+            machine=this_machine(device),
+            on_host=recipe.loads_from_host and device != "cpu" and pipe.device.type == "cpu",
+        ),
+        pipe=pipe,
+        model=ModelFacts(
+            name=f"{located.model.name}@{located.model.revision}",
+            defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
+            load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
+            tiny_vae_arguments=tiny_vae_arguments(located),
+            distillations=distillations(located.entry),
+            has_random_weights=located.model.is_synthetic,
+        ),
+        asked=Request(
+            prompts=tuple(prompts)
+            or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
+            given=example_call(pipe, located.defaults | (defaults or {})),
+        ),
+    )
+    session = Session(pipe, recipe, target, on_technique)
+    session.warnings[:0] = located.notes
+    follow_denoiser(pipe, device)
+    draw_noise_in_fp32(pipe)
+    return session
+
+
+def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> Session:
+    """Apply a recipe to an existing diffusers pipeline, in place, and return the session.
+
+    Noise is drawn as diffusers does, in the dtype of the latents. `vivace.load` and `vivace.bench` draw it in fp32.
+
+    Args:
+        pipe: the pipeline; it is changed.
+        recipe: e.g. "bf16+cfg_cutoff(0.4)".
+        prompts: the prompts of later calls, for techniques that adapt to them: quantize(fp8_static).
+
+    Raises:
+        RecipeError, Unsupported, NoEffect: see `vivace.errors`. After an error the pipeline is as it was before,
+            unless weights have been changed already; then the message says so, and it must be loaded again.
+    """
+    resolved = resolve(recipe)
+    device = torch_type(getattr(pipe, "device", "cpu"))
+    target = Target(
+        Placement(this_machine(device)),
+        pipe,
+        ModelFacts(defaults=signature_defaults(pipe)),
+        Request(prompts=tuple(prompts)),
+    )
+    with put_back_on_error(pipe):
+        return Session(pipe, resolved, target)

@@ -1,0 +1,76 @@
+"""What is checked of a request before it is read: the key, and the size of the body."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse
+
+from vivace.serve.responses import error_body
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LARGEST_BODY = 1_000_000
+"""Bytes."""
+_DRAINED = 16_000_000
+_OPEN = "/livez"
+"""The path that needs no key, for probes."""
+
+
+class Checks:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        self._app = app
+        self._key = None if api_key is None else api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if (
+            self._key is not None
+            and scope["path"] != _OPEN
+            and not self._is_right(headers.get(b"authorization", b""))
+        ):
+            body = error_body(401, "give the server's key: Authorization: Bearer KEY")
+            await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            return
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > LARGEST_BODY:
+            await _too_large(scope, receive, send)
+            return
+        await self._app(scope, _bounded(receive), send)
+
+    def _is_right(self, header: bytes) -> bool:
+        scheme, _, key = header.partition(b" ")
+        assert self._key is not None
+        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+
+
+async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a body, having read what a client sends before it listens."""
+    total = 0
+    while total < _DRAINED:
+        message = await receive()
+        total += len(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    body = error_body(413, f"a body has at most {LARGEST_BODY:,} bytes")
+    await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Return `receive`, which ends a body that comes in parts and is too large, as if its client had gone."""
+    total = 0
+
+    async def bounded() -> Message:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if total > LARGEST_BODY else message
+
+    return bounded

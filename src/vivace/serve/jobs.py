@@ -1,0 +1,134 @@
+"""Jobs: images that were accepted, each in one state until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from vivace.spec.sizes import Size
+
+_NUMBERS = itertools.count(1)
+
+
+class State(StrEnum):
+    """Where a job is. Those after `RUNNING` are ends."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA of a request: its name, file and factor."""
+
+    name: str
+    path: Path
+    scale: float
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A finished image.
+
+    Attributes:
+        pixels: RGB bytes, row by row.
+        phases: seconds by phase.
+    """
+
+    pixels: bytes
+    width: int
+    height: int
+    seed: int
+    phases: dict[str, float]
+
+
+class JobError(Exception):
+    """A job that ended without an image.
+
+    Attributes:
+        status: the HTTP status that says so.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(eq=False)
+class Job:
+    """An image to draw.
+
+    Attributes:
+        call: arguments of the pipeline's call.
+        predicted_s: about how long drawing takes.
+        deadline: of `time.monotonic`.
+        partials: steps after which a partial image is wanted.
+        on_partial: called with each of them.
+        attempts: workers that died while they drew it.
+    """
+
+    prompt: str
+    seed: int
+    size: Size
+    steps: int
+    call: dict[str, Any]
+    predicted_s: float
+    deadline: float
+    lora: Lora | None = None
+    partials: tuple[int, ...] = ()
+    on_partial: Callable[[int, Drawn], None] | None = None
+    on_step: Callable[[int], None] | None = None
+    id: str = field(default_factory=lambda: f"img-{next(_NUMBERS)}")
+    accepted_at: float = field(default_factory=time.monotonic)
+    began_at: float | None = None
+    attempts: int = 0
+    state: State = State.WAITING
+    result: asyncio.Future[Drawn] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state not in (State.WAITING, State.RUNNING)
+
+
+@dataclass
+class Ledger:
+    """Counts jobs by state, so that accepted = waiting + running + done + failed + cancelled at every moment."""
+
+    accepted: int = 0
+    rejected: int = 0
+    states: Counter[State] = field(default_factory=Counter)
+
+    def accept(self, job: Job) -> None:
+        self.accepted += 1
+        self.states[job.state] += 1
+
+    def move(self, job: Job, state: State) -> None:
+        """Move a job to another state; a job that has ended stays where it is."""
+        if job.has_ended:
+            return
+        self.states[job.state] -= 1
+        self.states[state] += 1
+        job.state = state
+
+    def finish(self, job: Job, drawn: Drawn) -> None:
+        if not job.has_ended:
+            self.move(job, State.DONE)
+            if not job.result.done():
+                job.result.set_result(drawn)
+
+    def fail(self, job: Job, error: JobError, state: State = State.FAILED) -> None:
+        if not job.has_ended:
+            self.move(job, state)
+            if not job.result.done():
+                job.result.set_exception(error)
+                job.result.exception()  # read once, so that nobody needs to

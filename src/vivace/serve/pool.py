@@ -1,0 +1,153 @@
+"""All replicas and the line before them: what the routes talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vivace.serve.jobs import Drawn, Job, JobError, Ledger, State
+from vivace.serve.messages import Load
+from vivace.serve.process import WorkerProcess
+from vivace.serve.replica import Phase, Replica
+from vivace.serve.settings import ModelState, ServeSettings
+from vivace.serve.waiting import WaitingLine
+
+_MEMORY = Path("/dev/shm")
+
+Observe = Callable[[Job, dict[str, Any]], None]
+
+
+class Pool:
+    """Workers, and jobs for them.
+
+    Args:
+        observe: called with each finished job and the event of its worker.
+        make_process: makes the process of a replica on a GPU, or on none.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        observe: Observe = lambda job, event: None,
+        make_process: Callable[[str | None], WorkerProcess] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.ledger = Ledger()
+        self.line = WaitingLine(settings.max_queue, settings.max_wait_s, max(1, len(settings.gpus)))
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="vivace-serve-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None
+        )
+        load = Load(
+            settings.model,
+            settings.recipe,
+            settings.device,
+            settings.threads,
+            tuple((size.width, size.height) for size in settings.sizes),
+            tuple(map(str, settings.loras.values())),
+            self._folder.name,
+        )
+        make = make_process or process_on
+        self.replicas = [
+            Replica(
+                number,
+                load,
+                self.line,
+                self.ledger,
+                lambda gpu=gpu: make(gpu),  # type: ignore[misc]
+                observe,
+                settings.idle_unload_s,
+            )
+            for number, gpu in enumerate(settings.gpus or (None,), 1)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start all workers."""
+        self._tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
+
+    async def stop(self) -> None:
+        """End all workers at once; whoever waits is told."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._folder.cleanup()
+
+    @property
+    def state(self) -> ModelState | None:
+        """What is known of the model; None until a worker has loaded it."""
+        return next((replica.state for replica in self.replicas if replica.state is not None), None)
+
+    @property
+    def is_ready(self) -> bool:
+        return any(replica.is_able for replica in self.replicas)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no worker will ever draw; None if one may."""
+        if all(replica.phase is Phase.UNUSABLE for replica in self.replicas):
+            return self.replicas[0].problem
+        return None
+
+    async def submit(self, jobs: list[Job]) -> None:
+        """Accept jobs.
+
+        Raises:
+            QueueFull: there is no room for them.
+        """
+        try:
+            self.line.check_room(len(jobs))
+        except Exception:
+            self.ledger.rejected += len(jobs)
+            raise
+        for job in jobs:
+            self.ledger.accept(job)
+        for job in jobs:
+            await self.line.put(job)
+
+    async def wait(self, job: Job) -> Drawn:
+        """Wait for a job until its deadline.
+
+        Raises:
+            JobError: it ended without an image.
+        """
+        left = job.deadline - time.monotonic()
+        try:
+            return await asyncio.wait_for(asyncio.shield(job.result), max(0.0, left))
+        except TimeoutError:
+            where = "while it waited" if job.state is State.WAITING else "while it was drawn"
+            self.cancel(job, JobError(504, f"the time of the request ended {where}"), State.FAILED)
+            raise JobError(504, f"the time of the request ended {where}") from None
+
+    def cancel(self, job: Job, error: JobError | None = None, state: State = State.CANCELLED) -> None:
+        """End a job: at once if it waits, at its next step if it is drawn."""
+        if job.has_ended:
+            return
+        is_drawn = job.state is State.RUNNING
+        self.ledger.fail(job, error or JobError(499, "the request was cancelled"), state)
+        if is_drawn:
+            for replica in self.replicas:
+                _keep(asyncio.create_task(replica.cancel(job)))
+        else:
+            self.line.leave(job)
+
+
+_TASKS: set[asyncio.Task[None]] = set()
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    """Keep a task from being collected before it ends."""
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
+
+
+def process_on(gpu: str | None) -> WorkerProcess:
+    """Return the process of a worker on a GPU, by its UUID or index."""
+    return WorkerProcess(variables={} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})

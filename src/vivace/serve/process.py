@@ -1,0 +1,110 @@
+"""A worker process as the server sees it: started, spoken to, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from vivace.serve.messages import Message, written
+
+COMMAND = (sys.executable, "-m", "vivace.serve.worker")
+_GRACE_S = 5.0
+
+
+class WorkerProcess:
+    """One worker process.
+
+    Args:
+        variables: environment variables besides this process's own.
+    """
+
+    def __init__(
+        self, command: tuple[str, ...] = COMMAND, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._command = command
+        self._variables = dict(variables or {})
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **self._variables},
+            start_new_session=True,
+        )
+
+    async def send(self, message: Message) -> None:
+        """Send a message. That the process has died is seen by `event`."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._process.stdin.write(written(message))
+            await self._process.stdin.drain()
+
+    async def event(self) -> dict[str, Any] | None:
+        """Wait for the next event; None if the process has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            try:
+                event = json.loads(line)
+            except ValueError:  # an incomplete line of a process that was killed
+                continue
+            if isinstance(event, dict):
+                return event
+        return None
+
+    def kill(self) -> None:
+        """Kill the process and those that it started."""
+        if self._process is not None:
+            _kill(self._process)
+
+    async def ended(self) -> str:
+        """Wait for the end of a process that closed its output, and describe it."""
+        assert self._process is not None
+        try:
+            status = await asyncio.wait_for(self._process.wait(), _GRACE_S)
+        except TimeoutError:
+            self.kill()
+            status = await self._process.wait()
+        if status < 0:
+            return f"it was ended by {signal.Signals(-status).name}"
+        return f"it exited with status {status}"
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End the process: it ends by itself when its input does. Close its pipes.
+
+        Args:
+            at_once: kill it.
+        """
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        if at_once:
+            _kill(process)
+        try:
+            await asyncio.wait_for(process.stdout.read(), _GRACE_S)
+        except TimeoutError:
+            _kill(process)
+            await process.stdout.read()
+        await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)

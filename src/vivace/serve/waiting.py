@@ -1,0 +1,111 @@
+"""The waiting line: short jobs first, and none for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vivace.serve.jobs import Job
+
+EXCHANGE_S = 0.2
+"""About what another LoRA costs, so that requests of one LoRA follow each other."""
+_LEAST_AGE_S = 5.0
+_AGE = 4.0
+"""A job that has waited this many times its own seconds, and `_LEAST_AGE_S`, is next whatever its length."""
+
+
+class QueueFull(Exception):
+    """More waits than is allowed.
+
+    Attributes:
+        retry_after_s: until there is probably room.
+    """
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass
+class WaitingLine:
+    """Jobs that wait for a worker.
+
+    Attributes:
+        max_jobs, max_seconds: bounds; seconds are predicted.
+        num_workers: that are taking jobs.
+    """
+
+    max_jobs: int
+    max_seconds: float
+    num_workers: int = 1
+    clock: Callable[[], float] = time.monotonic
+    _jobs: list[Job] = field(default_factory=list)
+    _running: dict[str, tuple[Job, float]] = field(default_factory=dict)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def seconds(self) -> float:
+        """Return the predicted seconds until a job that came now would begin."""
+        now = self.clock()
+        running = sum(max(0.0, job.predicted_s - (now - since)) for job, since in self._running.values())
+        return (sum(job.predicted_s for job in self._jobs) + running) / max(1, self.num_workers)
+
+    def check_room(self, number: int) -> None:
+        """Raise QueueFull if so many more jobs must not wait."""
+        seconds = self.seconds()
+        if len(self._jobs) + number > self.max_jobs and self._jobs:
+            usual = max(0.1, sum(job.predicted_s for job in self._jobs) / len(self._jobs))
+            raise QueueFull(
+                f"{len(self._jobs)} images wait, and no more than {self.max_jobs} may",
+                math.ceil(number * usual / max(1, self.num_workers)),
+            )
+        if seconds > self.max_seconds:
+            raise QueueFull(
+                f"images that wait take about {seconds:.0f} s, and no more than {self.max_seconds:.0f} may",
+                math.ceil(seconds - self.max_seconds),
+            )
+
+    async def put(self, job: Job, *, first: bool = False) -> None:
+        """Add a job; `first` before all others, which is for one whose worker died."""
+        async with self._changed:
+            self._jobs.insert(0, job) if first else self._jobs.append(job)
+            self._changed.notify()
+
+    async def take(self, lora: str | None) -> Job:
+        """Wait for the next job of a worker that has a LoRA loaded."""
+        async with self._changed:
+            while not self._jobs:
+                await self._changed.wait()
+            job = self._next(lora)
+            self._jobs.remove(job)
+            self._running[job.id] = job, self.clock()
+            return job
+
+    def _next(self, lora: str | None) -> Job:
+        now = self.clock()
+        retried = [job for job in self._jobs if job.attempts]
+        if retried:
+            return retried[0]
+        aged = [
+            job for job in self._jobs if now - job.accepted_at > max(_LEAST_AGE_S, _AGE * job.predicted_s)
+        ]
+        if aged:
+            return min(aged, key=lambda job: job.accepted_at)
+        return min(
+            self._jobs, key=lambda job: (job.predicted_s + EXCHANGE_S * (_name(job) != lora), job.accepted_at)
+        )
+
+    def leave(self, job: Job) -> None:
+        """Take a job out of the line, or note that it no longer runs."""
+        if job in self._jobs:
+            self._jobs.remove(job)
+        self._running.pop(job.id, None)
+
+
+def _name(job: Job) -> str | None:
+    return None if job.lora is None else job.lora.name

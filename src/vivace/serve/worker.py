@@ -1,0 +1,151 @@
+"""A resident worker: keeps one session and draws one image after the other.
+
+    python -m vivace.serve.worker
+
+Reads `messages` on standard input and writes events on standard output. The main thread owns the session; another one
+reads the input, so that a cancel arrives while an image is drawn.
+
+Events: phase (what loading does), loaded, step, drawn, refused (the request's fault), failed, cancelled. Pixels
+are RGB bytes in a file of the folder that `Load` names, which lies in memory; the server removes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from vivace.errors import Cancelled, VivaceError
+from vivace.serve.messages import Cancel, Draw, Load, Message, parsed, send_event
+
+if TYPE_CHECKING:
+    from vivace.serve.drawing import Drawing
+
+_PR_SET_PDEATHSIG = 1
+_MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
+
+
+class Inbox:
+    """Messages of the server. A cancel takes effect at once: on the job that is drawn, or on one that waits here."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._messages: queue.Queue[Message | None] = queue.Queue()
+        self._cancelled: set[str] = set()
+        self._lock = threading.Lock()
+        self._current: str | None = None
+        self.drawing: Drawing | None = None
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+
+    def _read(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            message = parsed(line)
+            if isinstance(message, Cancel):
+                self._cancel(message.id)
+            else:
+                self._messages.put(message)
+        self._messages.put(None)
+
+    def _cancel(self, job: str) -> None:
+        with self._lock:
+            if self._current == job and self.drawing is not None:
+                self.drawing.session.cancel()
+            self._cancelled.add(job)
+
+    def next(self) -> Message | None:
+        """Wait for a message; None once the server has gone."""
+        return self._messages.get()
+
+    def begin(self, job: str) -> bool:
+        """Begin a job; return whether it may be drawn, since it was not cancelled meanwhile."""
+        with self._lock:
+            self._current = job
+            return job not in self._cancelled
+
+    def end(self, job: str) -> None:
+        with self._lock:
+            self._current = None
+            self._cancelled.discard(job)
+
+    def is_cancelled(self, job: str) -> bool:
+        with self._lock:
+            return job in self._cancelled
+
+
+def main() -> None:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
+    # Standard output carries events only; what libraries print goes to standard error.
+    events = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    inbox = Inbox(iter(sys.stdin.readline, ""))
+    while (message := inbox.next()) is not None:
+        if isinstance(message, Load):
+            if not _load(message, inbox, events):
+                return
+        elif isinstance(message, Draw):
+            _draw(message, inbox, events)
+
+
+def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
+    from vivace.serve.drawing import Drawing
+
+    def report(phase: str) -> None:
+        send_event(events, {"event": "phase", "phase": phase})
+
+    try:
+        inbox.drawing = Drawing.load(message, report)
+    except VivaceError as error:
+        send_event(events, {"event": "unusable", "message": str(error)})
+        return False
+    send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
+    return True
+
+
+def _draw(message: Draw, inbox: Inbox, events: TextIO) -> None:
+    assert inbox.drawing is not None
+    event: dict[str, Any]
+    began = time.perf_counter()
+    try:
+        if not inbox.begin(message.id):
+            raise Cancelled("cancelled before it began")
+
+        def report(kind: str, fields: dict[str, Any]) -> None:
+            send_event(events, {"event": kind, "id": message.id, **fields})
+            if inbox.is_cancelled(message.id):
+                raise Cancelled("the job was cancelled")
+
+        event = {"event": "drawn", **inbox.drawing.draw(message, report)}
+    except Cancelled:
+        event = {"event": "cancelled"}
+    except VivaceError as error:
+        event = {"event": "refused", "message": str(error)}
+    except Exception as error:  # noqa: BLE001 - a request that fails must not end the worker
+        traceback.print_exc()
+        is_memory = type(error).__name__ in _MEMORY_ERRORS
+        event = {"event": "refused" if is_memory else "failed", "message": _message(error, is_memory)}
+    finally:
+        inbox.end(message.id)
+    send_event(events, {**event, "id": message.id, "seconds": time.perf_counter() - began})
+
+
+def _message(error: Exception, is_memory: bool) -> str:
+    if is_memory:
+        return "the GPU has not enough memory for an image of this size; ask for a smaller one"
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300] if text else ''}"
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""`vivace serve` as a user starts and ends it."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.served import PATH, Answer, Served
+
+SERVE = (sys.executable, "-m", "vivace", "serve")
+
+
+@pytest.fixture
+def command() -> Iterator[tuple[subprocess.Popen[str], Served]]:
+    arguments = ("tiny-sd", "--recipe", "tiny_vae", "--device", "cpu", "--threads", "1", "--port", "0")
+    process = subprocess.Popen([*SERVE, *arguments], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert first == "tiny-sd with tiny_vae (as given)\n"
+    place = re.search(r"http://127\.0\.0\.1:(\d+)/v1 the API", process.stderr.readline())
+    assert place is not None
+    reading = threading.Thread(target=process.stderr.read)
+    reading.start()
+    yield process, Served(int(place[1]), None)  # type: ignore[arg-type]
+    process.kill()
+    process.wait()
+    reading.join()
+    process.stderr.close()
+
+
+def ready(server: Served) -> Answer:
+    until = time.monotonic() + 120
+    while (answer := server.send("/readyz")).status != 200:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    return answer
+
+
+def test_accepted_images_end_after_sigterm(command: tuple[subprocess.Popen[str], Served]) -> None:
+    process, server = command
+    early = server.send("/readyz")
+    assert early.status == 503
+    assert early.json["workers"][0]["phase"] == "starting"
+    assert server.send(PATH, {"prompt": "x"}).status == 503, "the model is being loaded"
+    assert ready(server).json["status"] == "ready"
+    answers: list[Answer] = []
+    drawing = threading.Thread(target=lambda: answers.append(server.draw(num_inference_steps=12)))
+    drawing.start()
+    server.wait_for("running", 1)
+    process.send_signal(signal.SIGTERM)
+    drawing.join(timeout=60)
+    assert [answer.status for answer in answers] == [200]
+    assert process.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+def test_what_cannot_be_served_ends_the_command_with_a_reason(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [*SERVE, "tiny-sd", "--recipe", "baseline", "--port", port], capture_output=True, text=True
+        )
+    assert done.returncode == 2
+    assert f"--port {port}: Address already in use; give another, or --port 0 for a free one" in done.stderr
+    open_to_all = subprocess.run([*SERVE, "tiny-sd", "--host", "0.0.0.0"], capture_output=True, text=True)
+    assert open_to_all.returncode == 2
+    assert "--host 0.0.0.0 lets other machines in; give --api-key-file FILE, too" in open_to_all.stderr
+
+
+def test_a_recipe_that_has_no_room_for_loras_is_refused_at_start() -> None:
+    done = subprocess.run(
+        [*SERVE, "tiny-sd", "--recipe", "fuse_qkv", "--loras", "tinyworld/loras", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3
+    assert "does not go with fuse_qkv" in done.stderr

@@ -1,0 +1,101 @@
+"""A server draws what the session draws, with real workers of an embedded model."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vivace
+from tests.served import Served, image_of, served
+from vivace.serve.settings import ServeSettings
+from vivace.spec.sizes import Size
+
+LORA = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    sizes = (Size(128, 128), Size(96, 64))
+    settings = ServeSettings(
+        "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=sizes, loras={"outlines": LORA}
+    )
+    with served(settings) as running:
+        yield running
+
+
+def pixels(server: Served, **fields: object) -> np.ndarray:
+    answer = server.draw(seed=3, num_inference_steps=STEPS, **fields)
+    assert answer.status == 200, answer.body
+    return np.asarray(answer.images[0])
+
+
+def test_images_are_those_of_the_session_bit_by_bit(server: Served) -> None:
+    recipe = f"tiny_vae+lora('{LORA}', hot=True, layers=all, scale=0)"
+    with vivace.load("tiny-sd", recipe, device="cpu") as session:
+        for width, height in ((128, 128), (96, 64)):
+            output = session(
+                "a red circle",
+                width=width,
+                height=height,
+                num_inference_steps=STEPS,
+                generator=torch.Generator("cpu").manual_seed(3),
+            )
+            drawn = pixels(server, size=f"{width}x{height}")
+            assert drawn.shape == (height, width, 3)
+            assert np.array_equal(drawn, np.asarray(output.images[0]))
+
+
+def test_fields_change_what_they_name_and_nothing_else(server: Served) -> None:
+    plain = pixels(server)
+    with_lora = pixels(server, loras=[{"name": "outlines"}])
+    half = pixels(server, loras=[{"name": "outlines", "scale": 0.5}])
+    unlike = [with_lora, half, pixels(server, guidance_scale=1.5), pixels(server, negative_prompt="red")]
+    assert all(not np.array_equal(plain, other) for other in unlike)
+    assert not np.array_equal(with_lora, half)
+    assert np.array_equal(pixels(server), plain), "nothing of earlier requests is left"
+    assert np.array_equal(pixels(server, loras=[{"name": "outlines"}]), with_lora)
+
+
+def test_partial_images_look_like_the_finished_one(server: Served) -> None:
+    client = server.send(
+        "/v1/images/generations",
+        {
+            "prompt": "a red circle",
+            "seed": 3,
+            "num_inference_steps": 12,
+            "stream": True,
+            "partial_images": 3,
+        },
+    )
+    events = [
+        line.removeprefix("data: ") for line in client.body.decode().split("\n") if line.startswith("data: ")
+    ]
+    images = [np.asarray(image_of(json.loads(event)["b64_json"]), dtype=float) for event in events]
+    assert [image.shape for image in images] == [(128, 128, 3)] * 4
+    *partial, finished = images
+    correlations = [np.corrcoef(each.ravel(), finished.ravel())[0, 1] for each in partial]
+    assert correlations == sorted(correlations)
+    assert correlations[-1] > 0.5
+
+
+def test_a_cancelled_image_leaves_the_next_one_right(server: Served) -> None:
+    expected = pixels(server)
+    client = server.leave("a blue square", num_inference_steps=50)
+    server.wait_for("running", 1)
+    client.close()
+    assert np.array_equal(pixels(server), expected)
+    assert server.states()["cancelled"] == 1
+
+
+def test_the_page_and_the_models_say_what_is_served(server: Served) -> None:
+    (model,) = server.send("/v1/models").json["data"]
+    assert (model["id"], model["sizes"], model["loras"]) == ("tiny-sd", ["96x64", "128x128"], ["outlines"])
+    assert model["recipe"] == "tiny_vae"
+    page = server.send("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert b"<form" in page.body
+    assert server.send("/openapi.json").json["paths"]["/v1/images/generations"]

@@ -1,0 +1,237 @@
+"""What clients may send, and what becomes of it, with a worker that draws one colour."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serve_worker import COMMAND
+from tests.served import PATH, Served, image_of, served
+from vivace.serve.settings import ServeSettings
+
+SETTINGS = ServeSettings("fake", "baseline", max_queue=3, timeout_s=30.0)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose requests leave nothing behind."""
+    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seeds": 1}, "seeds is not a parameter here; there are: prompt, model, n, size"),
+        ({"n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"n": 11}, "n: Input should be less than or equal to 10"),
+        ({"prompt": ""}, "prompt: String should have at least 1 character"),
+        ({"size": "17x17"}, "this server draws 16x16, 64x64; got 17x17"),
+        ({"size": "big"}, "a size is WIDTHxHEIGHT in pixels, e.g. 16x16; got 'big'"),
+        ({"model": "flux"}, "this server has 'fake', not 'flux'"),
+        ({"response_format": "file"}, "response_format: Input should be 'b64_json' or 'url'"),
+        ({"output_compression": 50}, "png is not compressed with loss"),
+        ({"partial_images": 1}, "partial images come in a stream only; add stream=true"),
+        ({"num_inference_steps": 51}, "at most 50 steps are drawn here; got 51"),
+        ({"negative_prompt": "x", "guidance_scale": 1}, "it has no effect at guidance_scale 1"),
+        ({"loras": [{"name": "../../etc/passwd"}]}, "no LoRA '../../etc/passwd'; there are: none"),
+        ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
+        ({"guidance_scale": float("nan")}, "guidance_scale: Input should be a finite number"),
+        ({"prompt": "refuse"}, "the model refuses"),
+    ],
+)
+def test_what_is_not_served_is_refused_in_words(plain: Served, fields: dict[str, Any], message: str) -> None:
+    answer = plain.draw(**fields) if "prompt" not in fields else plain.send(PATH, fields)
+    assert answer.status == 400
+    assert message in answer.message
+    assert plain.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0), "the next request is right"
+
+
+def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None:
+    assert plain.send(PATH, b"{").status == 400
+    assert plain.send(PATH, b"[]").status == 400
+    assert plain.send(PATH, b" " * 1_000_001).status == 413
+    assert plain.send("/v1/images/variations", {}).status == 404
+
+
+def test_a_request_gets_the_images_that_it_asks_for(plain: Served) -> None:
+    answer = plain.draw(n=3, seed=7, size="64x64")
+    assert [image.getpixel((0, 0)) for image in answer.images] == [(7, 0, 0), (8, 0, 0), (9, 0, 0)]
+    assert {image.size for image in answer.images} == {(64, 64)}
+    assert [entry["seed"] for entry in answer.json["data"]] == [7, 8, 9]
+    assert "denoise;dur=" in answer.headers["server-timing"]
+    assert plain.draw().json["data"][0]["seed"] != plain.draw().json["data"][0]["seed"], "seeds are random"
+
+
+@pytest.mark.parametrize(
+    ("format_", "start"), [("png", b"\x89PNG"), ("jpeg", b"\xff\xd8"), ("webp", b"RIFF")]
+)
+def test_images_come_in_each_format(plain: Served, format_: str, start: bytes) -> None:
+    answer = plain.draw(output_format=format_, response_format="url")
+    path = answer.json["data"][0]["url"].removeprefix(plain.url)
+    fetched = plain.send(path)
+    assert (fetched.headers["content-type"], fetched.body[: len(start)]) == (f"image/{format_}", start)
+    in_bytes = plain.send(PATH, {"prompt": "x"}, {"accept": f"image/{format_}"})
+    assert in_bytes.body[: len(start)] == start
+    assert plain.send(f"{path}x").status == 404
+
+
+def test_openais_client_generates_and_streams(plain: Served) -> None:
+    client = openai.OpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0)
+    made = client.images.generate(model="fake", prompt="x", n=2, extra_body={"seed": 5})
+    assert made.data is not None
+    assert [image_of(entry.b64_json or "").getpixel((0, 0)) for entry in made.data] == [(5, 0, 0), (6, 0, 0)]
+    stream = client.images.generate(
+        model="fake", prompt="x", stream=True, partial_images=2, extra_body={"seed": 9}
+    )
+    events = list(stream)
+    assert [event.type for event in events] == [
+        "image_generation.partial_image",
+        "image_generation.partial_image",
+        "image_generation.completed",
+    ]
+    assert image_of(events[-1].b64_json).getpixel((0, 0)) == (9, 0, 0)
+    assert [model.id for model in client.models.list()] == ["fake"]
+    with pytest.raises(openai.BadRequestError, match="n: Input should be"):
+        client.images.generate(prompt="x", n=99)
+
+
+def test_a_client_that_goes_away_ends_its_image_within_a_step(server: Served) -> None:
+    waits = server.leave("slow 5", num_inference_steps=40)
+    server.wait_for("running", 1)
+    queued = server.leave("slow 5", num_inference_steps=40)
+    server.wait_for("waiting", 1)
+    queued.close()
+    server.wait_for("cancelled", 1)
+    began = time.monotonic()
+    waits.close()
+    server.wait_for("cancelled", 2)
+    assert server.draw(seed=4).images[0].getpixel((0, 0)) == (4, 0, 0)
+    assert time.monotonic() - began < 10, "forty steps take 20 s"
+
+
+def test_a_stream_that_is_left_ends_its_image(server: Served) -> None:
+    client = server.leave("slow 3", num_inference_steps=40, stream=True)
+    server.wait_for("running", 1)
+    client.shutdown(socket.SHUT_RDWR)
+    client.close()
+    server.wait_for("cancelled", 1)
+    assert server.draw().status == 200
+
+
+def test_a_request_ends_at_its_own_time(server: Served) -> None:
+    began = time.monotonic()
+    answer = server.draw("slow 5", num_inference_steps=40, timeout=0.7)
+    assert (answer.status, answer.message) == (504, "the time of the request ended while it was drawn")
+    assert time.monotonic() - began < 5
+    assert server.draw().status == 200
+    assert server.states() == {"waiting": 0, "running": 0, "done": 1, "failed": 1, "cancelled": 0}
+
+
+def test_more_than_may_wait_is_refused_with_the_time_to_come_back(server: Served) -> None:
+    with ThreadPoolExecutor(8) as clients:
+        slow = clients.submit(server.draw, "slow 4", num_inference_steps=10)
+        server.wait_for("running", 1)
+        later = [clients.submit(server.draw, "x") for _ in range(3)]
+        server.wait_for("waiting", 3)
+        refused = server.draw("x")
+        assert refused.status == 429
+        assert "3 images wait, and no more than 3 may" in refused.message
+        assert int(refused.headers["retry-after"]) >= 1
+        assert [slow.result().status, *(each.result().status for each in later)] == [200] * 4
+
+
+def test_a_worker_that_dies_is_started_again_and_its_image_drawn_once_more(server: Served) -> None:
+    with ThreadPoolExecutor(2) as clients:
+        dying = clients.submit(server.draw, "die once", seed=6)
+        answer = dying.result()
+    assert answer.images[0].getpixel((0, 0)) == (6, 0, 0)
+    assert server.pool.replicas[0].num_restarts == 1
+    assert server.states()["done"] == 1
+
+
+def test_an_image_whose_workers_die_is_given_up_and_the_server_goes_on(server: Served) -> None:
+    answer = server.draw("die")
+    assert (answer.status, answer.message) == (503, "the worker died twice while it drew this image")
+    assert server.draw(seed=1).status == 200
+
+
+def test_a_killed_idle_worker_is_started_again(server: Served) -> None:
+    process = server.pool.replicas[0]._process
+    assert process is not None
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert server.draw(seed=2).images[0].getpixel((0, 0)) == (2, 0, 0)
+
+
+def test_a_model_that_breaks_fails_its_request_alone(server: Served) -> None:
+    answer = server.draw("break")
+    assert (answer.status, answer.message) == (500, "drawing failed: RuntimeError: the model broke")
+    assert server.draw().status == 200
+    assert server.pool.replicas[0].num_restarts == 0
+
+
+def test_many_clients_that_come_and_go_leave_counts_that_add_up(server: Served) -> None:
+    def come_and_go(number: int) -> None:
+        if number % 3:
+            client = server.leave("slow 1", num_inference_steps=3)
+            time.sleep(0.01 * number)
+            client.close()
+        else:
+            server.draw("slow 0.1")
+
+    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        server.states()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    server.wait_for("running", 0)
+    server.wait_for("waiting", 0)
+    assert server.draw(seed=8).images[0].getpixel((0, 0)) == (8, 0, 0)
+
+
+def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
+    settings = ServeSettings("fake", "baseline", api_key="secret")
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as locked:
+        assert locked.send("/livez").status == 200
+        for path in ("/", "/readyz", "/metrics", "/v1/models", "/openapi.json", "/nothing"):
+            assert locked.send(path).status == 401, path
+            assert locked.send(path, headers={"authorization": "Bearer wrong"}).status == 401
+        assert locked.send("/v1/models", headers={"authorization": "Bearer secret"}).status == 200
+        assert locked.send(PATH, {"prompt": "x"}).status == 401
+
+
+def test_an_idle_worker_ends_and_comes_back(tmp_path: Path) -> None:
+    settings = ServeSettings("fake", "baseline", idle_unload_s=0.3)
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as idle:
+        until = time.monotonic() + 10
+        while idle.pool.replicas[0].phase.value != "unloaded":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert idle.send("/readyz").status == 200
+        assert idle.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+
+
+def test_this_process_imports_no_torch() -> None:
+    code = "import sys, vivace.serve.app, vivace.cli.serve; print('torch' in sys.modules, 'diffusers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False False"

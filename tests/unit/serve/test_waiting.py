@@ -1,0 +1,96 @@
+"""Which job is next, and how many may wait."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from vivace.serve.jobs import Job, Lora
+from vivace.serve.settings import ModelState, Speed
+from vivace.serve.waiting import EXCHANGE_S, QueueFull, WaitingLine
+from vivace.spec.sizes import Size
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def job(name: str, seconds: float, lora: str | None = None) -> Job:
+    of_lora = None if lora is None else Lora(lora, Path(lora), 1.0)
+    return Job(name, 0, Size(8, 8), 1, {}, seconds, float("inf"), of_lora)
+
+
+async def order(line: WaitingLine, jobs: list[Job], lora: str | None = None) -> list[str]:
+    for each in jobs:
+        await line.put(each)
+    names = []
+    for _ in jobs:
+        taken = await line.take(lora)
+        lora = None if taken.lora is None else taken.lora.name
+        names.append(taken.prompt)
+        line.leave(taken)
+    return names
+
+
+def test_short_jobs_come_first_and_equal_ones_in_order() -> None:
+    async def run() -> None:
+        line = WaitingLine(9, 100)
+        assert await order(line, [job("large", 9), job("a", 1), job("b", 1)]) == ["a", "b", "large"]
+
+    asyncio.run(run())
+
+
+def test_a_large_job_does_not_wait_for_ever() -> None:
+    async def run() -> None:
+        clock = Clock()
+        line = WaitingLine(99, 1000, clock=clock)
+        large = job("large", 3)
+        await line.put(large)
+        for number in range(20):
+            await line.put(job(f"small {number}", 1))
+            taken = await line.take(None)
+            line.leave(taken)
+            clock.now += 1
+            if taken is large:
+                break
+        assert number in (12, 13), "four times its own seconds"
+
+    asyncio.run(run())
+
+
+def test_requests_of_a_lora_follow_each_other() -> None:
+    async def run() -> None:
+        jobs = [job("a", 1, "x"), job("b", 1, "y"), job("c", 1, "x"), job("d", 1 - 2 * EXCHANGE_S, "y")]
+        assert await order(WaitingLine(9, 100), jobs, "x") == ["d", "b", "a", "c"]
+
+    asyncio.run(run())
+
+
+def test_the_line_is_bounded_by_number_and_by_seconds() -> None:
+    async def run() -> None:
+        line = WaitingLine(2, 10, num_workers=2)
+        line.check_room(5)  # an empty line takes a request of several images
+        await line.put(job("a", 8))
+        await line.put(job("b", 8))
+        with pytest.raises(QueueFull, match="2 images wait, and no more than 2 may") as raised:
+            line.check_room(1)
+        assert raised.value.retry_after_s == 4
+        wide = WaitingLine(9, 10)
+        await wide.put(job("a", 30))
+        with pytest.raises(QueueFull, match="about 30 s, and no more than 10 may") as raised:
+            wide.check_room(1)
+        assert raised.value.retry_after_s == 20
+
+    asyncio.run(run())
+
+
+def test_times_of_other_sizes_are_predicted_by_their_pixels() -> None:
+    speeds = {Size(512, 512): Speed(0.1, 0.5), Size(1024, 1024): Speed(0.4, 1.0)}
+    state = ModelState("m", "r", "cpu", 20, 5.0, Size(512, 512), 8, frozenset(), 1.0, speeds, True)
+    assert state.predicted_s(Size(512, 512), 10) == pytest.approx(1.5)
+    assert state.predicted_s(Size(1024, 2048), 10) == pytest.approx(10.0)
