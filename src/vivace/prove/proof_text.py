@@ -101,9 +101,9 @@ def _checks(proof: Proof) -> Iterator[str]:
         yield ""
         yield "checks of B"
     for check in proof.checks:
-        yield from _wrapped(f"  {check.status.value:12}{check.name}: {check.reason}", indent=" " * 14)
+        yield from _wrapped(f"  {check.status.value:13}{check.name}: {check.reason}", indent=" " * 15)
     for finding in proof.findings:
-        yield from _wrapped(f"  {'finding':12}{finding.text}", indent=" " * 14)
+        yield from _wrapped(f"  {'finding':13}{finding.text}", indent=" " * 15)
 
 
 def _failures(proof: Proof) -> Iterator[str]:

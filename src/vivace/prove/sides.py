@@ -122,16 +122,19 @@ def split_model(text: str) -> tuple[str, str]:
 
 def _check_recipe(text: str, model: str, recipe: str) -> None:
     """Raise RecipeError for a wrong recipe, and UsageError for a recipe without a model."""
+    if model.lower() not in CATALOGUE and _is_recipe(text):
+        raise UsageError(
+            f"{text[:200]} is a recipe without a model; give MODEL:RECIPE, e.g. tiny-sd:{text[:100]}"
+        )
     resolve(recipe)
-    if model != text or model.lower() in CATALOGUE:
-        return
+
+
+def _is_recipe(text: str) -> bool:
     try:
-        resolve(model)
+        resolve(text)
     except RecipeError:
-        return
-    raise UsageError(
-        f"{text[:200]} is a recipe without a model; give MODEL:RECIPE, e.g. tiny-sd:{text[:100]}"
-    )
+        return False
+    return True
 
 
 def _endpoint(text: str) -> EndpointSide:

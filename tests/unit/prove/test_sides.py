@@ -65,6 +65,7 @@ def test_functions() -> None:
         ("python:draw", "give python:MODULE:FUNCTION"),
         ("comfyui:http://host:8188", "give comfyui:http://HOST:PORT?workflow=FILE"),
         ("steps(4)", "is a recipe without a model"),
+        ("steps:4+tiny_vae", "is a recipe without a model"),
     ],
 )
 def test_what_is_no_side_says_what_is(text: str, message: str) -> None:
