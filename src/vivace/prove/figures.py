@@ -137,10 +137,10 @@ def add_scores(
         name: of the model.
         score: returns a matrix (images, prompts).
     """
-    there = [(prompt, image) for prompt, image in images if image.is_there]
+    complete = [(prompt, image) for prompt, image in images if image.is_there]
     batch = 32
-    for start in range(0, len(there), batch):
-        part = there[start : start + batch]
+    for start in range(0, len(complete), batch):
+        part = complete[start : start + batch]
         rows = score([image.picture for _, image in part], prompts)
         for (prompt, image), row in zip(part, rows, strict=True):
             own = prompts.index(prompt)

@@ -16,6 +16,8 @@ from vivace.report.text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
+_SURELY = 0.98
+"""Match from which a single image is another one's; below, simple images may be alike by chance."""
 RequestOf = Callable[[Pair], str]
 """Returns the request that drew an image, or ""."""
 
@@ -90,7 +92,7 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
         other = _original_of(pair, pairs, thumbnails)
         if other is not None:
             hits.append((pair, other))
-    if not hits:
+    if not hits or (len(hits) == 1 and match(hits[0][0].b.pixels, hits[0][1].a.pixels) < _SURELY):
         return []
     kinds = Counter("seed" if pair.prompt == other.prompt else "prompt" for pair, other in hits)
     kind = kinds.most_common(1)[0][0]

@@ -221,10 +221,10 @@ def _checks(prepared: Prepared, pictures: _Pictures, endpoint: Endpoint | None) 
     if not first.is_there:
         return [Check("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
 
-    def request_of(asked_for: Job) -> str:
+    def request_of(drawn: Job) -> str:
         if endpoint is None:
             return ""
-        return endpoint.curl(endpoint.body(asked_for.prompt, asked_for.seed, asked_for.settings))
+        return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))
 
     again = repeat_job(prepared)
     checks = [repeat_check(first, pictures.image("b", again), request_of(again))]
