@@ -89,7 +89,7 @@ def as_good(
         return Answer(Verdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]
     if worse:
-        return Answer(Verdict.FAILED, "; ".join(f"{t.witness} is {t.word} ({t.difference})" for t in worse))
+        return Answer(Verdict.FAILED, "; ".join(f"{t.word} ({t.witness} {t.difference})" for t in worse))
     if is_rounding:
         return Answer(Verdict.PROVEN, "every image differs by rounding at most")
     if not shows_something:
@@ -103,7 +103,7 @@ def as_good(
     if unclear:
         return Answer(Verdict.UNCLEAR, _what_decides(unclear))
     names = ", ".join(t.witness for t in listed)
-    better = [f"{t.witness} is {t.word}" for t in listed if t.standing is Standing.BETTER]
+    better = [f"{t.word} ({t.witness})" for t in listed if t.standing is Standing.BETTER]
     return Answer(
         Verdict.PROVEN, f"within the margin by {names}" + (f"; {', '.join(better)}" if better else "")
     )

@@ -59,7 +59,7 @@ def test_what_a_viewer_sees_is_named(change: Change, witness: str, word: str) ->
     assert result.word == word
     verdict = as_good([result], is_same_picture=True, is_rounding=False, num_broken=0, shows_something=True)
     assert verdict.verdict is Verdict.FAILED
-    assert f"{witness} is {word}" in verdict.reason
+    assert f"{word} ({witness} " in verdict.reason
 
 
 def test_other_pictures_as_good_are_never_called_worse() -> None:

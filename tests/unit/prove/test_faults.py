@@ -90,7 +90,7 @@ def test_a_dishonest_server_fails_the_check_with_its_request(tmp_path: Path, fau
 def test_a_blurring_decoder_is_softer_and_worse(tmp_path: Path) -> None:
     proof = against_server(tmp_path, "blurred")
     assert proof["answers"]["as-good"]["verdict"] == "failed"
-    assert "sharpness is softer" in proof["headline"]
+    assert "softer (sharpness ×" in proof["headline"]
     assert proof["exit_code"] == 1
 
 
