@@ -42,6 +42,7 @@ LAYERS = {
     "recommendation": 10,
     "serve": 10,
     "tuning": 10,
+    "prove": 10,
     "cli": 11,
     "__main__": 12,
 }

@@ -21,6 +21,7 @@ from vivace.cli.lint import lint
 from vivace.cli.models import models
 from vivace.cli.plan import plan
 from vivace.cli.profile import profile
+from vivace.cli.prove import prove
 from vivace.cli.quality import quality
 from vivace.cli.recommend import recommend
 from vivace.cli.report import report
@@ -59,6 +60,7 @@ for command in (
     export,
     warm,
     quality,
+    prove,
     lint,
     calibrate,
     models,

@@ -300,7 +300,7 @@ def _cell(png: bytes | None, original: Image.Image | None) -> GridCell:
     if max(image.size) <= MAX_EMBEDDED_SIDE:
         shown = EmbeddedImage(_data_uri("png", png), image.width, image.height)
     else:
-        shown = replace(_webp(_small(image), quality=85), is_thumbnail=True)
+        shown = replace(webp_image(reduced(image), quality=85), is_thumbnail=True)
     if original is None:
         return GridCell(shown, "", None, None, "no image of the baseline")
     if image.size != original.size:
@@ -311,8 +311,8 @@ def _cell(png: bytes | None, original: Image.Image | None) -> GridCell:
     largest = max(high for _, high in difference.getextrema())  # type: ignore[misc]
     if largest == 0:
         return GridCell(shown, "", None, None, _IDENTICAL)
-    amplified = _small(difference).point([min(255, AMPLIFIED * v) for v in range(256)] * 3)
-    return GridCell(shown, "", None, _webp(amplified, quality=50), f"at most {largest} of 255")
+    amplified = reduced(difference).point([min(255, AMPLIFIED * v) for v in range(256)] * 3)
+    return GridCell(shown, "", None, webp_image(amplified, quality=50), f"at most {largest} of 255")
 
 
 def _decode(png: bytes | None) -> Image.Image | None:
@@ -326,7 +326,8 @@ def _decode(png: bytes | None) -> Image.Image | None:
         return None
 
 
-def _small(image: Image.Image) -> Image.Image:
+def reduced(image: Image.Image) -> Image.Image:
+    """Return a large image as a thumbnail; others as they are."""
     if max(image.size) <= MAX_EMBEDDED_SIDE:
         return image
     small = image.copy()
@@ -334,10 +335,18 @@ def _small(image: Image.Image) -> Image.Image:
     return small
 
 
-def _webp(image: Image.Image, quality: int) -> EmbeddedImage:
+def webp_image(image: Image.Image, quality: int) -> EmbeddedImage:
+    """Return an image to embed in a page, compressed."""
     out = io.BytesIO()
     image.save(out, "WEBP", quality=quality, method=4)
     return EmbeddedImage(_data_uri("webp", out.getvalue()), image.width, image.height)
+
+
+def png_image(image: Image.Image) -> EmbeddedImage:
+    """Return an image to embed in a page, with its exact pixels."""
+    out = io.BytesIO()
+    image.save(out, "PNG", optimize=True)
+    return EmbeddedImage(_data_uri("png", out.getvalue()), image.width, image.height)
 
 
 def _data_uri(kind: str, content: bytes) -> str:

@@ -1,5 +1,6 @@
 """Statistics on plain numbers: intervals, ratios, verdicts, the stopping rule. Needs only numpy."""
 
+from vivace.stats.equivalence import Equivalence, EquivalenceTest, equivalence
 from vivace.stats.gate import Gate, gate
 from vivace.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
 from vivace.stats.movement import Levels, level_at
@@ -14,6 +15,8 @@ __all__ = [
     "DEFAULT_SPREAD",
     "MIN_GROUPS",
     "ONE_ROUND_MARGIN",
+    "Equivalence",
+    "EquivalenceTest",
     "Gate",
     "Interval",
     "Levels",
@@ -22,6 +25,7 @@ __all__ = [
     "Verdict",
     "detectable",
     "enough_samples",
+    "equivalence",
     "gate",
     "is_steady",
     "learn_spread",

@@ -1,0 +1,302 @@
+"""vivace prove"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vivace.cli import options
+from vivace.cli.failures import INTERRUPTED
+from vivace.errors import UsageError
+from vivace.untrusted.destinations import check_writable, is_standard_output, replace
+from vivace.untrusted.files import read_text, user_path
+from vivace.untrusted.reading import reading
+
+if TYPE_CHECKING:
+    from vivace.models.find import LocatedModel
+    from vivace.prove.proof import Proof
+    from vivace.prove.scoring import Judges
+    from vivace.prove.sources import Prepared
+    from vivace.prove.store import Letter, ProofStore
+
+_METRICS = {"psnr_db": (0.0, 100.0), "ssim": (-1.0, 1.0), "match": (-1.0, 1.0), "lpips": (0.0, 10.0)}
+_SAY_EVERY_S = 5.0
+
+
+def parse_fail_under(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> dict[str, float]:
+    """Return the limits of --fail-under by metric."""
+    limits: dict[str, float] = {}
+    for part in value.split(",") if value is not None else ():
+        name, _, number = (text.strip() for text in part.partition("="))
+        if name not in _METRICS:
+            raise click.BadParameter(
+                f"{part.strip()!r} is not NAME=VALUE; NAME is one of {', '.join(_METRICS)}."
+            )
+        low, high = _METRICS[name]
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            raise click.BadParameter(f"{number!r} for {name} is not a number.") from None
+        if not low <= limits[name] <= high:
+            raise click.BadParameter(f"{name}={number} is not from {low:g} to {high:g}.")
+    return limits
+
+
+def read_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the key in a file."""
+    if value is None:
+        return None
+    with reading(f"{parameter.opts[0]} {value}", UsageError):
+        key = read_text(user_path(value), 10_000).strip()
+    if not key or not key.isascii() or any(letter.isspace() for letter in key):
+        raise UsageError(f"{parameter.opts[0]} {value}: it holds no key, which is one word on one line")
+    return key
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@options.prompts()
+@click.option(
+    "--prompt-set",
+    type=click.Choice(["real", "tinyworld"]),
+    help="Prompts that ship with vivace; default: those that the model understands, else real.",
+)
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(1, 1000),
+    default=13,
+    show_default=True,
+    help="Prompts of the set; each set has 39.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 1000),
+    default=3,
+    show_default=True,
+    help="Seeds of each prompt.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="First seed.")
+@options.workload
+@click.option(
+    "--claim",
+    "claims",
+    type=click.Choice(["same", "as-good", "honest"]),
+    multiple=True,
+    help="What is to be proven, for the exit code; repeat for more. Default: as-good, and honest for a server.",
+)
+@click.option(
+    "--fail-under",
+    callback=parse_fail_under,
+    metavar="NAME=VALUE,...",
+    help="Limits on B's mean distances to A: psnr_db, ssim, match (least), lpips (most).",
+)
+@options.scorer
+@options.witness
+@click.option(
+    "--timeout",
+    type=options.FiniteFloat(0.1, 1_000_000),
+    default=600.0,
+    show_default=True,
+    help="Longest wait for an answer of a server, in seconds.",
+)
+@click.option(
+    "--key-a",
+    callback=read_key,
+    metavar="FILE",
+    help="File with the key that requests to A bear (Authorization: Bearer).",
+)
+@click.option("--key-b", callback=read_key, metavar="FILE", help="Likewise, to B.")
+@click.option("--reuse", is_flag=True, help="Take the images of an earlier run that ended, too.")
+@options.device
+@options.threads
+@options.store
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the result as an HTML page, with images.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Format of the result on standard output.",
+)
+def prove(
+    a: str,
+    b: str,
+    prompts: list[str] | None,
+    prompt_set: str | None,
+    num_prompts: int,
+    seeds: int,
+    seed: int,
+    height: int | None,
+    width: int | None,
+    num_inference_steps: int | None,
+    guidance_scale: float | None,
+    claims: tuple[Any, ...],
+    fail_under: dict[str, float],
+    scorer: str,
+    witness: str | None,
+    timeout: float,
+    key_a: str | None,
+    key_b: str | None,
+    reuse: bool,
+    device: str,
+    threads: int | None,
+    store: Path,
+    output: Path | None,
+    format_: str,
+) -> int:
+    """Prove that B draws the same images as A, or as good ones, and does what it is asked for.
+
+    A, the reference, and B are each MODEL:RECIPE, a folder of images, an OpenAI images endpoint
+    (http://HOST:PORT/v1, with ?model=NAME&FIELD=VALUE for more fields), a ComfyUI server
+    (comfyui:http://HOST:PORT?workflow=FILE), or python:MODULE:FUNCTION. Both draw the same
+    prompts and seeds. Images go to A and B only. An interrupted command goes on where it stopped.
+
+    Exit codes: 0 proven, 1 a claim failed, 4 it cannot be told or images are missing; others as for all commands.
+
+    \b
+        vivace prove tiny-sd:baseline tiny-sd:tiny_vae -o page.html
+        vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
+        vivace prove old new --prompts prompts.txt --seeds 1
+    """
+    from vivace.prove.drawing import Settings
+    from vivace.prove.proving import Options, open_store
+    from vivace.prove.scoring import find_all
+    from vivace.prove.sources import Request, prepare
+    from vivace.report.text import date
+
+    if prompts is not None and prompt_set is not None:
+        raise UsageError("give prompts or --prompt-set, not both")
+    if output is not None:
+        check_writable(output)
+        if is_standard_output(output):
+            raise UsageError("-o - would mix the page with the result; give the name of a file")
+    request = Request(
+        None if prompts is None else tuple(prompts),
+        prompt_set,
+        num_prompts,
+        seed,
+        seeds,
+        Settings(height, width, num_inference_steps, guidance_scale),
+        device,
+        threads,
+        timeout,
+        key_a,
+        key_b,
+    )
+    prepared = prepare(a, b, request)
+    judges = find_all(prepared, scorer, witness)
+    kept = open_store(prepared, store / "prove", reuse)
+    if kept.num_resumed:
+        click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
+    try:
+        for letter in _LETTERS:
+            status = _draw(prepared, letter, kept)
+            if status == INTERRUPTED:  # in another process
+                raise KeyboardInterrupt
+            if status != 0:
+                return status
+        return _conclude(prepared, kept, judges, Options(claims, fail_under), output, format_)
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; the images are kept. To continue, run the same command:", err=True)
+        click.echo(f"  {options.command_line()}", err=True)
+        return INTERRUPTED
+
+
+_LETTERS: tuple[Letter, ...] = ("a", "b")
+
+
+def _draw(prepared: Prepared, letter: Letter, kept: ProofStore) -> int:
+    """Draw a side, a model of somebody else in a process that is watched while it is read; return the exit code."""
+    from vivace.prove.proving import draw_side
+
+    source = prepared.a if letter == "a" else prepared.b
+
+    def draw(is_read: Callable[[], None]) -> int:
+        draw_side(
+            prepared,
+            letter,
+            kept,
+            _Progress(source.side.text),
+            is_read,
+            lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
+        )
+        return 0
+
+    status = _guarded(prepared, source.located, draw)
+    kept.reload()
+    return status
+
+
+def _guarded(
+    prepared: Prepared, located: LocatedModel | None, draw: Callable[[Callable[[], None]], int]
+) -> int:
+    """Run the drawing of a side in a watched process, if one of both models is foreign.
+
+    A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
+    """
+    from vivace.cli.guarded import guarded, guarded_reading
+    from vivace.models.reading import ReadingLimits, is_trusted
+
+    models = [source.located for source in (prepared.a, prepared.b) if source.located is not None]
+    if located is None or all(is_trusted(model) for model in models):
+        return guarded(None, draw)
+    return guarded_reading(located.model.name, ReadingLimits.of(located), draw)
+
+
+class _Progress:
+    """Says how far the drawing of a side is, every few seconds."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spoke_at = time.monotonic()
+
+    def __call__(self, letter: Letter, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - self._spoke_at >= _SAY_EVERY_S:
+            self._spoke_at = now
+            click.echo(f"{letter.upper()} {self._name}: {done} of {total} images", err=True)
+
+
+def _conclude(
+    prepared: Prepared, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
+) -> int:
+    from vivace.cli.guarded import guarded_scorers
+    from vivace.prove.proving import conclude
+
+    def judge(is_read: Callable[[], None]) -> int:
+        proof = conclude(prepared, kept, judges, judging, is_read)
+        _write(proof, output, format_)
+        kept.end()
+        return proof.exit_code
+
+    return guarded_scorers(judges.all, judge)
+
+
+def _write(proof: Proof, output: Path | None, format_: str) -> None:
+    from vivace.prove.proof_text import lines
+
+    if format_ == "json":
+        click.echo(json.dumps(proof.to_dict(), indent=2))
+    else:
+        for line in lines(proof):
+            click.echo(line)
+    if output is not None:
+        from vivace.prove.proof_page import page_of
+
+        replace(output, page_of(proof, options.command_line()).encode())
+        click.echo(f"page: {output}", err=True)

@@ -1,0 +1,7 @@
+"""`vivace prove`: does this faster thing still draw the same, as good, and as it is asked?
+
+Two sides are compared image by image, A being the reference: recipes, folders, Python functions, images endpoints,
+ComfyUI servers. `sides` reads how they are written, `sources` prepares them; `recipe`, `folder`, `function`, `endpoint`
+and `comfyui` draw, `store` keeps what was drawn. `proving` puts the steps together; `same`, `as_good` and `checks`
+answer the questions.
+"""

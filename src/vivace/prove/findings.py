@@ -1,0 +1,141 @@
+"""What is wrong with images as a set: broken ones, the same one twice, those of another seed or prompt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vivace.measure.quality import match, thumbnail
+from vivace.prove.figures import PairFigures, ReadImage
+from vivace.prove.same import Nearness, OwnDistances, nearness
+from vivace.prove.sources import Pair
+from vivace.report.text import count
+from vivace.spec.limits import DEFAULT_LIMITS
+
+_ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
+_SURELY = 0.98
+"""Match from which a single image is another one's; below, simple images may be alike by chance."""
+RequestOf = Callable[[Pair], str]
+"""Returns the request that drew an image, or ""."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong, in words, with an example, and a request that shows it, or ""."""
+
+    summary: str
+    example: str
+    request: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.summary}, e.g. {self.example}"
+
+
+def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Finding]:
+    """Return the kinds of broken images that B has where A has none."""
+    by_fault: dict[str, list[PairFigures]] = {}
+    for pair in broken_pairs(pairs):
+        for fault in pair.b.faults:
+            by_fault.setdefault(fault, []).append(pair)
+    return [
+        Finding(
+            f"{fault}: {count(len(hit), 'image')} of B",
+            label(hit[0]),
+            request_of((hit[0].prompt, hit[0].seed)),
+        )
+        for fault, hit in by_fault.items()
+    ]
+
+
+def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
+    """Return the pairs of which B's image is broken and A's is not."""
+    return [pair for pair in pairs if pair.b.faults and not pair.a.faults]
+
+
+def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Finding]:
+    """Return which of B's images are the same though A's differ, and what B seems to ignore."""
+    groups: dict[str, list[PairFigures]] = {}
+    for pair in pairs:
+        if pair.b.is_there and not pair.b.faults:
+            groups.setdefault(pair.b.digest, []).append(pair)
+    doubled = [group for group in groups.values() if len(group) > 1 and _differ([p.a for p in group])]
+    findings = []
+    for cause, has_cause in (
+        ("the seed is ignored", _has_several_seeds),
+        ("the prompt is ignored", _has_several_prompts),
+    ):
+        hit = [group for group in doubled if has_cause(group)]
+        if hit:
+            number = sum(len(group) for group in hit)
+            first, second = hit[0][:2]
+            findings.append(
+                Finding(
+                    f"duplicates: {number} of B's {len(pairs)} images are equal to others of B, as if {cause}",
+                    f"{label(first)} and {label(second)}",
+                    request_of((second.prompt, second.seed)),
+                )
+            )
+    return findings
+
+
+def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[Finding]:
+    """Return whether B's images are A's of other seeds or prompts."""
+    thumbnails = {id(pair): thumbnail(pair.a.pixels) for pair in pairs if pair.a.is_there}
+    hits = []
+    for pair in pairs:
+        if not pair.against or nearness(pair.against, own) not in (Nearness.ANOTHER, Nearness.CHANGED):
+            continue
+        other = _original_of(pair, pairs, thumbnails)
+        if other is not None:
+            hits.append((pair, other))
+    if not hits or (len(hits) == 1 and match(hits[0][0].b.pixels, hits[0][1].a.pixels) < _SURELY):
+        return []
+    kinds = Counter("seed" if pair.prompt == other.prompt else "prompt" for pair, other in hits)
+    kind = kinds.most_common(1)[0][0]
+    pair, other = hits[0]
+    return [
+        Finding(
+            f"switched: {count(len(hits), 'image')} of B are A's of another {kind}",
+            f"{label(pair)} is A's {label(other)}",
+            request_of((pair.prompt, pair.seed)),
+        )
+    ]
+
+
+def label(pair: PairFigures) -> str:
+    return f"“{pair.prompt[:60]}” seed {pair.seed}"
+
+
+def _original_of(
+    pair: PairFigures, pairs: Sequence[PairFigures], thumbnails: dict[int, np.ndarray]
+) -> PairFigures | None:
+    """Return the pair whose image of A this image of B is; None if there is none."""
+    small = thumbnail(pair.b.pixels)
+    limit = DEFAULT_LIMITS.match or 0.9
+    best: tuple[float, PairFigures] | None = None
+    for other in pairs:
+        if other is pair or id(other) not in thumbnails or other.a.size != pair.b.size:
+            continue
+        if np.abs(thumbnails[id(other)] - small).mean() > _ALIKE:
+            continue
+        near = match(pair.b.pixels, other.a.pixels)
+        if near >= limit and near > pair.against["match"] and (best is None or near > best[0]):
+            best = near, other
+    return None if best is None else best[1]
+
+
+def _differ(images: Sequence[ReadImage]) -> bool:
+    """Return whether images are not all the same; images that are missing tell nothing."""
+    return len({image.digest for image in images if image.is_there}) != 1
+
+
+def _has_several_seeds(group: Sequence[PairFigures]) -> bool:
+    return any(number > 1 for number in Counter(pair.prompt for pair in group).values())
+
+
+def _has_several_prompts(group: Sequence[PairFigures]) -> bool:
+    return len({pair.prompt for pair in group}) > 1

@@ -1,0 +1,214 @@
+"""What a proof found: every figure, the verdicts, and the exit code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vivace.prove.as_good import WitnessResult
+from vivace.prove.checks import Check, Status
+from vivace.prove.drawing import Settings
+from vivace.prove.figures import AGAINST, PairFigures
+from vivace.prove.findings import Finding
+from vivace.prove.same import OwnDistances, means, nearness
+from vivace.prove.verdict import Answer, Verdict
+from vivace.report.text import count
+
+Claim = Literal["same", "as-good", "honest"]
+CLAIMS: tuple[Claim, ...] = ("same", "as-good", "honest")
+PROVEN, FAILED, CANNOT_TELL = 0, 1, 4
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An image that a side did not draw, or that cannot be read."""
+
+    side: Literal["A", "B"]
+    what: str
+    reason: str
+    request: str = ""
+
+
+@dataclass(frozen=True)
+class FailUnder:
+    """A limit on the mean of a metric, and what was reached."""
+
+    metric: str
+    limit: float
+    reached: float | None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.reached is None:
+            return Verdict.UNCLEAR
+        is_kept = self.reached <= self.limit if self.metric == "lpips" else self.reached >= self.limit
+        return Verdict.PROVEN if is_kept else Verdict.FAILED
+
+    @property
+    def text(self) -> str:
+        reached = "not measured" if self.reached is None else f"{self.reached:.4g}"
+        return f"mean {self.metric} {reached}, {'at most' if self.metric == 'lpips' else 'at least'} {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of `prove`.
+
+    Attributes:
+        a, b: both sides as they were written; A is the reference.
+        claims: those that decide the exit code.
+        same, good, honest: the verdicts; `legible` is not checked by this version.
+        findings: what is wrong with B's images as a set.
+        notes: what was remarkable, e.g. that a server was busy.
+    """
+
+    a: str
+    b: str
+    claims: tuple[Claim, ...]
+    settings: Settings
+    num_seeds: int
+    num_prompts: int
+    knows_prompts: bool
+    pairs: tuple[PairFigures, ...]
+    own: OwnDistances
+    witness_results: tuple[WitnessResult, ...]
+    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...]
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...]
+    same: Answer
+    good: Answer
+    honest: Answer
+    fail_under: tuple[FailUnder, ...] = ()
+    legible: Answer = field(default=Answer(Verdict.LEFT_OUT, "this version does not read the text in images"))
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """The answers by question."""
+        return {
+            "Same image?": self.same,
+            "As good?": self.good,
+            "Legible?": self.legible,
+            "Honest?": self.honest,
+        }
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the claims together."""
+        by_claim = {"same": self.same, "as-good": self.good, "honest": self.honest}
+        verdicts = [by_claim[claim].verdict for claim in self.claims]
+        verdicts += [limit.verdict for limit in self.fail_under]
+        if Verdict.FAILED in verdicts:
+            return Verdict.FAILED
+        return Verdict.PROVEN if set(verdicts) == {Verdict.PROVEN} else Verdict.UNCLEAR
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the claims are proven, 1 if one failed, 4 if that cannot be told or images are missing."""
+        if self.verdict is Verdict.FAILED:
+            return FAILED
+        return PROVEN if self.verdict is Verdict.PROVEN and not self.failures else CANNOT_TELL
+
+    @property
+    def headline(self) -> str:
+        """The verdict as a sentence, without the names of both sides."""
+        if self.same.verdict is Verdict.PROVEN and self.good.verdict is not Verdict.FAILED:
+            text = "B draws the same images as A"
+        elif self.good.verdict is Verdict.PROVEN:
+            text = "B is as good as A; its images are others"
+        elif self.good.verdict is Verdict.FAILED:
+            text = f"B is worse than A: {self.good.reason}"
+        else:
+            text = f"Cannot tell whether B is as good as A: {self.good.reason}"
+        if self.honest.verdict is Verdict.FAILED:
+            text += f"; {self.honest.reason}"
+        if self.failures:
+            text += f"; {count(len(self.failures), 'image')} could not be compared"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; equal images have a PSNR of null and `identical`."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "verdict": self.verdict.value,
+            "headline": self.headline,
+            "claims": list(self.claims),
+            "settings": self.settings.call,
+            "answers": {
+                name: {"verdict": answer.verdict.value, "reason": answer.reason}
+                for name, answer in (
+                    ("same", self.same),
+                    ("as-good", self.good),
+                    ("legible", self.legible),
+                    ("honest", self.honest),
+                )
+            },
+            "fail_under": [
+                {"metric": f.metric, "limit": f.limit, "mean": _finite(f.reached), "verdict": f.verdict.value}
+                for f in self.fail_under
+            ],
+            "distances": {
+                "b_to_a": _metrics(means([p.against for p in self.pairs if p.against])),
+                "a_to_itself": _metrics(means(self.own.repeats)),
+                "a_to_another_seed": _metrics(means(self.own.other_seeds)),
+            },
+            "witnesses": [_witness_result(t) for t in self.witness_results],
+            "checks": [
+                {"name": c.name, "status": c.status.value, "reason": c.reason, "request": c.request}
+                for c in self.checks
+            ],
+            "findings": [{"text": f.text, "request": f.request} for f in self.findings],
+            "failures": [
+                {"side": f.side, "what": f.what, "reason": f.reason, "request": f.request}
+                for f in self.failures
+            ],
+            "notes": list(self.notes),
+            "pairs": [_pair(pair, self.own) for pair in self.pairs],
+            "exit_code": self.exit_code,
+        }
+
+
+def failed_checks(checks: Sequence[Check]) -> list[Check]:
+    return [check for check in checks if check.status is Status.FAILED]
+
+
+def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
+    return {
+        "prompt": pair.prompt,
+        "seed": pair.seed,
+        "a": {"sha256": pair.a.kept.sha256, "faults": list(pair.a.faults), "reason": pair.a.reason}
+        | pair.a.alone,
+        "b": {"sha256": pair.b.kept.sha256, "faults": list(pair.b.faults), "reason": pair.b.reason}
+        | pair.b.alone,
+        "against": _metrics(pair.against),
+        "nearness": nearness(pair.against, own).value if pair.against else None,
+        "reason": pair.reason,
+    }
+
+
+def _witness_result(t: WitnessResult) -> dict[str, Any]:
+    interval = t.test.interval
+    return {
+        "witness": t.witness,
+        "a": _finite(t.a),
+        "b": _finite(t.b),
+        "standing": t.standing.value,
+        "word": t.word,
+        "difference": interval.point,
+        "interval90": None if interval.low is None else [interval.low, interval.high],
+        "margin": t.test.margin,
+        "prompts": t.test.num_groups,
+        "prompts_needed": t.test.needed,
+    }
+
+
+def _metrics(metrics: dict[str, float]) -> dict[str, Any]:
+    values: dict[str, Any] = {name: _finite(metrics[name]) for name in AGAINST if name in metrics}
+    return values | ({"identical": True} if math.isinf(metrics.get("psnr_db", 0.0)) else {})
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,273 @@
+"""The proof, step by step: draw both sides, read the images, compare, ask the witnesses, decide."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivace.prove.as_good import as_good, witness_results
+from vivace.prove.checks import Check, Status, endpoint_checks, honest, probe_check, repeat_check
+from vivace.prove.drawing import DrawingFailed, DrawnImage, Job
+from vivace.prove.endpoint import Endpoint
+from vivace.prove.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
+from vivace.prove.findings import Finding, broken, broken_pairs, duplicates, switched
+from vivace.prove.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
+from vivace.prove.proof import Claim, FailUnder, Failure, Proof
+from vivace.prove.same import ROUNDING_DB, OwnDistances, means, same_picture
+from vivace.prove.scoring import Judges, add_all_scores
+from vivace.prove.sides import EndpointSide
+from vivace.prove.sources import Pair, Prepared, Source
+from vivace.prove.store import Letter, ProofStore
+from vivace.prove.verdict import Verdict
+
+if TYPE_CHECKING:
+    from vivace.prove.drawing import Drawer
+
+OnProgress = Callable[[Letter, int, int], None]
+"""Called with the side, how many of its images are done, and their number."""
+_MOST_IN_A_ROW = 5
+"""Failures in a row after which a side is not asked for the rest."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a proof is judged.
+
+    Attributes:
+        claims: that decide the exit code; empty for those that apply.
+        fail_under: limits on the means of metrics.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    fail_under: Mapping[str, float] | None = None
+
+
+def jobs_of(prepared: Prepared, letter: Letter) -> list[Job]:
+    """Return every image that a side draws, those of the prompts first."""
+    jobs = main_jobs(prepared)
+    if letter == "a":
+        jobs += own_jobs(prepared) + [probe.job for probe in reference_probes(prepared)]
+    else:
+        if prepared.b.draws:
+            jobs.append(repeat_job(prepared))
+        jobs += [probe.job for probe in probes(prepared)]
+    return list(dict.fromkeys(jobs))
+
+
+def draw_side(
+    prepared: Prepared,
+    letter: Letter,
+    store: ProofStore,
+    on_progress: OnProgress = lambda letter, done, total: None,
+    is_read: Callable[[], None] = lambda: None,
+    on_note: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Draw what is missing of a side. An image that cannot be drawn is kept with its reason."""
+    jobs = jobs_of(prepared, letter)
+    todo = [job for job in jobs if not store.is_drawn(letter, job)]
+    if not todo:
+        return
+    source = prepared.a if letter == "a" else prepared.b
+    with prepared.open(source, is_read, on_note) as drawer:
+        in_a_row = 0
+        for job in todo:
+            if in_a_row >= _MOST_IN_A_ROW:
+                failure = DrawingFailed(f"not asked for, after {in_a_row} failures in a row")
+                store.keep_failure(letter, job, failure)
+                continue
+            in_a_row = 0 if _draw(drawer, letter, job, store) else in_a_row + 1
+            on_progress(letter, len(jobs) - len(todo) + todo.index(job) + 1, len(jobs))
+
+
+def _draw(drawer: Drawer, letter: Letter, job: Job, store: ProofStore) -> bool:
+    """Draw and keep one image; return whether there is one."""
+    try:
+        image = drawer.draw(job.prompt, job.seed, job.settings)
+    except DrawingFailed as failure:
+        store.keep_failure(letter, job, failure)
+        return False
+    store.keep(letter, job, image)
+    return True
+
+
+def conclude(
+    prepared: Prepared,
+    store: ProofStore,
+    judges: Judges,
+    options: Options,
+    is_read: Callable[[], None] = lambda: None,
+) -> Proof:
+    """Compare what both sides have drawn, and decide. Requests of an endpoint's own checks are sent now.
+
+    Args:
+        is_read: called when the judges' models are loaded.
+    """
+    pictures = _Pictures(store)
+    distances = Distances()
+    pairs = [
+        compare_pair(job.prompt, job.seed, pictures.image("a", job), pictures.image("b", job), distances)
+        for job in main_jobs(prepared)
+    ]
+    own = _own_distances(prepared, pictures, distances)
+    limits = add_all_scores(pairs, judges, is_read) if prepared.knows_prompts else {}
+    same = same_picture(pairs, own)
+    listed = witness_results(pairs, limits)
+    good = as_good(
+        listed,
+        is_same_picture=same.verdict is Verdict.PROVEN,
+        is_rounding=all(p.against and p.against["psnr_db"] >= ROUNDING_DB for p in pairs if p.is_complete),
+        num_broken=len(broken_pairs(pairs)),
+        shows_something=prepared.shows_something,
+    )
+    endpoint = _endpoint(prepared, prepared.b)
+    findings = _findings(prepared, pairs, own, endpoint)
+    checks = _checks(prepared, pictures, endpoint)
+    reached = means([pair.against for pair in pairs if pair.against])
+    fail_under = tuple(
+        FailUnder(name, limit, reached.get(name)) for name, limit in (options.fail_under or {}).items()
+    )
+    default: tuple[Claim, ...] = ("as-good",) if endpoint is None else ("as-good", "honest")
+    return Proof(
+        a=prepared.a.side.text,
+        b=prepared.b.side.text,
+        claims=options.claims or default,
+        settings=prepared.settings,
+        num_seeds=len({seed for _, seed in prepared.pairs}),
+        num_prompts=len(prepared.prompts),
+        knows_prompts=prepared.knows_prompts,
+        pairs=tuple(pairs),
+        own=own,
+        witness_results=tuple(listed),
+        checks=tuple(checks),
+        findings=tuple(findings),
+        failures=tuple(_failures(pairs)),
+        notes=tuple(_notes(prepared, pairs, own, judges)),
+        same=same,
+        good=good,
+        honest=honest(checks, findings),
+        fail_under=fail_under,
+    )
+
+
+class _Pictures:
+    """The images of a store, each read once."""
+
+    def __init__(self, store: ProofStore) -> None:
+        self._store = store
+        self._read: dict[tuple[Letter, Job], ReadImage] = {}
+
+    def image(self, letter: Letter, job: Job) -> ReadImage:
+        key = (letter, job)
+        if key not in self._read:
+            self._read[key] = read_image(self._store.image(letter, job))
+        return self._read[key]
+
+    def read(self, image: DrawnImage) -> ReadImage:
+        """Return an image that is of no job."""
+        return read_image(self._store.keep_file(image))
+
+
+def _own_distances(prepared: Prepared, pictures: _Pictures, distances: Distances) -> OwnDistances:
+    jobs = main_jobs(prepared)
+    repeats, others = [], []
+    for job in own_jobs(prepared):
+        if job.repeat:
+            before = next(first for first in jobs if (first.prompt, first.seed) == (job.prompt, job.seed))
+            repeats.append((before, job))
+    by_prompt: dict[str, list[Job]] = {}
+    for job in (*jobs, *(job for job in own_jobs(prepared) if not job.repeat)):
+        by_prompt.setdefault(job.prompt, []).append(job)
+    for same_prompt in by_prompt.values():
+        others += list(itertools.pairwise(same_prompt))
+    return OwnDistances(
+        *(tuple(_metrics(part, pictures, distances)) for part in (repeats, others[: 2 * len(by_prompt)]))
+    )
+
+
+def _metrics(
+    jobs: Sequence[tuple[Job, Job]], pictures: _Pictures, distances: Distances
+) -> list[dict[str, float]]:
+    """Return the metrics of A's images against other images of A."""
+    pairs = [
+        compare_pair(a.prompt, a.seed, pictures.image("a", a), pictures.image("a", b), distances)
+        for a, b in jobs
+    ]
+    return [pair.against for pair in pairs if pair.against]
+
+
+def _endpoint(prepared: Prepared, source: Source) -> Endpoint | None:
+    return prepared.endpoint(source) if isinstance(source.side, EndpointSide) else None
+
+
+def _findings(
+    prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, endpoint: Endpoint | None
+) -> list[Finding]:
+    def request_of(pair: Pair) -> str:
+        return "" if endpoint is None else endpoint.curl(endpoint.body(*pair, prepared.settings))
+
+    listed = [*broken(pairs, request_of), *duplicates(pairs, request_of)]
+    return [*listed, *switched(pairs, own, request_of)]
+
+
+def _checks(prepared: Prepared, pictures: _Pictures, endpoint: Endpoint | None) -> list[Check]:
+    if not prepared.b.draws:
+        return []
+    job = main_jobs(prepared)[0]
+    first = pictures.image("b", job)
+    if not first.is_there:
+        return [Check("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
+
+    def request_of(drawn: Job) -> str:
+        if endpoint is None:
+            return ""
+        return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))
+
+    again = repeat_job(prepared)
+    checks = [repeat_check(first, pictures.image("b", again), request_of(again))]
+    by_reference = {probe.name for probe in reference_probes(prepared)}
+    for probe in probes(prepared):
+        reference = (
+            (pictures.image("a", job), pictures.image("a", probe.job)) if probe.name in by_reference else None
+        )
+        image = pictures.image("b", probe.job)
+        checks.append(probe_check(probe, first, image, reference, request_of(probe.job)))
+    if endpoint is not None:
+        checks += endpoint_checks(endpoint, job, first, pictures.read)
+    return checks
+
+
+def _failures(pairs: Sequence[PairFigures]) -> list[Failure]:
+    failures = []
+    for pair in pairs:
+        what = f"“{pair.prompt[:60]}” seed {pair.seed}"
+        for side, image in (("A", pair.a), ("B", pair.b)):
+            if not image.is_there:
+                failures.append(Failure("A" if side == "A" else "B", what, image.reason, image.kept.request))
+        if pair.reason:
+            failures.append(Failure("B", what, pair.reason))
+    return failures
+
+
+def _notes(prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, judges: Judges) -> list[str]:
+    notes = []
+    for side in ("A", "B"):
+        images = [pair.a if side == "A" else pair.b for pair in pairs]
+        counted = Counter(text for image in images for text in image.notes)
+        notes += [f"{side}: {text} ({number} of {len(images)})" for text, number in counted.items()]
+        broken_images = [image for image in images if image.faults]
+        if side == "A" and broken_images:
+            notes.append(f"A: {len(broken_images)} broken images: {broken_images[0].faults[0]}")
+    if own.repeats_exactly is False:
+        notes.append("A does not draw the same image twice; B is held to no more than that")
+    if not prepared.shows_something:
+        notes.append("the model has random weights: its images show nothing")
+    return [*notes, *judges.notes]
+
+
+def open_store(prepared: Prepared, folder: Path, reuse: bool = False) -> ProofStore:
+    """Return the folder of what is compared; see `ProofStore`."""
+    return ProofStore(folder, prepared.identity, reuse)

@@ -1,0 +1,28 @@
+"""The verdict on one question, with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """Whether a claim holds."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    UNCLEAR = "cannot tell"
+    LEFT_OUT = "not checked"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict on a question, and the reason as part of a sentence."""
+
+    verdict: Verdict
+    reason: str
+
+    @property
+    def word(self) -> str:
+        """The answer to the question, e.g. "yes" or "cannot tell"."""
+        return {Verdict.PROVEN: "yes", Verdict.FAILED: "no"}.get(self.verdict, self.verdict.value)

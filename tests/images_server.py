@@ -1,0 +1,165 @@
+"""An OpenAI images endpoint that draws coloured shapes, honest unless a fault is planted."""
+
+import base64
+import contextlib
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from PIL import Image, ImageFilter
+
+from tests.drawn_shapes import draw
+
+FIELDS = {
+    "model",
+    "prompt",
+    "n",
+    "seed",
+    "size",
+    "response_format",
+    "num_inference_steps",
+    "guidance_scale",
+}
+
+
+class ImagesServer(ThreadingHTTPServer):
+    """The server. `requests` are the bodies that were posted."""
+
+    daemon_threads = True
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), _Requests)
+        self.fault = fault
+        self.requests: list[dict[str, Any]] = []
+        self.files: dict[str, bytes] = {}
+        self.num_busy = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+@contextlib.contextmanager
+def serving(fault: str = "") -> Iterator[ImagesServer]:
+    """Yield a server that runs in a thread."""
+    server = ImagesServer(fault)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Requests(BaseHTTPRequestHandler):
+    server: ImagesServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            names = ["one", "two"] if self.server.fault == "several models" else ["shapes"]
+            self._answer(200, {"data": [{"id": name} for name in names]})
+        elif self.path in self.server.files:
+            self._send(200, "image/png", self.server.files[self.path])
+        else:
+            self._answer(404, {"error": {"message": "no such file"}})
+
+    def do_POST(self) -> None:
+        fault = self.server.fault
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.requests.append(body)
+            self.server.num_busy += fault == "busy"
+            is_busy = fault == "busy" and self.server.num_busy % 3 == 1
+        if fault == "key" and self.headers.get("Authorization") != "Bearer pass-word":
+            self._answer(401, {"error": {"message": "no key"}})
+        elif is_busy:
+            self._answer(429, {"error": {"message": "too many requests"}}, {"Retry-After": "0"})
+        elif fault == "redirects":
+            self.send_response(307)
+            self.send_header("Location", "http://127.0.0.1:9/v1/images/generations")
+            self.end_headers()
+        elif fault == "timeout" and "green" in body["prompt"]:
+            time.sleep(1.2)
+            self._answer(200, {"data": []})
+        elif (why := self._why_wrong(body)) is not None:
+            self._answer(400, {"error": {"message": why}})
+        else:
+            self._answer(200, {"data": self._data(body)})
+
+    def _why_wrong(self, body: dict[str, Any]) -> str | None:
+        if self.server.fault == "ignores fields":
+            return None
+        unknown = set(body) - FIELDS
+        if unknown:
+            return f"unknown field {unknown.pop()}"
+        if not 1 <= body.get("n", 1) <= 10 or body.get("num_inference_steps", 1) < 1:
+            return "out of range"
+        parts = body.get("size", "96x96").split("x")
+        if len(parts) != 2 or not all(part.isdigit() for part in parts):
+            return "size is WIDTHxHEIGHT"
+        return None
+
+    def _data(self, body: dict[str, Any]) -> list[dict[str, str]]:
+        fault = self.server.fault
+        number = 1 if fault in ("fewer", "ignores fields") else body.get("n", 1)
+        return [self._entry(body, index) for index in range(number)]
+
+    def _entry(self, body: dict[str, Any], index: int) -> dict[str, str]:
+        fault = self.server.fault
+        seed = body["seed"] + index
+        if fault == "switched seed":
+            seed += 1
+        if fault == "ignored seed":
+            seed = 0
+        if fault == "batch changes seed" and body.get("n", 1) > 1:
+            seed += 100
+        if fault == "random":
+            seed = time.monotonic_ns()
+        parts = body.get("size", "96x96").split("x")
+        width, height = map(int, parts) if len(parts) == 2 else (96, 96)
+        if fault == "ignored size":
+            width = height = 96
+        steps = 8 if fault == "ignored steps" else max(1, body.get("num_inference_steps", 8))
+        picture = draw(body["prompt"], seed, width, height, steps, body.get("guidance_scale", 4.0))
+        if fault == "blurred":
+            picture = picture.filter(ImageFilter.GaussianBlur(1.5))
+        if fault == "black" and body["seed"] == 1:
+            picture = Image.new("RGB", picture.size)
+        file = io.BytesIO()
+        if fault == "webp":
+            picture.save(file, "WEBP", quality=90)
+        else:
+            picture.save(file, "PNG")
+        if fault == "no image":
+            return {"b64_json": base64.b64encode(b"<html>oops</html>").decode()}
+        if fault in ("url", "elsewhere"):
+            path = f"/files/{len(self.server.files)}.png"
+            self.server.files[path] = file.getvalue()
+            host = f"http://127.0.0.1:{self.server.server_address[1]}"
+            return {"url": f"{'http://elsewhere.invalid' if fault == 'elsewhere' else host}{path}"}
+        return {"b64_json": base64.b64encode(file.getvalue()).decode()}
+
+    def _answer(self, status: int, value: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        self._send(status, "application/json", json.dumps(value).encode(), headers)
+
+    def _send(self, status: int, kind: str, content: bytes, headers: dict[str, str] | None = None) -> None:
+        with contextlib.suppress(OSError):  # a client that has given up
+            self.send_response(status)
+            for name, value in {
+                "Content-Type": kind,
+                "Content-Length": str(len(content)),
+                **(headers or {}),
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
