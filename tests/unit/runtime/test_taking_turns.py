@@ -135,5 +135,7 @@ def test_copies_of_the_scheduler_in_threads_draw_what_they_do_alone() -> None:
     torch.set_num_threads(1)
     alone = [drawn(pipe, seed) for seed, pipe in enumerate(pipes)]
     threads = together(lambda: drawn(pipes[0], 0), lambda: drawn(pipes[1], 1))
-    assert [np.array_equal(a, b) for a, b in zip(alone, threads, strict=True)] == [True, True]
-    assert not np.array_equal(*alone)
+    # Kernels of several threads may differ in the last bits; steps of another thread's scheduler draw something else.
+    differences = [float(np.abs(a - b).max()) for a, b in zip(alone, threads, strict=True)]
+    assert max(differences) < 1e-3
+    assert float(np.abs(alone[0] - alone[1]).max()) > 0.1
