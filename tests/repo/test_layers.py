@@ -65,6 +65,7 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.unet_blocks",
     "vivace.machinery.fused.vae_blocks",
     "vivace.machinery.kernels.convolution",
+    "vivace.machinery.kernels.convolution_tiles",
     "vivace.machinery.kernels.cross_attention",
     "vivace.machinery.kernels.dequantize_int4",
     "vivace.machinery.kernels.geglu",
