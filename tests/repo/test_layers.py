@@ -32,6 +32,7 @@ LAYERS = {
     "fused": 3,
     "profiling": 3,
     "multi_gpu": 3,
+    "saved": 3,
     "techniques": 4,
     "recipes": 5,
     "runtime": 6,

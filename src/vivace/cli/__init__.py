@@ -24,6 +24,7 @@ from vivace.cli.profile import profile
 from vivace.cli.quality import quality
 from vivace.cli.recommend import recommend
 from vivace.cli.report import report
+from vivace.cli.save import save
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
 from vivace.cli.tune import tune
@@ -55,6 +56,7 @@ for command in (
     profile,
     report,
     export,
+    save,
     warm,
     quality,
     lint,

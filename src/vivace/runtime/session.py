@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.machinery.lora.distillations import distillations
-from vivace.machinery.lora.merge import merge
 from vivace.machinery.quantization.layers import move_to
 from vivace.machinery.samplers.limits import refused_steps
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model
-from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
+from vivace.models.load import load_tiny_vae, tiny_vae_arguments
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -31,6 +30,7 @@ from vivace.runtime.calls import (
 )
 from vivace.runtime.loras import set_lora
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.opening import notes_on_versions, pipeline_for, stored_effects, with_stored
 from vivace.runtime.outputs import PipelineOutput
 from vivace.runtime.rollback import put_back_on_error
 from vivace.runtime.safety import warn_of_hidden
@@ -94,8 +94,7 @@ def open_session(
 ) -> Session:
     """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
     check_works(device)
-    on_host = recipe.loads_from_host
-    pipe = load_pipeline(located, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge)
+    pipe = pipeline_for(located, recipe, device, task, controlnet)
     return session_of(pipe, located, recipe, device, defaults, prompts)
 
 
@@ -119,6 +118,7 @@ def session_of(
     Raises:
         Unsupported, NoEffect: see `vivace.errors`.
     """
+    recipe = with_stored(located, recipe)
     tiny = located.tiny_vae
     target = Target(
         where=Placement(
@@ -133,6 +133,7 @@ def session_of(
             tiny_vae_arguments=tiny_vae_arguments(located),
             distillations=distillations(located.entry),
             has_random_weights=located.model.is_synthetic,
+            stored=stored_effects(located),
         ),
         asked=Request(
             prompts=tuple(prompts)
@@ -141,7 +142,7 @@ def session_of(
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
-    session.warnings[:0] = located.notes
+    session.warnings[:0] = (*located.notes, *notes_on_versions(located))
     follow_denoiser(pipe, device)
     draw_noise_in_fp32(pipe)
     return session
@@ -223,6 +224,8 @@ class Session:
                 technique, current, on_technique, alone=len(recipe.techniques) == 1
             )
             if effect is not None:
+                for module in current.modules(technique.targets).values():
+                    give(module, technique.provides)
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
                 self.warnings += [f"{technique.name}: {note}" for note in effect.notes]
@@ -243,6 +246,9 @@ class Session:
         Raises:
             Unsupported, NoEffect: see `vivace.errors`.
         """
+        if (stored := target.model.stored.get(technique.text)) is not None:
+            technique.resume(target)
+            return stored
         reason = exclusion(technique, target) or technique.unsupported(target)
         if reason is not None:
             raise Unsupported(f"{technique.name}: {reason}")
@@ -258,8 +264,6 @@ class Session:
             if on_technique is not None:
                 on_technique(technique, None, str(error))
             return None
-        for module in target.modules(technique.targets).values():
-            give(module, technique.provides)
         if on_technique is not None:
             on_technique(technique, script, None)
         return effect
@@ -282,6 +286,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def applied(self) -> dict[str, Effect]:
+        """What each technique did, by its name and targets."""
+        return dict(self._applied)
 
     @property
     def defaults(self) -> dict[str, Any]:
