@@ -54,8 +54,7 @@ def _save(
     torch.set_num_threads(default_threads(located))
     click.echo(f"loading {located.model.name}", err=True)
     with explained(located):
-        saved = save_model(located, recipe, choose_device(device), folder)
-    is_read()
+        saved = save_model(located, recipe, choose_device(device), folder, is_read)
     for note in saved.notes:
         click.echo(f"note: {note}", err=True)
     if saved.later:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +50,19 @@ class Saved:
         return tuple(technique.text for technique in recipe if technique.text not in stored)
 
 
-def save(located: LocatedModel, recipe: Recipe, device: str, destination: Path) -> Saved:
+def save(
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    destination: Path,
+    is_read: Callable[[], None] = lambda: None,
+) -> Saved:
     """Load a model, apply what changes its weights, and write all of it into a new folder.
 
     Args:
         device: torch's type of device that the weights are for: precision and layout depend on it.
         destination: a folder that does not exist yet, or an empty one.
+        is_read: called once the model is loaded and the recipe applied.
 
     Raises:
         UsageError: random weights, or a saved folder.
@@ -70,6 +77,7 @@ def save(located: LocatedModel, recipe: Recipe, device: str, destination: Path) 
     try:
         with atomic_folder(user_path(destination)) as folder:  # checked before the model is loaded
             session = _session(located, stored, device)
+            is_read()
             effects = {t.text: session.applied[t.label] for t in stored if t.label in session.applied}
             kept = recipe.without(*(t for t in stored if t.text not in effects))
             write_pipeline(session.pipe, located, folder)
