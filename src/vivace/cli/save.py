@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from vivace.cli import options
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.recipes.recipe import Recipe
+    from vivace.spec.record import Record
 
 
 @click.command()
@@ -20,29 +22,45 @@ if TYPE_CHECKING:
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--recipe", required=True, metavar="R", help="Recipe to apply.")
 @options.device
-def save(model: str, folder: Path, recipe: str, device: str) -> int:
+@options.store
+def save(model: str, folder: Path, recipe: str, device: str, store: Path) -> int:
     """Save a model with its recipe in a new folder DIR, so that loading it quantises and merges nothing again.
 
     What changes weights is saved: dtype, quantize (torchao), tiny_vae, prune, fuse_qkv, distilled, lora. The rest of
     the recipe is written down and applied when the folder is loaded: caches, compilation, schedulers. `--model DIR`
-    of generate, bench and plan takes the folder, with its recipe; --recipe then adds to it.
+    of generate, bench and plan takes the folder, with its recipe; --recipe then adds to it. What --store has measured
+    of the recipe is put beside the weights.
 
     \b
         vivace save tiny-sd small --recipe "bf16+quantize(int8)"
         vivace generate "a red circle" --model small
     """
+    from vivace.benchmark.proofs import proving_records
     from vivace.cli.guarded import guarded
     from vivace.models.find import find_model, obtain
     from vivace.recipes.resolve import resolve
 
     resolved = resolve(recipe)
     located = obtain(find_model(model))
-    return guarded(located, lambda is_read: _save(located, resolved, device, folder, is_read))
+    proof = proving_records(store, located.model, resolved.pinned().text)
+    status = guarded(located, lambda is_read: _save(located, resolved, device, folder, proof, is_read))
+    if status == 0 and not proof:
+        measure = shlex.join(
+            ["vivace", "bench", "--model", model, "--recipe", "baseline", "--recipe", recipe]
+        )
+        click.echo(f"note: {store} has no record of it; `{measure}` makes one", err=True)
+    return status
 
 
 def _save(
-    located: LocatedModel, recipe: Recipe, device: str, folder: Path, is_read: Callable[[], None]
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    folder: Path,
+    proof: Sequence[Record],
+    is_read: Callable[[], None],
 ) -> int:
+    """Load, apply, write, and say what was written."""
     import torch
 
     from vivace.benchmark.comparison import default_threads
@@ -54,7 +72,7 @@ def _save(
     torch.set_num_threads(default_threads(located))
     click.echo(f"loading {located.model.name}", err=True)
     with explained(located):
-        saved = save_model(located, recipe, choose_device(device), folder, is_read)
+        saved = save_model(located, recipe, choose_device(device), folder, is_read, proof)
     for note in saved.notes:
         click.echo(f"note: {note}", err=True)
     if saved.later:

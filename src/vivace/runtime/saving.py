@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,14 @@ from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import pipeline_for, precedes
 from vivace.runtime.session import Session, session_of
 from vivace.saved.pipeline_folder import saved_files, write_pipeline
+from vivace.spec.record import Record
 from vivace.spec.saved import FORMAT, SavedModel, SavedTechnique
 from vivace.technique import Effect, Target, Technique
 from vivace.untrusted.files import user_path
 from vivace.untrusted.reading import reason
 
+RECORDS = "records.jsonl"
+"""What was measured of the baseline and of the recipe, one record a line."""
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".msgpack", ".onnx", ".h5")
 
 
@@ -56,6 +59,7 @@ def save(
     device: str,
     destination: Path,
     is_read: Callable[[], None] = lambda: None,
+    proof: Sequence[Record] = (),
 ) -> Saved:
     """Load a model, apply what changes its weights, and write all of it into a new folder.
 
@@ -63,6 +67,7 @@ def save(
         device: torch's type of device that the weights are for: precision and layout depend on it.
         destination: a folder that does not exist yet, or an empty one.
         is_read: called once the model is loaded and the recipe applied.
+        proof: records of the baseline and the recipe, to lie beside the weights.
 
     Raises:
         UsageError: random weights, or a saved folder.
@@ -82,6 +87,10 @@ def save(
             kept = recipe.without(*(t for t in stored if t.text not in effects))
             write_pipeline(session.pipe, located, folder)
             _without_paths(folder)
+            if proof:
+                (folder / RECORDS).write_text(
+                    "".join(f"{r.model_dump_json()}\n" for r in proof), encoding="utf-8"
+                )
             saved = _described(located, kept, effects, device, folder)
             (folder / NAME).write_text(saved.model_dump_json(indent=1) + "\n", encoding="utf-8")
             written = num_bytes({**saved_files(folder), NAME: folder / NAME})

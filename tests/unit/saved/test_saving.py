@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests.make import make_record
 from tests.typed import typed
 from vivace.errors import OutputError, RecipeError, Unsupported, UnusableModel, UsageError
 from vivace.models.find import find_model
@@ -19,6 +20,7 @@ from vivace.models.saved_folder import sha256
 from vivace.recipes.resolve import resolve
 from vivace.runtime.saving import Saved, save
 from vivace.runtime.session import Session, open_session
+from vivace.spec.record import Record
 
 LORA = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
 INT8 = "bf16+quantize(int8)+tiny_vae"
@@ -138,6 +140,15 @@ def test_saving_is_refused(int8: Path, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="cuda_graph: "):
         saved("tiny-sd", "quantize(int8)+cuda_graph", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_what_was_measured_lies_beside_the_weights(tmp_path: Path) -> None:
+    proof = [make_record("baseline"), make_record("bf16")]
+    save(find_model("tiny-sd"), resolve("bf16"), "cpu", tmp_path / "folder", proof=proof)
+    lines = (tmp_path / "folder" / "records.jsonl").read_text().splitlines()
+    assert [Record.model_validate_json(line) for line in lines] == proof
+    (tmp_path / "folder" / "records.jsonl").write_text(lines[0])
+    assert "records.jsonl is not the file that was saved" in refusal(tmp_path / "folder")
 
 
 # Folders that are not what they say
@@ -289,6 +300,7 @@ def test_the_commands(
     out, err = capfd.readouterr()
     assert out.startswith("wrote small: tiny-sd with quantize(int8)+steps(2), ")
     assert "note: applied when it is loaded: steps(2)" in err
+    assert "note: .vivace has no record of it; `vivace bench --model tiny-sd --recipe baseline" in err
     size = ["--height", "64", "--width", "64", "--device", "cpu"]
     assert typed(monkeypatch, "generate", "a star", "--model", "small", "-o", "a.png", *size) == 0
     assert "note: small is tiny-sd with quantize(int8)+steps(2)" in capfd.readouterr().err
