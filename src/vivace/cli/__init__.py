@@ -12,6 +12,7 @@ from vivace.cli import options
 from vivace.cli.bench import bench
 from vivace.cli.calibrate import calibrate
 from vivace.cli.compare import compare
+from vivace.cli.contribute import contribute
 from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
@@ -60,6 +61,7 @@ for command in (
     warm,
     quality,
     lint,
+    contribute,
     calibrate,
     models,
     techniques,
