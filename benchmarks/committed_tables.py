@@ -42,7 +42,7 @@ from vivace.studies.expand import expand
 from vivace.studies.file import published_studies, read_study
 from vivace.studies.sittings import Sitting, run_of
 
-TARGET = Path(__file__).parents[1] / "src" / "vivace" / "advice" / FILE
+TARGET = Path(__file__).parents[1] / "src" / "vivace" / "recommendation" / FILE
 DEMO = RESULTS / "demo-cpu.json"
 CARDS_DIFFER = 0.03
 """Times of one recipe on two H200s differ by 2 % (docs/performance/flux.md, two cards); a little more is allowed."""
