@@ -136,7 +136,7 @@ class LocatedModel:
     def defaults(self) -> dict[str, Any]:
         """The published defaults of the call: height, width, num_inference_steps, guidance_scale."""
         if self.saved is not None:
-            return dict(self.saved.defaults)
+            return self.saved.defaults.model_dump()
         if self.entry is None:
             assert self.folder is not None
             return defaults_of(self.folder, self.pipeline)

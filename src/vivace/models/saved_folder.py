@@ -21,7 +21,6 @@ from vivace.untrusted.reading import reading
 _MAX_BYTES = 20_000_000
 _AGAIN = "save the model again with `vivace save`"
 _BLOCK = 1 << 22  # bytes that are read at a time
-_DEFAULTS = ("height", "width", "num_inference_steps", "guidance_scale")
 
 
 def read_saved(folder: Path) -> SavedModel | None:
@@ -69,7 +68,7 @@ def entry_of(folder: Path, saved: SavedModel, pipeline: str) -> Entry | None:
             f"{folder / NAME}: the key 'entry' names {entry.name}, a {entry.pipeline}, but the folder holds a "
             f"{pipeline}; {_AGAIN}"
         )
-    return entry.model_copy(update={key: saved.defaults[key] for key in _DEFAULTS if key in saved.defaults})
+    return entry.model_copy(update=saved.defaults.model_dump())
 
 
 def check_contents(folder: Path, saved: SavedModel) -> None:

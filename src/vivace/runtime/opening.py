@@ -94,9 +94,11 @@ def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
             f"{located.saved.model.name} with the other one"
         ) from None
     stored = stored_effects(located)
-    if unknown := [text for text in stored if text not in {technique.text for technique in own}]:
+    if unknown := [
+        text for text in stored if text not in {technique.text for technique in own if technique.is_stored}
+    ]:
         raise UnusableModel(
-            f"{located.model.name}: {NAME} names {unknown[0][:80]!r} under the key 'stored', which is not in its recipe"
+            f"{located.model.name}: {NAME} names {unknown[0][:80]!r} under the key 'stored', which no recipe stores"
         )
     for technique in whole:
         if technique.text not in stored and (later := precedes(technique, whole, set(stored))) is not None:

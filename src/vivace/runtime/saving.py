@@ -20,7 +20,7 @@ from vivace.runtime.opening import pipeline_for, precedes
 from vivace.runtime.session import Session, session_of
 from vivace.saved.pipeline_folder import saved_files, write_pipeline
 from vivace.spec.record import Record
-from vivace.spec.saved import FORMAT, SavedModel, SavedTechnique
+from vivace.spec.saved import FORMAT, CallDefaults, SavedModel, SavedTechnique
 from vivace.technique import Effect, Target, Technique
 from vivace.untrusted.files import user_path
 from vivace.untrusted.reading import reason
@@ -160,7 +160,7 @@ def _described(
         environment=environment(device),
         model=model,
         entry=None if located.entry is None else located.entry.name,
-        defaults=located.defaults,
+        defaults=CallDefaults(**located.defaults),
         call=located.call,
         is_small=located.is_small,
         recipe=recipe.spec,

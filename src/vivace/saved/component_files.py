@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import UnusableModel
+from vivace.errors import OutputError, UnusableModel
 from vivace.machinery.quantization.stored_tensors import (
     StoredTensor,
     check_shapes,
@@ -276,7 +276,8 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], described: Described) -
     from safetensors.torch import save_file
 
     text = described.text()
-    save_file(tensors, str(path), metadata={"format": "pt"} | ({} if text == "{}" else {_OWN: text}))
+    with reading(path, OutputError, "give a folder with more room", problem="cannot be written"):
+        save_file(tensors, str(path), metadata={"format": "pt"} | ({} if text == "{}" else {_OWN: text}))
     path.chmod(path.parent.stat().st_mode & 0o666)  # it writes files that only their owner may read
 
 

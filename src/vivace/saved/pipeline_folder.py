@@ -60,8 +60,10 @@ def _write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
             if "scheduler" not in name and own:
                 shutil.rmtree(target)
                 target.mkdir()
-                for path in own.values():
-                    shutil.copyfile(path, target / path.name)
+                for own_name, path in own.items():
+                    copy = folder / own_name
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, copy)
 
 
 def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:

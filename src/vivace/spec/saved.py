@@ -30,6 +30,15 @@ class SavedTechnique(Spec):
     evidence: dict[str, int | float | str | list[str]] = Field(default={})
 
 
+class CallDefaults(Spec):
+    """Defaults of the pipeline's call, as the source has them."""
+
+    height: int = Field(ge=8, le=80_000)
+    width: int = Field(ge=8, le=80_000)
+    num_inference_steps: int = Field(ge=1, le=1000)
+    guidance_scale: float = Field(ge=0, le=100)
+
+
 class SavedModel(Spec):
     """The content of `vivace.json` in a saved folder.
 
@@ -47,7 +56,7 @@ class SavedModel(Spec):
     environment: Environment
     model: Model
     entry: str | None
-    defaults: dict[str, int | float]
+    defaults: CallDefaults
     call: dict[str, JsonValue]
     is_small: bool
     recipe: RecipeSpec

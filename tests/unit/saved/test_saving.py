@@ -151,6 +151,20 @@ def test_what_was_measured_lies_beside_the_weights(tmp_path: Path) -> None:
     assert "records.jsonl is not the file that was saved" in refusal(tmp_path / "folder")
 
 
+def test_a_merged_lora_need_not_be_there_any_more(tmp_path: Path) -> None:
+    lora = shutil.copy(LORA, tmp_path / "style.safetensors")
+    saved("tiny-sd", f"lora('{lora}')", tmp_path / "folder")
+    afresh = drawn(opened("tiny-sd", f"lora('{lora}')"))
+    Path(lora).unlink()
+    assert np.array_equal(drawn(opened(tmp_path / "folder")), afresh)
+
+
+def test_other_versions_of_libraries_are_said(copy: Path) -> None:
+    manifest(copy, lambda content: content["environment"]["libraries"].update(torch="2.0"))
+    (note,) = [note for note in opened(copy).warnings if "last bits" in note]
+    assert note.startswith("saved with torch 2.0, here ")
+
+
 # Folders that are not what they say
 
 
@@ -281,6 +295,20 @@ def test_files_that_were_added_or_removed(copy: Path) -> None:
     (copy / "unet" / "more.safetensors").unlink()
     (copy / "tokenizer" / "tokenizer.json").unlink()
     assert "the key 'files' names 'tokenizer/tokenizer.json', which is not there" in refusal(copy)
+
+
+def test_defaults_that_are_none(copy: Path) -> None:
+    manifest(copy, lambda content: content["defaults"].pop("width"))
+    assert "vivace.json cannot be read: the key 'defaults.width' must be given" in refusal(copy)
+
+
+def test_a_technique_that_nothing_stores(copy: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["recipe"]["techniques"].append({"name": "steps", "knobs": {"steps": 2}, "targets": []})
+        content["stored"].append({"text": "steps(2)"})
+
+    manifest(copy, change)
+    assert "names 'steps(2)' under the key 'stored', which no recipe stores" in refusal(copy)
 
 
 def test_a_key_that_is_not_known(copy: Path) -> None:
