@@ -13,6 +13,7 @@ from vivace.machinery.quantization.packed_int4 import pack
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.stored_tensors import StoredTensor, check_shapes, flatten, unflatten
 
+FP32 = {"dtype": {"class": "dtype", "fields": "float32"}}
 LAYERS = (
     "int8",
     "int8_dynamic",
@@ -97,6 +98,9 @@ def test_a_description_of_something_else(change: dict[str, Any], problem: str) -
         ({"class": "PerRow", "fields": {"columns": 1}}, "this version has another PerRow"),
         ({"class": "dtype", "fields": "float7"}, "'float7' is no dtype"),
         ({"path": "x"}, "no class with fields"),
+        ({"class": "dict", "fields": FP32 | {"reduce_range": "yes"}}, "its attribute 'reduce_range' is str"),
+        ({"class": "dict", "fields": FP32 | {"hook": None}}, "its attribute 'hook' is NoneType"),
+        ({"class": "dict", "fields": {}}, "it is dequantised to None"),
         ([], "no object"),
     ],
 )

@@ -47,6 +47,21 @@ _ATTRIBUTES = {
     "SubclassTensorArgs": _WORKFLOWS + ".nf4.nf4_tensor",
 }
 """Classes of their attributes: dataclasses, named tuples and enums."""
+_TYPES = {
+    "block_size": ("list", "tuple", "int"),
+    "dtype": ("dtype",),
+    "target_dtype": ("dtype",),
+    "mm_config": ("Float8MMConfig", "NoneType"),
+    "act_quant_kwargs": ("QuantizeTensorToInt8Kwargs", "QuantizeTensorToFloat8Kwargs", "NoneType"),
+    "output_act_quant_kwargs": ("QuantizeTensorToFloat8Kwargs", "NoneType"),
+    "kernel_preference": ("KernelPreference",),
+    "activation_quantization": ("NoneType",),
+    "reduce_range": ("bool",),
+    "n_blocks": ("int",),
+    "scaler_block_size": ("int",),
+    "tensor_meta": ("SubclassTensorArgs",),
+}
+"""Types of attributes, by their name, as the schemes of `quantize` set them."""
 _KIND, _FIELDS = "class", "fields"
 
 
@@ -167,6 +182,9 @@ def _check(
 def _check_shapes(
     kind: str, attributes: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]
 ) -> None:
+    for name, value in attributes.items():
+        if type(value).__name__ not in _TYPES.get(name, ()):
+            raise ValueError(f"its attribute {name[:60]!r} is {type(value).__name__}")
     try:
         expected = _expected_shapes(kind, attributes, shapes, shape)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
