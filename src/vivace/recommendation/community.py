@@ -36,16 +36,16 @@ def tables_of(contribution: Contribution, place: str) -> list[EvidenceTable]:
 
 def _table(contributed: Contributed, place: str) -> EvidenceTable:
     rows = rows_of([row.record for row in contributed.rows])
-    seen: Sequence[EvidenceRow] = [
+    evidence: Sequence[EvidenceRow] = [
         seen_of(row, is_disturbed=row.is_disturbed or rows[0].is_disturbed).model_copy(
-            update={"judged": _judged(given.closeness)}
+            update={"judged": _quality(reported.closeness)}
         )
-        for row, given in zip(rows, contributed.rows, strict=True)
+        for row, reported in zip(rows, contributed.rows, strict=True)
     ]
-    return table_of("community", place, rows, seen)
+    return table_of("community", place, rows, evidence)
 
 
-def _judged(closeness: Closeness | None) -> JudgedQuality | None:
+def _quality(closeness: Closeness | None) -> JudgedQuality | None:
     if closeness is None:
         return None
     gate = Gate(closeness.gate)

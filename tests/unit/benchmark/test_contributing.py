@@ -35,12 +35,12 @@ def store(folder: Path, *recipes: str, model: Model | None = None) -> Path:
         keys = opened.start_run("vivace bench", trials, environment, rounds=1).keys
         for number, key in enumerate(keys):
             opened.append(
-                key, told(make_round(0, times=(1.0 / (number + 1),) * 5, prompts=(SECRET, "a star")))
+                key, personal(make_round(0, times=(1.0 / (number + 1),) * 5, prompts=(SECRET, "a star")))
             )
     return folder
 
 
-def told(round_: Round) -> Round:
+def personal(round_: Round) -> Round:
     """A round with everything that can be personal."""
     return round_.model_copy(
         update={
@@ -148,9 +148,9 @@ def test_tables_say_that_others_reported_them(tmp_path: Path) -> None:
         "tiny-sd",
         "Test CPU",
     )
-    judged = table.rows[1].judged
-    assert judged is not None
-    assert judged.gate is Gate.PASSED
+    quality = table.rows[1].judged
+    assert quality is not None
+    assert quality.gate is Gate.PASSED
     assert table.rows[1].latency is not None
     assert table.rows[1].latency.point == pytest.approx(0.5)
 

@@ -106,8 +106,8 @@ def _limits_of_gpu(index: int) -> BlockLimits:
     gpu = torch.cuda.get_device_properties(index)
     capability = (int(gpu.major), int(gpu.minor))
     # AMD's builds of PyTorch do not say it.
-    known = getattr(gpu, "shared_memory_per_block_optin", None) or shared_memory_bytes(capability)
-    return BlockLimits(known or HOPPER.shared_memory, capability)
+    optin = getattr(gpu, "shared_memory_per_block_optin", None) or shared_memory_bytes(capability)
+    return BlockLimits(optin or HOPPER.shared_memory, capability)
 
 
 def candidates(weight: torch.Tensor, limits: BlockLimits | None = None) -> list[Tiles]:
