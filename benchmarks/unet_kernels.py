@@ -276,7 +276,8 @@ def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tenso
     """Time a convolution by each division of it; return the chosen and the fastest, and what each takes."""
     import torch
 
-    from vivace.machinery.kernels.convolution import candidates, choose, convolve
+    from vivace.machinery.kernels.convolution import convolve
+    from vivace.machinery.kernels.convolution_tiles import candidates, choose
     from vivace.machinery.kernels.reference import side_and_scale
 
     outputs = weight.shape[1]

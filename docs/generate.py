@@ -11,7 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import committed_tables, every_model, known_figures, overhead, technique_cases
+from benchmarks import (
+    committed_tables,
+    community_tables,
+    every_model,
+    known_figures,
+    overhead,
+    technique_cases,
+)
 from benchmarks import coverage as simulated
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
@@ -68,6 +75,7 @@ def _searches() -> list[Path]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "src/vivace/recommendation/committed.json": committed_tables.content,
+    "src/vivace/recommendation/community.json": community_tables.content,
     "src/vivace/studies/published/known.csv": known_figures.content,
     "README.md": _readme,
     "docs/api.md": partial(api.page, NOTE),

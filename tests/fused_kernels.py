@@ -253,7 +253,8 @@ def check_convolve(
     every_division: bool = False,
 ) -> None:
     """A convolution of (batch, height, width) in several divisions, on a GPU in e4m3, and in bf16 where it enlarges."""
-    from vivace.machinery.kernels.convolution import Tiles, candidates, convolve
+    from vivace.machinery.kernels.convolution import convolve
+    from vivace.machinery.kernels.convolution_tiles import Tiles, candidates
 
     dtype = eight_bits(device) if device == "cpu" or not enlarges else torch.bfloat16
     batch, height, width = images

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.benchmark.pictures import save_picture
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
-from vivace.machinery.lora.merge import merge
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
 from vivace.measure.kernels import attention_kernels
@@ -24,10 +23,10 @@ from vivace.measure.nvml import GpuMeter, opened_gpu
 from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
-from vivace.models.load import load_pipeline
 from vivace.models.reading import ReadingLimits, is_trusted
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
+from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.safety import hidden_images
 from vivace.runtime.session import Session
 from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
@@ -291,11 +290,8 @@ class Measurement:
         self._given = Arguments(trial.workload, located.pipeline, self._sources)
         recipe = Recipe.from_spec(trial.recipe)
         check_works(trial.device)
-        workload, on_host = trial.workload, recipe.loads_from_host
-        task, controlnet = workload.task, workload.controlnet
-        pipe = load_pipeline(
-            located, trial.device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge
-        )
+        workload = trial.workload
+        pipe = pipeline_for(located, recipe, trial.device, workload.task, workload.controlnet)
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
         start = time.perf_counter()

@@ -12,6 +12,7 @@ from vivace.cli import options
 from vivace.cli.bench import bench
 from vivace.cli.calibrate import calibrate
 from vivace.cli.compare import compare
+from vivace.cli.contribute import contribute
 from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
@@ -25,6 +26,7 @@ from vivace.cli.prove import prove
 from vivace.cli.quality import quality
 from vivace.cli.recommend import recommend
 from vivace.cli.report import report
+from vivace.cli.save import save
 from vivace.cli.serve import serve
 from vivace.cli.study import study
 from vivace.cli.techniques import techniques
@@ -58,10 +60,12 @@ for command in (
     profile,
     report,
     export,
+    save,
     warm,
     quality,
     prove,
     lint,
+    contribute,
     calibrate,
     models,
     techniques,

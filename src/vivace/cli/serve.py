@@ -46,7 +46,11 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
     help="Requests may name its .safetensors files, without the suffix.",
 )
 @click.option(
-    "--max-queue", type=click.IntRange(1, 1_000_000), default=64, show_default=True, help="Images that may wait."
+    "--max-queue",
+    type=click.IntRange(1, 1_000_000),
+    default=64,
+    show_default=True,
+    help="Images that may wait.",
 )
 @click.option(
     "--max-wait",

@@ -26,6 +26,11 @@ def check_loadable(located: LocatedModel) -> None:
             f"{located.model.name} has random weights, which only vivace makes; export {located.entry.name} instead "
             f"(`--model {located.entry.name}`), whose script differs only in its weights"
         )
+    if located.saved is not None:
+        raise UsageError(
+            f"{located.model.name} was saved by `vivace save`, and no public call of diffusers reads it; export "
+            f"{located.saved.model.name} with the recipe {located.saved.recipe.text}"
+        )
     if located.contents is not None and not located.contents.is_plain:
         why = "its weights have scales" if located.contents.scales else "its tensors have another prefix"
         raise UsageError(

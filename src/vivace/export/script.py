@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
 from vivace.export.pictures import SourceFile, conversion, opening
-from vivace.machinery.lora.merge import merge
 from vivace.models.find import LocatedModel
-from vivace.models.load import load_pipeline
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
 from vivace.runtime.opening import session_of
+from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.session import Session
 from vivace.spec.workload import Workload
 from vivace.technique import Stage, Technique, without_clashes
@@ -102,13 +101,12 @@ def write_script(
     check_loadable(located)
     steps: list[Step] = []
     session = session_of(
-        load_pipeline(
+        pipeline_for(
             located,
+            recipe,
             device,
-            keep_on_host=recipe.loads_from_host,
-            task=None if workload is None else workload.task,
-            controlnet=None if workload is None else workload.controlnet,
-            merge=merge,
+            None if workload is None else workload.task,
+            None if workload is None else workload.controlnet,
         ),
         located,
         recipe,

@@ -1,6 +1,6 @@
 """What is known of GPUs: chips by their data sheets, names as people write them, and this machine's GPU."""
 
-from vivace.hardware.chip import Chip, Gpu
+from vivace.hardware.chip import Chip, Gpu, shared_memory_bytes
 from vivace.hardware.names import CHIPS, gpu_in, known_gpu, named_gpu, nearest_gpus
 from vivace.hardware.nearness import Near, architecture_of, capability_of, near
 from vivace.hardware.this_machine import Present, present_gpu, this_gpu
@@ -19,5 +19,6 @@ __all__ = [
     "near",
     "nearest_gpus",
     "present_gpu",
+    "shared_memory_bytes",
     "this_gpu",
 ]

@@ -5,6 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GIGABYTE = 10**9
+_SHARED_MEMORY = {
+    (6, 1): 49_152,
+    (7, 0): 98_304,
+    (7, 5): 65_536,
+    (8, 0): 166_912,
+    (8, 6): 101_376,
+    (8, 9): 101_376,
+    (9, 0): 232_448,
+    (10, 0): 232_448,
+    (10, 3): 232_448,
+    (12, 0): 101_376,
+}
+"""Bytes that a block of threads may have, by compute capability: the CUDA C++ Programming Guide's tables, less the 1 KB
+that CUDA takes of each block."""
+
+
+def shared_memory_bytes(capability: tuple[int, int]) -> int | None:
+    """Return the shared memory that one block of threads can have; None for a chip that is not known."""
+    return _SHARED_MEMORY.get(capability)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vivace.lint.contributions import KEY, contribution_tables
 from vivace.lint.tables import Table
 from vivace.untrusted.files import parse_json
 
@@ -18,11 +19,13 @@ def json_tables(file: Path, text: str, *, is_lines: bool) -> list[Table]:
     """Return the tables of a JSON text, or of one with a value in each line.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: it is not JSON, or says that it is a contribution and is none.
     """
     # Only line feeds end a line of JSON; other separators may stand in its texts.
     lines = [line for line in text.split("\n") if line.strip()]
     content: Any = [parse_json(line) for line in lines] if is_lines else parse_json(text)
+    if isinstance(content, dict) and KEY in content:
+        return contribution_tables(file, content)
     tables: list[Table] = []
     _collect(file, "", content, tables)
     return tables

@@ -64,7 +64,7 @@ def environment(device: str) -> Environment:
         num_cores=_num_cores(),
         num_threads=torch.get_num_threads(),
         memory_bytes=psutil.virtual_memory().total,
-        libraries=_libraries(),
+        libraries=library_versions(),
         variables={
             name: value
             for name, value in sorted(os.environ.items())
@@ -141,7 +141,8 @@ def _driver() -> str | None:
     return match[0] if match else None
 
 
-def _libraries() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that measurements depend on, by name."""
     import torch
 
     versions = {}

@@ -31,6 +31,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.pipelines import stored_effects, with_stored
 from vivace.runtime.session import Session
 from vivace.spec.base import Spec
 from vivace.spec.ceilings import Work
@@ -158,6 +159,8 @@ def _predict(
     call: dict[str, Any],
     machine: Machine,
 ) -> Prediction:
+    stored = {} if model.located is None else stored_effects(model.located)
+    recipe = recipe if model.located is None else with_stored(model.located, recipe)
     pipe = built_for(model, task)
     chosen = task or task_of(type(pipe).__name__)
     check_batch(type(pipe).__name__, batch, model.name)
@@ -179,6 +182,7 @@ def _predict(
         load_tiny_vae=model.build_tiny_vae,
         distillations=distillations(CATALOGUE.get(model.name)),
         has_weights=False,
+        stored=stored,
     )
     target = Target(Placement(machine), pipe, facts, Request(batch=batch))
     gc.freeze()  # so that the collection below looks only at what the recipe made, not at every imported module

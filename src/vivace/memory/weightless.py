@@ -23,6 +23,7 @@ from vivace.models.hashed_processor import with_processor
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta
+from vivace.runtime.pipelines import weightless_pipeline
 from vivace.untrusted.files import read_object, user_path
 from vivace.untrusted.reading import reading
 
@@ -121,6 +122,8 @@ def _of_folder(name: str, located: LocatedModel) -> Weightless:
     def build() -> Any:
         import diffusers
 
+        if located.saved is not None:
+            return weightless_pipeline(located)
         index = _json(files["model_index.json"])
         parts: dict[str, Any] = {}
         for part, value in index.items():

@@ -68,7 +68,7 @@ def export(name: str, destination: Path) -> Exported:
     if isinstance(located.tiny_vae, Path):
         files |= {f"{TINY_VAE}/{path.name}": path for path in located.tiny_vae.iterdir() if path.is_file()}
     try:
-        with _atomic_folder(user_path(destination)) as folder:
+        with atomic_folder(user_path(destination)) as folder:
             for file, source in files.items():
                 target = folder / file
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def _write_index(located: LocatedModel, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _atomic_folder(destination: Path) -> Iterator[Path]:
+def atomic_folder(destination: Path) -> Iterator[Path]:
     """Yield a temporary folder that is moved to `destination` at the end. After an error nothing is left."""
     for path in (destination, *destination.parents):
         if os.path.lexists(path) and not path.is_dir():

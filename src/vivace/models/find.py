@@ -22,9 +22,11 @@ from vivace.models.headers import check_whole
 from vivace.models.pipelines import call_of, defaults_of, read_config
 from vivace.models.remote import ModelDownload
 from vivace.models.repository import INDEX, choose, components_of, read_index
+from vivace.models.saved_folder import entry_of, read_saved
 from vivace.models.single_file import Contents, check_format, contents_of
 from vivace.models.tasks import EDITS
 from vivace.spec.model import Model
+from vivace.spec.saved import SavedModel
 from vivace.untrusted.files import is_path, not_there, user_path
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -56,6 +58,7 @@ class LocatedModel:
     architecture: the model is built from this with random weights, instead of from files.
     contents: what is in a single file.
     same_as: the embedded model whose weights a folder has.
+    saved: what a folder that `vivace save` wrote says of itself.
     """
 
     model: Model
@@ -72,10 +75,13 @@ class LocatedModel:
     architecture: Architecture | None = None
     contents: Contents | None = None
     same_as: str | None = None
+    saved: SavedModel | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was assumed of the model's files, and what in them is not used; to be shown."""
+        if self.saved is not None:
+            return (f"{Path(self.model.name).name} is {self.saved.model.name} with {self.saved.recipe.text}",)
         if self.contents is None:
             return ()
         file = self.checkpoint or self.weights[-1]
@@ -84,6 +90,8 @@ class LocatedModel:
     @property
     def is_small(self) -> bool:
         """Whether its weights are of the size of the models that ship with vivace; False if they are not here yet."""
+        if self.saved is not None:
+            return self.saved.is_small
         return (
             bool(self.weights)
             and all(path.is_file() for path in self.weights)
@@ -127,6 +135,8 @@ class LocatedModel:
     @property
     def defaults(self) -> dict[str, Any]:
         """The published defaults of the call: height, width, num_inference_steps, guidance_scale."""
+        if self.saved is not None:
+            return self.saved.defaults.model_dump()
         if self.entry is None:
             assert self.folder is not None
             return defaults_of(self.folder, self.pipeline)
@@ -136,6 +146,8 @@ class LocatedModel:
     @property
     def call(self) -> dict[str, Any]:
         """Arguments that the call needs in addition to a workload's: max_sequence_length, clip_skip, ..., or none."""
+        if self.saved is not None:
+            return dict(self.saved.call)
         if self.entry is None:
             assert self.folder is not None
             return call_of(self.folder, self.pipeline)
@@ -266,13 +278,19 @@ def _in_folder(path: Path) -> LocatedModel:
     files = files_of(folder)
     index = read_index(folder, str(path))
     check_places(folder, (*components_of(index), TINY_VAE))
-    chosen = choose(index, files, str(path))
+    saved = read_saved(folder)
+    # The weights of a saved folder have names and shapes of its own.
+    chosen = choose(index, files, str(path), elsewhere=components_of(index) if saved is not None else ())
     check_files(folder, chosen.small, chosen.weights, str(path))
     tiny = [name for name in files if name.startswith(f"{TINY_VAE}/") and name.endswith(".json")]
     check_files(folder, tiny, (), str(path))
     model = Model(name=str(folder), source="folder", revision=fingerprint(files))
     weights = tuple(files[name] for name in chosen.weights)
     pipeline = str(index["_class_name"])
+    if saved is not None:
+        weights = tuple(file for name, file in files.items() if name.endswith(".safetensors"))
+        entry = entry_of(folder, saved, pipeline)
+        return LocatedModel(model, folder, entry, weights=weights, saved=saved)
     same, alike = _known(pipeline, files, {name: files[name] for name in chosen.weights})
     return LocatedModel(
         model,

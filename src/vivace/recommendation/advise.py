@@ -16,6 +16,7 @@ from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recommendation.answer import LeftOut, RecipeFigures, Recommendation
 from vivace.recommendation.committed import committed_tables
+from vivace.recommendation.community import community_tables
 from vivace.recommendation.criteria import GOALS, Criteria, Goal, parse_size
 from vivace.recommendation.evidence import EvidenceTable
 from vivace.recommendation.figures import basis_of, figures_of, limit_of
@@ -92,7 +93,7 @@ def recommend(
             same_picture=same_picture,
             task=task or _own_task(model),
         )
-    return recommend_from(criteria, [*own, *committed_tables(), *published_tables()])
+    return recommend_from(criteria, [*own, *committed_tables(), *community_tables(), *published_tables()])
 
 
 def checked_gpu(name: str, recorded: Iterable[str]) -> str:

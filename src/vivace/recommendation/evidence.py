@@ -10,8 +10,9 @@ from vivace.spec.base import Spec
 from vivace.spec.workload import Task
 from vivace.stats import Gate, Interval, Verdict
 
-Kind = Literal["own", "committed", "published", "predicted"]
-"""Whose records: the user's store, those that ship with vivace, or numbers that others published; or a prediction."""
+Kind = Literal["own", "committed", "community", "published", "predicted"]
+"""Whose records: the user's store, those that ship with vivace, those that owners of cards contributed, or numbers that
+others published; or a prediction."""
 
 
 class JudgedQuality(Spec):

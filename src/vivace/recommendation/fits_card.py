@@ -19,6 +19,7 @@ from vivace.models.find import SYNTHETIC
 from vivace.recommendation.advise import recommend_from
 from vivace.recommendation.answer import RecipeFigures, Recommendation
 from vivace.recommendation.committed import committed_tables
+from vivace.recommendation.community import community_tables
 from vivace.recommendation.criteria import Criteria
 from vivace.recommendation.evidence import EvidenceTable
 from vivace.recommendation.parsed import resolve
@@ -86,7 +87,7 @@ def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
         max_bytes=card.num_bytes - RESERVE_BYTES if card.is_typical else None,
         task=published.task,
     )
-    tables = [*committed_tables(), *published_tables()]
+    tables = [*committed_tables(), *community_tables(), *published_tables()]
     return recommend_from(
         criteria, [table for table in tables if _is_of(table, name, published)], card, published
     )

@@ -160,6 +160,8 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         grave.append("its memory is estimated, and its time predicted and not measured")
     if basis.kind == "published":
         light.append("the numbers are others', without intervals")
+    if basis.kind == "community":
+        light.append("the records are others', reported with `vivace contribute`")
     if basis.random_weights and basis.kind != "predicted":
         light.append("random weights: times and memory hold, images were not judged")
     is_changed = not chosen.same_picture and chosen.recipe != basis.baseline
@@ -295,6 +297,7 @@ def where(basis: Basis) -> str:
     whose = {
         "own": f"your records in {basis.place}",
         "committed": f"vivace's record {basis.place}",
+        "community": f"{basis.place}, reported by others",
         "published": f"{basis.place}, published by others",
         "predicted": f"{basis.place} from data sheets, and records of other GPUs",
     }[basis.kind]

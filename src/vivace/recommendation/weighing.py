@@ -137,7 +137,7 @@ def _order(table: EvidenceTable, nearness: Near, is_own_model: bool, judge: RowF
     What is predicted for the GPU comes after what was measured on it, if the model as published does not fit it: other
     GPUs' gains are over what cannot run there. If it fits, a prediction is for models that no record is of.
     """
-    kind = {"own": 0, "committed": 1, "published": 2, "predicted": 3}[table.kind]
+    kind = {"own": 0, "committed": 1, "community": 2, "published": 3, "predicted": 4}[table.kind]
     if table.kind == "predicted":
         if not judge.is_small:
             return (3, nearness, kind)
@@ -166,7 +166,11 @@ def followed(weighed: Sequence[RankedTable]) -> RankedTable | None:
     on this one: two GPUs of one compute capability run the same programs.
     """
     first = _first(weighed)
-    if first is None or first.table.kind not in ("committed", "published") or first.near is not Near.SAME:
+    if (
+        first is None
+        or first.table.kind not in ("committed", "community", "published")
+        or first.near is not Near.SAME
+    ):
         return first
     nearer = [source for source in weighed if _is_faster_sister(source, first)]
     return max(nearer, key=lambda source: source.gain_over(first), default=first)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.lora.distillations import distillations
-from vivace.machinery.lora.merge import merge
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model
-from vivace.models.load import load_pipeline, load_tiny_vae, tiny_vae_arguments
+from vivace.models.load import load_tiny_vae, tiny_vae_arguments
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import example_call, follow_denoiser, signature_defaults
 from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.pipelines import notes_on_versions, pipeline_for, stored_effects, with_stored
 from vivace.runtime.rollback import put_back_on_error
 from vivace.runtime.session import OnTechnique, Session
 from vivace.spec.recipe import BASELINE
@@ -54,8 +54,7 @@ def open_session(
 ) -> Session:
     """Load a resolved model for a task and apply a resolved recipe. For the other arguments see `session_of`."""
     check_works(device)
-    on_host = recipe.loads_from_host
-    pipe = load_pipeline(located, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge)
+    pipe = pipeline_for(located, recipe, device, task, controlnet)
     return session_of(pipe, located, recipe, device, defaults, prompts)
 
 
@@ -79,6 +78,7 @@ def session_of(
     Raises:
         Unsupported, NoEffect: see `vivace.errors`.
     """
+    recipe = with_stored(located, recipe)
     tiny = located.tiny_vae
     target = Target(
         where=Placement(
@@ -93,6 +93,7 @@ def session_of(
             tiny_vae_arguments=tiny_vae_arguments(located),
             distillations=distillations(located.entry),
             has_random_weights=located.model.is_synthetic,
+            stored=stored_effects(located),
         ),
         asked=Request(
             prompts=tuple(prompts)
@@ -101,7 +102,7 @@ def session_of(
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
-    session.warnings[:0] = located.notes
+    session.warnings[:0] = (*located.notes, *notes_on_versions(located))
     follow_denoiser(pipe, device)
     draw_noise_in_fp32(pipe)
     return session

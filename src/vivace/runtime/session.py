@@ -103,6 +103,8 @@ class Session:
                 technique, current, on_technique, alone=len(recipe.techniques) == 1
             )
             if effect is not None:
+                for module in current.modules(technique.targets).values():
+                    give(module, technique.provides)
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
                 self.warnings += [f"{technique.name}: {note}" for note in effect.notes]
@@ -123,6 +125,9 @@ class Session:
         Raises:
             Unsupported, NoEffect: see `vivace.errors`.
         """
+        if (stored := target.model.stored.get(technique.text)) is not None:
+            technique.resume(target)
+            return stored
         reason = exclusion(technique, target) or technique.unsupported(target)
         if reason is not None:
             raise Unsupported(f"{technique.name}: {reason}")
@@ -138,8 +143,6 @@ class Session:
             if on_technique is not None:
                 on_technique(technique, None, str(error))
             return None
-        for module in target.modules(technique.targets).values():
-            give(module, technique.provides)
         if on_technique is not None:
             on_technique(technique, script, None)
         return effect
@@ -162,6 +165,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def applied(self) -> dict[str, Effect]:
+        """What each technique did, by its name and targets."""
+        return dict(self._applied)
 
     @property
     def defaults(self) -> dict[str, Any]:

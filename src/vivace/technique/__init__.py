@@ -14,7 +14,7 @@ from vivace.technique.anatomy import (
     without_clashes,
     working_part,
 )
-from vivace.technique.effect import CallContext, Effect
+from vivace.technique.effect import CallContext, Effect, Facts
 from vivace.technique.machine import Backend, Machine
 from vivace.technique.script import Script
 from vivace.technique.stage import Stage
@@ -32,6 +32,7 @@ __all__ = [
     "Component",
     "Distillation",
     "Effect",
+    "Facts",
     "Machine",
     "MemoryAdvice",
     "ModelFacts",

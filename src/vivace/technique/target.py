@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vivace.technique.anatomy import Component, attribute_of, component_of
+from vivace.technique.effect import Effect
 from vivace.technique.machine import Machine
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class ModelFacts:
         distillations: the known LoRAs for few steps, the usual one of each kind first.
         has_random_weights: untrained, so whatever adapts to the content has nothing to adapt to.
         has_weights: False for a pipeline on the meta device, which has shapes alone (see `Technique.predict`).
+        stored: what techniques did to the weights before these were saved, by the techniques' text.
         hits: the share of steps after the first in which a step cache is to hit, to count the work of a recipe on the
             meta device; None: it never hits there.
     """
@@ -78,6 +80,7 @@ class ModelFacts:
     distillations: tuple[Distillation, ...] = ()
     has_random_weights: bool = False
     has_weights: bool = True
+    stored: Mapping[str, Effect] = field(default_factory=dict)
     hits: float | None = None
 
 

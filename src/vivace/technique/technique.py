@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from vivace.spec.recipe import KnobValue, TechniqueCall, print_call
 from vivace.spec.sizes import Size
 from vivace.technique.anatomy import Component
-from vivace.technique.effect import Effect
+from vivace.technique.effect import Effect, Facts
 from vivace.technique.script import Script
 from vivace.technique.stage import Stage
 from vivace.technique.target import Target
@@ -246,6 +246,27 @@ class Technique(BaseModel, ABC):
             Unpredictable: its memory cannot be predicted.
         """
         return self.apply(target)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether what it does to a model is in weights and configurations, so that a saved model need not do it again.
+
+        What is not in them, `rebuild` and `resume` do to a model that is read.
+        """
+        return False
+
+    def rebuild(self, target: Target, changed: Facts) -> None:
+        """Give components without values, on the meta device, the modules that `apply` left.
+
+        Args:
+            target: the components as their configurations make them; nothing else is known.
+            changed: what `apply` returned then.
+        """
+        return
+
+    def resume(self, target: Target) -> None:
+        """Do to a pipeline whose saved weights were read what weights and modules do not hold: hooks, casts."""
+        return
 
     def script(self, target: Target) -> Script | None:
         """The same in public calls of diffusers, torch and torchao, or None if there are none.

@@ -46,6 +46,10 @@ class Distilled(Technique):
     def trained_steps(self) -> int | None:
         return self.steps or _USUAL_STEPS
 
+    @property
+    def is_stored(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None

@@ -58,6 +58,10 @@ class Dtype(Technique):
             return "fp16 overflows at 65504, which cannot be seen here, since quality is not judged"
         return None
 
+    @property
+    def is_stored(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         capability = target.machine.capability
         if self.dtype == "bf16" and target.machine.is_cuda and capability is not None and capability < (8, 0):
@@ -87,6 +91,9 @@ class Dtype(Technique):
             raise NoEffect(f"every targeted component is {self.dtype} already", already_so=True)
         _cast_between_components(target)
         return Effect(changed=changed)
+
+    def resume(self, target: Target) -> None:
+        _cast_between_components(target)
 
     def script(self, target: Target) -> Script:
         dtype = _NAMES[self.dtype]

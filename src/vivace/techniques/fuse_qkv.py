@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from vivace.errors import NoEffect
 from vivace.families.pipeline_code import replaces_processors
 from vivace.machinery.quantization.layers import is_quantised
-from vivace.technique import Arithmetic, Component, Effect, Stage, Target, Technique, Trait
+from vivace.technique import Arithmetic, Component, Effect, Facts, Stage, Target, Technique, Trait
 from vivace.technique.script import Script
 
 _REPLACED = {
@@ -48,6 +48,10 @@ class FuseQkv(Technique):
     @property
     def provides(self) -> frozenset[Trait]:
         return frozenset({Trait.PROJECTIONS_FUSED})
+
+    @property
+    def is_stored(self) -> bool:
+        return True
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
@@ -101,6 +105,9 @@ class FuseQkv(Technique):
                 raise NoEffect("the projections are fused already", already_so=True)
             raise NoEffect(f"no attention that diffusers can fuse in {', '.join(self.targets)}")
         return Effect(changed=changed)
+
+    def rebuild(self, target: Target, changed: Facts) -> None:
+        self.apply(target)
 
     def script(self, target: Target) -> Script:
         separate = [

@@ -108,6 +108,10 @@ class Lora(Technique):
     def pinned(self) -> Technique:
         return self if self.sha256 else self.model_copy(update={"sha256": digest(locate_lora(self.path))})
 
+    @property
+    def is_stored(self) -> bool:
+        return not self.hot
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None

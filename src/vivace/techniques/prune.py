@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.errors import NoEffect
-from vivace.technique import Component, Effect, Stage, Target, Technique, Trait, knob, without_clashes
+from vivace.errors import NoEffect, UnusableModel
+from vivace.technique import Component, Effect, Facts, Stage, Target, Technique, Trait, knob, without_clashes
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
 
@@ -48,6 +48,10 @@ class Prune(Technique):
 
     @property
     def needs_prompts(self) -> bool:
+        return True
+
+    @property
+    def is_stored(self) -> bool:
         return True
 
     def unsupported(self, target: Target) -> str | None:
@@ -77,6 +81,14 @@ class Prune(Technique):
         number = self._number(blocks)
         ordered = [blocks[(2 * k + 1) * len(blocks) // (2 * number)] for k in range(number)]
         return self._without(target, ordered, "evenly spaced: random weights have no meaningful influence")
+
+    def rebuild(self, target: Target, changed: Facts) -> None:
+        denoiser = target.module("denoiser")
+        by_name = {block.name: block for block in _blocks(denoiser)}
+        names = [name for name in str(changed.get("denoiser.taken_out", "")).split(", ") if name]
+        if unknown := [name for name in names if name not in by_name]:
+            raise UnusableModel(f"there is no block {unknown[0][:80]!r} in this {type(denoiser).__name__}")
+        _remove(denoiser, [by_name[name] for name in names], len(names))
 
     def _number(self, blocks: list[_Block]) -> int:
         return max(1, int(self.share * len(blocks)))

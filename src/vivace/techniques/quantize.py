@@ -50,6 +50,7 @@ from vivace.machinery.quantization import (
 from vivace.machinery.quantization.calibration import Scales, calibrate
 from vivace.machinery.quantization.layers import (
     LayerChoice,
+    casts_its_vae,
     choose,
     kinds_of,
     layers_of,
@@ -213,6 +214,10 @@ class Quantize(Technique):
     def needs_prompts(self) -> bool:
         return self._scheme().is_calibrated or self._is_auto
 
+    @property
+    def is_stored(self) -> bool:
+        return self.backend == "torchao" and self.scheme != "int4_gemm"
+
     def unsupported(self, target: Target) -> str | None:
         scheme, settings = self._scheme(), self._settings(target)
         module, package = scheme.package
@@ -221,7 +226,7 @@ class Quantize(Technique):
         reason = scheme.unsupported(settings)
         if reason is not None:
             return reason
-        if target.pipe is not None and scheme.cannot_be_cast and _casts_its_vae(target, self.targets):
+        if target.pipe is not None and scheme.cannot_be_cast and casts_its_vae(target, self.targets):
             return (
                 f"the pipeline casts its fp16 VAE to fp32 in each call, and {self.scheme} of {self.backend} cannot be "
                 "cast; add bf16, or take int8 of torchao"
@@ -389,11 +394,3 @@ class Quantize(Technique):
         if not choices:
             return None
         return script_of(target, (self.backend, self.scheme), self._settings(target), choices)
-
-
-def _casts_its_vae(target: Target, components: tuple[Component, ...]) -> bool:
-    """Whether a call casts the VAE, if it is a target, to fp32 and back: SDXL's pipelines do in fp16."""
-    vae = target.modules(components).get("vae")
-    if vae is None or not hasattr(target.pipe, "upcast_vae"):
-        return False
-    return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"

@@ -31,6 +31,10 @@ class TinyVae(Technique):
         """Less than its share of the operations, 94 % at SD 1.5: small layers run at a lower rate."""
         return 0.8
 
+    @property
+    def is_stored(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is not None and target.model.load_tiny_vae is None:
             return "no tiny VAE is known for this model's latents"

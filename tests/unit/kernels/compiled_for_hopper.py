@@ -26,6 +26,7 @@ from tests.unit.kernels.stored_in_place import assert_all_threads_have_loaded
 from vivace.machinery.fused import image_operations, operations
 from vivace.machinery.kernels import (
     convolution,
+    convolution_tiles,
     cross_attention,
     group_norm,
     peer_barrier,
@@ -113,7 +114,7 @@ def all_divisions() -> None:
             weight = torch.zeros(planes, channels, channels, dtype=dtype)
             out = torch.zeros(x.num_pixels * (1 if planes == 9 else 4), channels, dtype=torch.bfloat16)
             residual = out if planes == 9 else None
-            for tiles in (one for one in convolution.candidates(weight) if one.splits in (1, 3)):
+            for tiles in (one for one in convolution_tiles.candidates(weight) if one.splits in (1, 3)):
                 convolution.convolve(x, weight, torch.ones(channels), out, out[0], residual, tiles)
 
 

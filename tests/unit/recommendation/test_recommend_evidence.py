@@ -245,3 +245,20 @@ def test_a_study_does_not_hide_a_faster_recipe(model: str, size: int, least: flo
     assert answer.basis.steps is not None
     (base,) = (one for one in all_recorded()[model, "baseline", size, size] if "H100" in one.device)
     assert base.seconds(answer.basis.steps) / answer.chosen.latency.point > least
+
+
+def test_what_others_reported_is_between_own_records_and_published_numbers() -> None:
+    ordered = [
+        table(seen("compile", 1.5), kind="committed", place="record.json"),
+        table(seen("compile", 1.5), kind="community", place="card.json"),
+        table(seen("compile", 1.5), kind="published", gpu="H100", place="a study"),
+    ]
+    left = list(reversed(ordered))
+    for expected in ordered:
+        answer = ask(*left)
+        assert answer.basis is not None
+        assert answer.basis.place == expected.place
+        left.remove(expected)
+    answer = ask(ordered[1])
+    assert "card.json, reported by others: flux-dev" in str(answer)
+    assert "the records are others', reported with `vivace contribute`" in answer.doubts

@@ -16,60 +16,13 @@ programs, whose partial sums a second kernel adds, always in the same order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from vivace.machinery.kernels.convolution_tiles import Tiles, choose
 from vivace.machinery.kernels.reference import PaddedImages, side_and_scale
-
-_LINE = 128
-"""The bytes of a row that are copied to shared memory in a step, at best."""
-_SPLITS = (1, 2, 3, 5, 9)
-_PROGRAMS = 132
-"""Multiprocessors of a Hopper GPU."""
-_STEPS_US = {
-    (128, 64, 0): 0.332,
-    (128, 128, 0): 0.437,
-    (128, 128, 32): 0.566,
-    (128, 128, 128): 0.823,
-    (256, 64, 0): 0.539,
-    (256, 128, 0): 0.824,
-    (256, 128, 32): 1.126,
-}
-"""What a step over 128 bytes of channels takes, by the rows and the two blocks of output channels of a tile."""
-_HALF_LINE = 0.627
-"""What a step over 64 bytes takes of it."""
-_LAUNCH_US, _EPILOGUE_US = 2.325, 2.779
-"""Of a kernel, and to write a tile of 128 x 128."""
-_SUM_US, _SUM_US_A_MEGABYTE = 1.189, 0.511
-"""To add the partial sums that splits leave. All of these are fitted to 1,540 measurements on an H100; what is
-chosen by them takes at most 12 % longer there than the best (`python -m benchmarks.unet_kernels`,
-results/unet-kernels.jsonl)."""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How a convolution is divided.
-
-    Attributes:
-        rows: of a tile.
-        main, extra: output channels of a tile, as two powers of two; the second may be 0.
-        block: input channels of a step.
-        splits: programs that share a tile's sum.
-    """
-
-    rows: int
-    main: int
-    extra: int
-    block: int
-    splits: int
-
-    @property
-    def channels(self) -> int:
-        return self.main + self.extra
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -262,7 +215,7 @@ def convolve(
         BLOCK=tiles.block,
         PARTIAL=is_partial,
         **has,
-        STAGES=4 if tiles.rows + tiles.channels <= 288 else 3,
+        STAGES=tiles.stages,
         num_warps=8,
     )
     if is_partial:
@@ -270,38 +223,3 @@ def convolve(
         _add_parts[(triton.cdiv(rows, 8), triton.cdiv(channels, 256))](
             made, *operands, out, rows, channels, splits, ROWS=8, BLOCK=256, **has, num_warps=4
         )
-
-
-def candidates(weight: torch.Tensor) -> list[Tiles]:
-    """The divisions that `choose` chooses from: those for a number of input channels."""
-    line = _LINE // weight.element_size()
-    blocks = (line, line // 2) if weight.shape[-1] % line else (line,)  # the last one may be partly empty
-    return [Tiles(*size, block, splits) for size in _STEPS_US for block in blocks for splits in _SPLITS]
-
-
-def choose(x: PaddedImages, weight: torch.Tensor) -> Tiles:
-    """Return the division that should take the least time on a Hopper GPU.
-
-    Copies from the L2 cache, not tensor cores, are the limit, so tiles differ in what a step takes.
-    """
-    planes, channels, inputs = weight.shape
-    side, scale = side_and_scale(planes)
-    places = scale * scale
-
-    def cost(tiles: Tiles) -> float:
-        num_steps = side * side * triton.cdiv(inputs, tiles.block)
-        steps = triton.cdiv(num_steps, tiles.splits)
-        splits = triton.cdiv(num_steps, steps)
-        columns = triton.cdiv(channels, tiles.channels)
-        programs = triton.cdiv(x.num_needed_rows, tiles.rows) * columns * splits * places
-        step = _STEPS_US[tiles.rows, tiles.main, tiles.extra]
-        if tiles.block * weight.element_size() < _LINE:
-            step *= _HALF_LINE
-        epilogue = _EPILOGUE_US * tiles.rows * tiles.channels / 128**2
-        took = _LAUNCH_US + triton.cdiv(programs, _PROGRAMS) * (steps * step + epilogue)
-        if splits > 1:
-            megabytes = x.num_pixels * places * channels * (4 * splits + 2) / 1e6
-            took += _SUM_US + _SUM_US_A_MEGABYTE * megabytes
-        return float(took)
-
-    return min(candidates(weight), key=cost)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.quantization.scheme import Scheme, SchemeSettings
-from vivace.technique import Component
+from vivace.technique import Component, Target
 
 if TYPE_CHECKING:
     import torch
@@ -170,3 +170,11 @@ def move_to(module: torch.nn.Module, device: Any) -> None:
                         new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
                     moved[id(old)] = (old, new)
                 tensors[name] = moved[id(old)][1]
+
+
+def casts_its_vae(target: Target, components: tuple[Component, ...]) -> bool:
+    """Whether a call casts the VAE, if it is a target, to fp32 and back: SDXL's pipelines do in fp16."""
+    vae = target.modules(components).get("vae")
+    if vae is None or not hasattr(target.pipe, "upcast_vae"):
+        return False
+    return bool(getattr(vae.config, "force_upcast", False)) and str(vae.dtype) == "torch.float16"

@@ -1,0 +1,40 @@
+"""Write what owners of cards contributed into the package, for `vivace recommend`.
+
+python -m benchmarks.community_tables           write src/vivace/recommendation/community.json
+python -m benchmarks.community_tables --check   exit 1 if it is not current
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from vivace.lint.contributions import read_contribution
+from vivace.recommendation.committed import TABLES
+from vivace.recommendation.community import FILE, tables_of
+from vivace.spec.contribution import MAX_BYTES
+from vivace.untrusted.files import read_object
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "results" / "community"
+TARGET = ROOT / "src" / "vivace" / "recommendation" / FILE
+
+
+def content() -> str:
+    """Return the tables of all contributions, as JSON."""
+    tables = []
+    for path in sorted(FOLDER.glob("*.json")):
+        tables += tables_of(read_contribution(read_object(path, MAX_BYTES)), path.name)
+    return TABLES.dump_json(tuple(tables), indent=1, exclude_defaults=True).decode() + "\n"
+
+
+def main() -> int:
+    is_current = TARGET.read_text() == content()
+    if "--check" in sys.argv:
+        return 0 if is_current else 1
+    TARGET.write_text(content())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

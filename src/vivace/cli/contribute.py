@@ -1,0 +1,55 @@
+"""vivace contribute"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vivace.errors import UsageError
+from vivace.untrusted.destinations import check_writable, is_standard_output, replace
+
+
+@click.command()
+@click.argument("stores", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="contribution.json",
+    show_default=True,
+    metavar="FILE",
+    help="File to write.",
+)
+@click.option(
+    "--sign-off", is_flag=True, help="State that the rows are your own, and that everybody may use them."
+)
+def contribute(stores: tuple[Path, ...], output: Path, sign_off: bool) -> int:
+    """Write the measurements of STORES (default: .vivace) as one file for others.
+
+    It has the environment, the raw samples, the recipes and how close images are to the baseline's; no paths, no
+    prompts, no images, no names of people or machines. Rows that need such, as those of a folder or a LoRA of yours,
+    are left out, and it is said which.
+
+    \b
+        vivace contribute --sign-off -o rtx-5070.json
+    """
+    from vivace.benchmark.contributing import contribution_of
+    from vivace.report.summary import size
+    from vivace.spec.contribution import SIGN_OFF
+
+    if not sign_off:
+        raise UsageError(f"give --sign-off to state: {SIGN_OFF}")
+    check_writable(output)
+    contribution, left_out = contribution_of(stores or (Path(".vivace"),))
+    content = (contribution.model_dump_json(exclude_defaults=False) + "\n").encode()
+    replace(output, content)
+    for line in left_out:
+        click.echo(f"note: left out: {line}", err=True)
+    rows = sum(len(compared.rows) for compared in contribution.comparisons)
+    click.echo(
+        f"wrote {output}: {rows} rows of {len(contribution.comparisons)} comparisons, {size(len(content))}; "
+        "docs/contribute.md says where to send it",
+        err=is_standard_output(output),
+    )
+    return 0

@@ -1,0 +1,82 @@
+"""vivace save"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vivace.cli import options
+
+if TYPE_CHECKING:
+    from vivace.models.find import LocatedModel
+    from vivace.recipes.recipe import Recipe
+    from vivace.spec.record import Record
+
+
+@click.command()
+@click.argument("model")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--recipe", required=True, metavar="R", help="Recipe to apply.")
+@options.device
+@options.store
+def save(model: str, folder: Path, recipe: str, device: str, store: Path) -> int:
+    """Save a model with its recipe in a new folder DIR, so that loading it quantises and merges nothing again.
+
+    What changes weights is saved: dtype, quantize (torchao), tiny_vae, prune, fuse_qkv, distilled, lora. The rest of
+    the recipe is written down and applied when the folder is loaded: caches, compilation, schedulers. `--model DIR`
+    of generate, bench and plan takes the folder, with its recipe; --recipe then adds to it. What --store has measured
+    of the recipe is put beside the weights.
+
+    \b
+        vivace save tiny-sd small --recipe "bf16+quantize(int8)"
+        vivace generate "a red circle" --model small
+    """
+    from vivace.benchmark.proofs import proving_records
+    from vivace.cli.guarded import guarded
+    from vivace.models.find import find_model, obtain
+    from vivace.recipes.resolve import resolve
+
+    resolved = resolve(recipe)
+    located = obtain(find_model(model))
+    proof = proving_records(store, located.model, resolved.pinned().text)
+    status = guarded(located, lambda is_read: _save(located, resolved, device, folder, proof, is_read))
+    if status == 0 and not proof:
+        measure = shlex.join(
+            ["vivace", "bench", "--model", model, "--recipe", "baseline", "--recipe", recipe]
+        )
+        click.echo(f"note: {store} has no record of it; `{measure}` makes one", err=True)
+    return status
+
+
+def _save(
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    folder: Path,
+    proof: Sequence[Record],
+    is_read: Callable[[], None],
+) -> int:
+    """Load, apply, write, and say what was written."""
+    import torch
+
+    from vivace.benchmark.comparison import default_threads
+    from vivace.measure.machine import choose_device
+    from vivace.models.load import explained
+    from vivace.report.summary import size
+    from vivace.runtime.saving import save as save_model
+
+    torch.set_num_threads(default_threads(located))
+    click.echo(f"loading {located.model.name}", err=True)
+    with explained(located):
+        saved = save_model(located, recipe, choose_device(device), folder, is_read, proof)
+    for note in saved.notes:
+        click.echo(f"note: {note}", err=True)
+    if saved.later:
+        click.echo(f"note: applied when it is loaded: {'+'.join(saved.later)}", err=True)
+    sizes = f"{size(saved.num_bytes)}; the weights of {saved.model.model.name} are {size(saved.source_bytes)}"
+    click.echo(f"wrote {saved.folder}: {saved.model.model.name} with {saved.model.recipe.text}, {sizes}")
+    return 0

@@ -1,0 +1,109 @@
+"""Folders that `vivace save` wrote: what `vivace.json` says of them, and whether their files are those."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from pydantic import ValidationError
+
+from vivace.errors import UnusableModel, nearest
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.entry import Entry
+from vivace.models.files import files_of
+from vivace.models.folder_defaults import NAME
+from vivace.spec.input_errors import expectation_of
+from vivace.spec.saved import FORMAT, SavedModel
+from vivace.untrusted.files import open_plain, read_object
+from vivace.untrusted.reading import reading
+
+_MAX_BYTES = 20_000_000
+_AGAIN = "save the model again with `vivace save`"
+_BLOCK = 1 << 22  # bytes that are read at a time
+
+
+def read_saved(folder: Path) -> SavedModel | None:
+    """Return what a folder says of itself; None for one that `vivace save` did not write.
+
+    Raises:
+        UnusableModel: it was saved by a newer version, or says something else than `vivace save` writes.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return None
+    with reading(path, advice=f"correct it, or {_AGAIN}"):
+        content = read_object(path, _MAX_BYTES)
+        if "format" not in content:
+            return None
+        number = content["format"]
+        if isinstance(number, int) and number > FORMAT:
+            raise UnusableModel(
+                f"{path}: the key 'format' is {number}, and this version of vivace reads up to {FORMAT}; update "
+                f"vivace, or {_AGAIN} in this version"
+            )
+        try:
+            return SavedModel.model_validate(content)
+        except ValidationError as error:
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise ValueError(f"the key {key[:80]!r} {expectation_of(error)}") from None
+
+
+def entry_of(folder: Path, saved: SavedModel, pipeline: str) -> Entry | None:
+    """Return the catalogue's entry that a saved folder names, with the folder's own defaults; None if it names none.
+
+    Raises:
+        UnusableModel: there is no such entry, or it is another pipeline's.
+    """
+    if saved.entry is None:
+        return None
+    entry = CATALOGUE.get(saved.entry)
+    if entry is None:
+        raise UnusableModel(
+            f"{folder / NAME}: the key 'entry' names {saved.entry[:80]!r}, which this vivace does not have"
+            f"{nearest(saved.entry, CATALOGUE)}; {_AGAIN}"
+        )
+    if entry.pipeline != pipeline:
+        raise UnusableModel(
+            f"{folder / NAME}: the key 'entry' names {entry.name}, a {entry.pipeline}, but the folder holds a "
+            f"{pipeline}; {_AGAIN}"
+        )
+    return entry.model_copy(update=saved.defaults.model_dump())
+
+
+def check_contents(folder: Path, saved: SavedModel) -> None:
+    """Raise UnusableModel for the first file of a saved folder that is missing, new, or not the one that was written.
+
+    Every file is read as a whole.
+    """
+    files = {name: path for name, path in files_of(folder).items() if name != NAME}
+    for name in sorted(saved.files.keys() - files.keys()):
+        raise UnusableModel(
+            f"{folder / NAME}: the key 'files' names {name[:200]!r}, which is not there; copy it again"
+        )
+    for name in sorted(files.keys() - saved.files.keys()):
+        raise UnusableModel(f"{files[name]} is not among the files that were saved; remove it")
+    for name, path in files.items():
+        with reading(path):
+            digest = sha256(path)
+        if digest != saved.files[name]:
+            raise UnusableModel(
+                f"{path} is not the file that was saved: its sha256 begins with {digest[:12]}, and {NAME} has "
+                f"{saved.files[name][:12]} under 'files'; copy it again, or {_AGAIN}"
+            )
+
+
+def sha256(path: Path) -> str:
+    """Return the sha256 of a regular file, in hex."""
+    with open_plain(path) as file:
+        total = hashlib.sha256()
+        while block := file.read(_BLOCK):
+            total.update(block)
+    return total.hexdigest()
+
+
+def digests(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the sha256 of files, by their names."""
+    return {
+        name: sha256(path) for name, path in sorted(files.items(), key=lambda item: PurePosixPath(item[0]))
+    }

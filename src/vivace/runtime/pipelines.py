@@ -1,0 +1,160 @@
+"""The pipeline that a recipe is applied to: of a published model, or of a saved folder, whose weights are changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vivace.errors import RecipeError, Unsupported, UnusableModel
+from vivace.machinery.lora.merge import merge
+from vivace.measure.environment import library_versions
+from vivace.measure.machine import this_machine
+from vivace.models.find import LocatedModel, obtain
+from vivace.models.folder_defaults import NAME
+from vivace.models.load import load_pipeline
+from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
+from vivace.recipes.recipe import Recipe
+from vivace.saved.pipeline_folder import Rebuild, read_pipeline
+from vivace.spec.workload import Task
+from vivace.technique import COMPONENTS, Effect, Placement, Target, Technique
+
+_LIBRARIES = ("torch", "torchao", "diffusers", "transformers")
+
+
+def pipeline_for(
+    located: LocatedModel, recipe: Recipe, device: str, task: Task | None, controlnet: str | None
+) -> Any:
+    """Load the pipeline that a recipe is applied to.
+
+    Args:
+        device: torch's type of device.
+        task, controlnet: see `vivace.models.load.load_pipeline`.
+
+    Raises:
+        UnusableModel, Unsupported: see `vivace.models.load.load_pipeline`.
+    """
+    if located.saved is None:
+        on_host = recipe.loads_from_host
+        return load_pipeline(
+            located, device, keep_on_host=on_host, task=task, controlnet=controlnet, merge=merge
+        )
+    kind = pipeline_of(located.pipeline, task or own_task(located.pipeline), located.model.name)
+    check_installed(located.pipeline, located.model.name)
+    whole = with_stored(located, recipe)
+    stored = stored_effects(located)
+    _check_device(located, whole, device)
+    moves = any(technique.loads_from_host for technique in whole if technique.text not in stored)
+
+    pipe = read_pipeline(obtain(located), _rebuild(located, whole), "cpu" if moves else device)
+    return pipe if kind == located.pipeline else for_task(pipe, kind, controlnet)
+
+
+def weightless_pipeline(located: LocatedModel) -> Any:
+    """Return the pipeline of a saved folder with its weights on the meta device: their shapes and dtypes, no values.
+
+    Raises:
+        UnusableModel: as for `pipeline_for`, but files are not read as a whole.
+    """
+    return read_pipeline(located, _rebuild(located, with_stored(located, Recipe())), "meta")
+
+
+def _rebuild(located: LocatedModel, recipe: Recipe) -> Rebuild:
+    stored = stored_effects(located)
+
+    def rebuild(skeletons: Any) -> None:
+        target = Target(Placement(this_machine("cpu")), skeletons)
+        for technique in recipe:
+            if technique.text in stored:
+                technique.rebuild(target, stored[technique.text].changed)
+
+    return rebuild
+
+
+def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
+    """Return a recipe with that of a saved folder, which its weights hold in part; unchanged for other models.
+
+    Raises:
+        UnusableModel: this version has no such recipe.
+        Unsupported: a technique cannot be added any more, since it belongs before one whose result was saved.
+    """
+    if located.saved is None:
+        return recipe
+    try:
+        own = Recipe.from_spec(located.saved.recipe)
+    except RecipeError as error:
+        assert located.folder is not None
+        raise UnusableModel(
+            f"{located.folder / NAME}: the key 'recipe' cannot be applied: {error.problem}; save the model again"
+        ) from None
+    added = [technique for technique in recipe if technique not in own.techniques]
+    try:
+        whole = own.with_(*added) if added else own
+    except RecipeError as error:
+        raise Unsupported(
+            f"{located.model.name} has its recipe already, {own.text}: {error.problem}; save "
+            f"{located.saved.model.name} with the other one"
+        ) from None
+    stored = stored_effects(located)
+    if unknown := [
+        text for text in stored if text not in {technique.text for technique in own if technique.is_stored}
+    ]:
+        raise UnusableModel(
+            f"{located.model.name}: {NAME} names {unknown[0][:80]!r} under the key 'stored', which no recipe stores"
+        )
+    for technique in whole:
+        if technique.text not in stored and (later := precedes(technique, whole, set(stored))) is not None:
+            raise Unsupported(
+                f"{technique.text} changes weights before {later.text}, whose result {located.model.name} holds; save "
+                f"{located.saved.model.name} with both"
+            )
+    return whole
+
+
+def precedes(technique: Technique, recipe: Recipe, stored: set[str]) -> Technique | None:
+    """Return a stored technique that comes after another one in the order, on a component of both; None without one."""
+    after = recipe.techniques[recipe.techniques.index(technique) + 1 :]
+    where = set(technique.targets or COMPONENTS)
+    return next((t for t in after if t.text in stored and where & set(t.targets or COMPONENTS)), None)
+
+
+def stored_effects(located: LocatedModel) -> dict[str, Effect]:
+    """Return what techniques did to the weights of a saved folder, by their text; empty for other models."""
+    if located.saved is None:
+        return {}
+    return {
+        technique.text: Effect(
+            changed=dict(technique.changed),
+            notes=technique.notes,
+            call=dict(technique.defaults),
+            evidence=lambda facts=technique.evidence: facts,  # type: ignore[misc]
+        )
+        for technique in located.saved.stored
+    }
+
+
+def notes_on_versions(located: LocatedModel) -> list[str]:
+    """Return which libraries have another version than where a folder was saved: images may differ in the last bits."""
+    if located.saved is None:
+        return []
+    then, now = located.saved.environment.libraries, library_versions()
+    other = [
+        f"{name} {then.get(name)}, here {now.get(name)}"
+        for name in _LIBRARIES
+        if then.get(name) != now.get(name)
+    ]
+    return [f"saved with {', '.join(other)}: images may differ in their last bits"] if other else []
+
+
+def _check_device(located: LocatedModel, recipe: Recipe, device: str) -> None:
+    """Raise Unsupported if a saved folder's weights are of another kind of device, or this one cannot compute them."""
+    assert located.saved is not None
+    then = located.saved.environment.device
+    if then != device:
+        raise Unsupported(
+            f"{located.model.name} was saved for {then}, whose precision and layout of weights are its own; give "
+            f"--device {then}, or save {located.saved.model.name} with --device {device}"
+        )
+    stored = stored_effects(located)
+    machine = Target.of_machine(this_machine(device))
+    for technique in recipe:
+        if technique.text in stored and (reason := technique.unsupported(machine)) is not None:
+            raise Unsupported(f"{technique.name}: {reason}")

@@ -1,0 +1,65 @@
+"""A saved model: what `vivace.json` says of a folder that `vivace save` wrote."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from vivace.spec.base import Spec
+from vivace.spec.environment import Environment
+from vivace.spec.model import Model
+from vivace.spec.recipe import RecipeSpec
+
+FORMAT = 1
+"""Of the folder. A later one is refused, an earlier one read."""
+
+
+class SavedTechnique(Spec):
+    """What a technique did to the weights that the folder holds; see `vivace.technique.Effect`.
+
+    Attributes:
+        text: the technique in recipe notation.
+        defaults: of the call, that it sets.
+    """
+
+    text: str
+    changed: dict[str, int | float | str] = Field(default={})
+    notes: tuple[str, ...] = ()
+    defaults: dict[str, JsonValue] = Field(default={})
+    evidence: dict[str, int | float | str | list[str]] = Field(default={})
+
+
+class CallDefaults(Spec):
+    """Defaults of the pipeline's call, as the source has them."""
+
+    height: int = Field(ge=8, le=80_000)
+    width: int = Field(ge=8, le=80_000)
+    num_inference_steps: int = Field(ge=1, le=1000)
+    guidance_scale: float = Field(ge=0, le=100)
+
+
+class SavedModel(Spec):
+    """The content of `vivace.json` in a saved folder.
+
+    Attributes:
+        model: what was saved; of a folder or file its last name alone.
+        entry: the catalogue's entry that says how the model is run; None if it has none.
+        defaults, call: of the pipeline's call, without the recipe.
+        is_small: whether the source's weights are of the size of the models that ship with vivace.
+        recipe: the whole recipe.
+        stored: the techniques whose result the weights are; the others are applied when the folder is loaded.
+        sources, files: the sha256 of each file that was read, and of each file of the folder, by name.
+    """
+
+    format: Literal[1]
+    environment: Environment
+    model: Model
+    entry: str | None
+    defaults: CallDefaults
+    call: dict[str, JsonValue]
+    is_small: bool
+    recipe: RecipeSpec
+    stored: tuple[SavedTechnique, ...]
+    sources: dict[str, str]
+    files: dict[str, str]

@@ -1,0 +1,23 @@
+"""What owners of cards contributed is as `vivace contribute` writes it, possible, and in the package."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.community_tables import FOLDER, MAX_BYTES, TARGET, content
+from vivace.lint.check import checked, impossible
+from vivace.lint.read import read_tables
+
+FILES = sorted(path for path in FOLDER.iterdir() if path.name != "README.md")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_contribution_is_possible(path: Path) -> None:
+    assert path.suffix == ".json", "only contributions and the README are here"
+    assert path.stat().st_size <= MAX_BYTES
+    findings = [finding for table in read_tables(path) for finding in checked(table, {}).findings]
+    assert not list(impossible(findings))
+
+
+def test_the_package_has_them() -> None:
+    assert TARGET.read_text() == content()

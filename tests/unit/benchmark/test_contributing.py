@@ -1,0 +1,178 @@
+"""A contribution has the samples of a store and nothing personal, and what is none is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.make import make_environment, make_round, make_trial
+from tests.typed import typed
+from vivace.benchmark.contributing import contribution_of
+from vivace.benchmark.store import Store
+from vivace.errors import StoreError, UsageError
+from vivace.lint.check import checked
+from vivace.lint.contributions import read_contribution
+from vivace.lint.read import read_tables
+from vivace.recommendation.community import tables_of
+from vivace.spec.environment import Place
+from vivace.spec.model import Model
+from vivace.spec.record import Outcome, Round
+from vivace.stats import Gate
+
+SECRET = "a portrait of Ada"
+
+
+def store(folder: Path, *recipes: str, model: Model | None = None) -> Path:
+    place = Place(uuid="GPU-5f0c", host="ada-laptop")
+    environment = make_environment().model_copy(
+        update={"variables": {"CUDA_PATH": "/home/ada"}, "place": place}
+    )
+    trials = [make_trial(recipe, prompts=(SECRET, "a star")) for recipe in recipes]
+    if model is not None:
+        trials = [trial.model_copy(update={"model": model}) for trial in trials]
+    with Store.create(folder) as opened:
+        keys = opened.start_run("vivace bench", trials, environment, rounds=1).keys
+        for number, key in enumerate(keys):
+            opened.append(
+                key, personal(make_round(0, times=(1.0 / (number + 1),) * 5, prompts=(SECRET, "a star")))
+            )
+    return folder
+
+
+def personal(round_: Round) -> Round:
+    """A round with everything that can be personal."""
+    return round_.model_copy(
+        update={
+            "effects": {"lora": {"lora": "/home/ada/style.safetensors"}},
+            "evidence": {"file": "/home/ada"},
+            "warnings": ("/home/ada is slow",),
+            "conditions": {"python_ms": 1.0, "gpu": "/dev/ada"},
+        }
+    )
+
+
+def written(content: Any, path: Path) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_samples_and_nothing_personal(tmp_path: Path) -> None:
+    contribution, left_out = contribution_of(
+        [store(tmp_path / "store", "baseline", "bf16", "quantize(int8)")]
+    )
+    text = contribution.model_dump_json()
+    assert "ada" not in text.lower()
+    assert left_out == []
+    rows = contribution.comparisons[0].rows
+    assert [row.record.trial.recipe.text for row in rows] == ["baseline", "dtype(bf16)", "quantize(int8)"]
+    assert [sample.total_s for sample in rows[1].record.rounds[0].samples] == [0.5] * 5
+    assert rows[0].record.environment.device_name == "Test CPU"
+    assert rows[2].weights == {"denoiser": "in int8, a scale per output row"}
+    assert read_contribution(json.loads(text)) == contribution
+
+
+def test_rows_that_are_personal_are_left_out(tmp_path: Path) -> None:
+    recipes = ["baseline", "bf16", "lora('/home/ada/style.safetensors', sha256=0123456789abcdef)"]
+    contribution, left_out = contribution_of([store(tmp_path / "store", *recipes)])
+    assert len(contribution.comparisons[0].rows) == 2
+    assert len(left_out) == 1
+    assert left_out[0].endswith("path of lora names a file")
+    own = Model(name="/home/ada/model", source="folder", revision="0" * 16)
+    with pytest.raises(StoreError, match="its model is a folder or a file of this machine"):
+        contribution_of([store(tmp_path / "own", "baseline", model=own)])
+    with pytest.raises(StoreError, match="no store at"):
+        contribution_of([tmp_path / "none"])
+
+
+def test_lint_reads_it(tmp_path: Path) -> None:
+    contribution, _ = contribution_of([store(tmp_path / "store", "baseline", "bf16")])
+    path = written(contribution.model_dump(mode="json"), tmp_path / "card.json")
+    (table,) = read_tables(path)
+    done = checked(table, {})
+    assert len(table.rows) == 2
+    assert not [finding for finding in done.findings if finding.severity == "impossible"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        (("sign_off",), "yes", "sign_off is not the statement"),
+        (("vivace_contribution",), 2, "'vivace_contribution' is 2, and this version of vivace reads up to 1"),
+        (
+            ("comparisons", 0, "rows", 0, "record", "trial", "workload", "prompts"),
+            [SECRET, "x"],
+            "workloads|prompts",
+        ),
+        (
+            ("comparisons", 0, "rows", 0, "record", "environment", "cpu"),
+            "/home/ada",
+            "different models or machines",
+        ),
+        (("comparisons", 0, "rows", 0, "weights"), {"vae": "C:\\ada"}, "looks like a path"),
+        (("comparisons", 0, "rows", 0, "record", "rounds", 0, "reason"), "it broke", "a reason in words"),
+        (
+            ("comparisons", 0, "rows", 0, "record", "rounds", 0, "effects"),
+            {"a": {"b": 1}},
+            "texts of techniques",
+        ),
+        (("comparisons", 0, "rows", 0, "more"), 1, "is not known"),
+        (("comparisons",), [], "must not be empty"),
+    ],
+)
+def test_what_is_no_contribution(place: tuple[Any, ...], value: Any, problem: str, tmp_path: Path) -> None:
+    contribution, _ = contribution_of([store(tmp_path / "store", "baseline", "bf16")])
+    content = contribution.model_dump(mode="json")
+    part = content
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    with pytest.raises(UsageError, match=problem) as refused:
+        read_tables(written(content, tmp_path / "card.json"))
+    assert "card.json" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_tables_say_that_others_reported_them(tmp_path: Path) -> None:
+    contribution, _ = contribution_of([store(tmp_path / "store", "baseline", "bf16")])
+    content = contribution.model_dump(mode="json")
+    content["comparisons"][0]["rows"][1]["closeness"] = {
+        "gate": "passed",
+        "num_prompts": 12,
+        "ssim": [0.9, 0.8, 1.0],
+    }
+    (table,) = tables_of(read_contribution(content), "card.json")
+    assert (table.kind, table.place, table.model, table.gpu) == (
+        "community",
+        "card.json",
+        "tiny-sd",
+        "Test CPU",
+    )
+    quality = table.rows[1].judged
+    assert quality is not None
+    assert quality.gate is Gate.PASSED
+    assert table.rows[1].latency is not None
+    assert table.rows[1].latency.point == pytest.approx(0.5)
+
+
+def test_a_failure_has_no_reason_in_words(tmp_path: Path) -> None:
+    folder = store(tmp_path / "store", "baseline", "bf16")
+    with Store.create(folder) as opened:
+        key = opened.runs()[0].keys[1]
+        opened.append(key, make_round(0, outcome=Outcome.UNSUPPORTED, reason="/home/ada has no bf16"))
+    contribution, _ = contribution_of([folder])
+    failed = contribution.comparisons[0].rows[1].record
+    assert failed.outcome is Outcome.UNSUPPORTED
+    assert failed.reason is None
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, path = store(tmp_path / "store", "baseline", "bf16"), tmp_path / "card.json"
+    assert typed(monkeypatch, "contribute", str(folder), "-o", str(path)) == 2
+    assert "give --sign-off to state: I measured these rows myself" in capfd.readouterr().err
+    assert not path.exists()
+    assert typed(monkeypatch, "contribute", str(folder), "--sign-off", "-o", str(path)) == 0
+    assert "2 rows of 1 comparisons" in capfd.readouterr().out
+    assert typed(monkeypatch, "lint", str(path)) == 0

@@ -1,0 +1,73 @@
+"""Which divisions of a convolution a GPU has the shared memory for."""
+
+import pytest
+import torch
+
+from vivace.hardware import shared_memory_bytes
+from vivace.machinery.kernels import reference
+from vivace.machinery.kernels.convolution_tiles import HOPPER, BlockLimits, Tiles, candidates, choose
+
+RTX_50 = BlockLimits(101_376, (12, 0))
+BOUNDLESS = BlockLimits(1 << 40, (9, 0))
+COMPILED = {
+    (12, 0): {
+        (128, 64, 0): 73_752,
+        (128, 128, 32): 110_680,
+        (128, 128, 128): 98_352,
+        (256, 128, 32): 106_544,
+    },
+    (9, 0): {
+        (128, 64, 0): 98_336,
+        (128, 128, 32): 147_520,
+        (128, 128, 128): 147_512,
+        (256, 128, 32): 159_800,
+    },
+}
+"""Bytes of shared memory of tiles that Triton 3.6 compiled for these chips, by rows and output channels."""
+
+
+def layers(dtype: torch.dtype) -> list[tuple[reference.PaddedImages, torch.Tensor]]:
+    """Convolutions of the sizes in SD 1.5 and SDXL, without values."""
+    made = []
+    for side, inputs, outputs in (
+        (64, 320, 320),
+        (128, 640, 320),
+        (32, 1280, 640),
+        (16, 2560, 1280),
+        (8, 48, 96),
+    ):
+        for planes in (9, 16):
+            rows = torch.empty(2 * (side + 1) ** 2, inputs, dtype=dtype, device="meta")
+            weight = torch.empty(planes, outputs, inputs, dtype=dtype, device="meta")
+            made.append((reference.PaddedImages(rows, 2, side, side, None), weight))
+    return made
+
+
+@pytest.mark.parametrize("capability", COMPILED)
+def test_shared_memory_is_what_the_compiler_wants(capability: tuple[int, int]) -> None:
+    for size, num_bytes in COMPILED[capability].items():
+        predicted = Tiles(*size, 128, 1).shared_memory(1, capability)
+        assert num_bytes <= predicted <= num_bytes + 128
+        assert predicted == Tiles(*size, 64, 3).shared_memory(2, capability)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+def test_no_tile_exceeds_an_rtx_50(dtype: torch.dtype) -> None:
+    for x, weight in layers(dtype):
+        assert 0 < len(candidates(weight, RTX_50)) < len(candidates(weight, BOUNDLESS))
+        tiles = choose(x, weight, RTX_50)
+        assert tiles.shared_memory(dtype.itemsize, (12, 0)) <= 101_376
+        assert tiles.block * dtype.itemsize < 128 or (tiles.main, tiles.extra) != (128, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+def test_hopper_chooses_among_all(dtype: torch.dtype) -> None:
+    for x, weight in layers(dtype):
+        assert candidates(weight, HOPPER) == candidates(weight, BOUNDLESS)
+        assert choose(x, weight, HOPPER) == choose(x, weight, BOUNDLESS) == choose(x, weight)
+
+
+def test_chips_have_shared_memory() -> None:
+    assert shared_memory_bytes((12, 0)) == RTX_50.shared_memory
+    assert shared_memory_bytes((9, 0)) == HOPPER.shared_memory
+    assert shared_memory_bytes((99, 0)) is None

@@ -1,0 +1,354 @@
+"""A saved model draws what its recipe draws afresh, bit for bit, and a folder that is not what it says is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tests.make import make_record
+from tests.typed import typed
+from vivace.errors import OutputError, RecipeError, Unsupported, UnusableModel, UsageError
+from vivace.models.find import find_model
+from vivace.models.saved_folder import sha256
+from vivace.recipes.resolve import resolve
+from vivace.runtime.opening import open_session
+from vivace.runtime.saving import Saved, save
+from vivace.runtime.session import Session
+from vivace.spec.record import Record
+
+LORA = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
+INT8 = "bf16+quantize(int8)+tiny_vae"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def opened(model: str | Path, recipe: str = "baseline") -> Session:
+    return open_session(find_model(str(model)), resolve(recipe), "cpu")
+
+
+def saved(model: str, recipe: str, folder: Path) -> Saved:
+    return save(find_model(model), resolve(recipe), "cpu", folder)
+
+
+def drawn(session: Session) -> np.ndarray[Any, Any]:
+    generator = torch.Generator("cpu").manual_seed(3)
+    size = {"height": 64, "width": 64}
+    return np.asarray(session("a red circle", generator=generator, num_inference_steps=2, **size).images[0])
+
+
+@pytest.fixture(scope="module")
+def int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny-sd with INT8, not to be changed."""
+    folder = tmp_path_factory.mktemp("saved") / "int8"
+    saved("tiny-sd", INT8, folder)
+    return folder
+
+
+@pytest.fixture
+def copy(int8: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(int8, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "later"),
+    [
+        ("tiny-sd", INT8, ()),
+        ("tiny-sd", "baseline", ()),
+        ("tiny-sd", f"lora('{LORA}', scale=0.8)+quantize(int4)+channels_last@vae", ("channels_last@vae",)),
+        ("tiny-sd", "distilled(lcm)+fuse_qkv+quantize(int8, convolutions=True)+deepcache", ("deepcache",)),
+        ("tiny-flux", "bf16+quantize(fp8)+first_block_cache(0.1)", ("first_block_cache(0.1)",)),
+        ("tiny-flux", "quantize(int8_dynamic)@denoiser,text_encoder_2", ()),
+        ("tiny-flux", "fuse_qkv+quantize(fp8_weight)", ()),
+    ],
+)
+def test_images_are_those_of_the_recipe_applied_afresh(
+    model: str, recipe: str, later: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    afresh = opened(model, recipe)
+    assert saved(model, recipe, tmp_path / "folder").later == later
+    with monkeypatch.context() as patched:  # nothing is quantised again
+        patched.setattr("vivace.techniques.quantize.replace_layer", None)
+        loaded = opened(tmp_path / "folder")
+    assert loaded.recipe.text == afresh.recipe.text
+    assert loaded.effects == afresh.effects
+    assert loaded.defaults == afresh.defaults
+    assert np.array_equal(drawn(loaded), drawn(afresh))
+    assert loaded.evidence() == afresh.evidence()
+
+
+def test_pruned_blocks_stay_away(tmp_path: Path) -> None:
+    pruned = saved("tiny-flux", "prune(0.3, pictures=1)+bf16", tmp_path / "folder")
+    names = pruned.model.stored[0].changed["denoiser.taken_out"]
+    loaded = opened(tmp_path / "folder")
+    assert loaded.effects["prune@denoiser"]["denoiser.taken_out"] == names
+    whole = opened("tiny-flux", "bf16")
+    numbers = [sum(p.numel() for p in session.pipe.transformer.parameters()) for session in (loaded, whole)]
+    assert numbers[0] < numbers[1]
+    assert drawn(loaded).any()
+
+
+def test_what_a_folder_says(int8: Path) -> None:
+    content = json.loads((int8 / "vivace.json").read_text())
+    assert content["recipe"]["text"] == "tiny_vae+dtype(bf16)+quantize(int8)"
+    assert content["model"]["name"] == "tiny-sd"
+    own = find_model("tiny-sd")
+    assert content["sources"]["unet/diffusion_pytorch_model.safetensors"] == sha256(
+        own.files["unet/diffusion_pytorch_model.safetensors"]
+    )
+    assert str(int8.parent) not in "".join(path.read_text() for path in int8.rglob("*.json"))
+    located = find_model(str(int8))
+    assert located.defaults == own.defaults
+    assert located.notes == ("int8 is tiny-sd with tiny_vae+dtype(bf16)+quantize(int8)",)
+
+
+def test_a_plain_component_is_what_diffusers_reads(int8: Path) -> None:
+    from diffusers import AutoencoderTiny
+
+    vae = AutoencoderTiny.from_pretrained(str(int8 / "vae"), dtype=torch.bfloat16, local_files_only=True)
+    assert vae.dtype == torch.bfloat16
+    assert not list((int8 / "unet").glob("diffusion_pytorch_model*"))
+
+
+def test_recipes_are_added_to_that_of_the_folder(int8: Path) -> None:
+    assert opened(int8, "steps(3)").recipe.text == "tiny_vae+dtype(bf16)+quantize(int8)+steps(3)"
+    assert opened(int8, "quantize(int8)").recipe.text == "tiny_vae+dtype(bf16)+quantize(int8)"
+    with pytest.raises(Unsupported, match=r"has its recipe already.*both set the weights of denoiser"):
+        opened(int8, "quantize(fp8_weight)")
+    with pytest.raises(Unsupported, match=r"fuse_qkv changes weights before quantize\(int8\), whose result"):
+        opened(int8, "fuse_qkv")
+
+
+def test_saving_is_refused(int8: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is saved already"):
+        saved(str(int8), "bf16", tmp_path / "new")
+    with pytest.raises(UsageError, match="random weights"):
+        saved("synthetic:sd15", "bf16", tmp_path / "new")
+    with pytest.raises(OutputError, match="not empty"):
+        saved("tiny-sd", "bf16", int8)
+    with pytest.raises(Unsupported, match="cuda_graph: "):
+        saved("tiny-sd", "quantize(int8)+cuda_graph", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_was_measured_lies_beside_the_weights(tmp_path: Path) -> None:
+    proof = [make_record("baseline"), make_record("bf16")]
+    save(find_model("tiny-sd"), resolve("bf16"), "cpu", tmp_path / "folder", proof=proof)
+    lines = (tmp_path / "folder" / "records.jsonl").read_text().splitlines()
+    assert [Record.model_validate_json(line) for line in lines] == proof
+    (tmp_path / "folder" / "records.jsonl").write_text(lines[0])
+    assert "records.jsonl is not the file that was saved" in refusal(tmp_path / "folder")
+
+
+def test_a_merged_lora_need_not_be_there_any_more(tmp_path: Path) -> None:
+    lora = shutil.copy(LORA, tmp_path / "style.safetensors")
+    saved("tiny-sd", f"lora('{lora}')", tmp_path / "folder")
+    afresh = drawn(opened("tiny-sd", f"lora('{lora}')"))
+    Path(lora).unlink()
+    assert np.array_equal(drawn(opened(tmp_path / "folder")), afresh)
+
+
+def test_other_versions_of_libraries_are_said(copy: Path) -> None:
+    manifest(copy, lambda content: content["environment"]["libraries"].update(torch="2.0"))
+    (note,) = [note for note in opened(copy).warnings if "last bits" in note]
+    assert note.startswith("saved with torch 2.0, here ")
+
+
+# Folders that are not what they say
+
+
+def manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "vivace.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def as_written(folder: Path, *names: str) -> None:
+    """Let `vivace.json` say that these files are as they were written."""
+    manifest(folder, lambda content: content["files"].update({name: sha256(folder / name) for name in names}))
+
+
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str]], None]) -> None:
+    with safe_open(str(path), "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    change(tensors, metadata)
+    save_file(tensors, str(path), metadata=metadata)
+
+
+UNET = "unet/vivace-00001-of-00001.safetensors"
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UnusableModel) as refused:
+        opened(folder)
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+def first_scale(tensors: dict[str, torch.Tensor]) -> str:
+    return next(name for name in tensors if name.endswith(".scale"))
+
+
+def test_a_scale_of_the_wrong_shape(copy: Path) -> None:
+    names: list[str] = []
+
+    def change(tensors: dict[str, torch.Tensor], _: dict[str, str]) -> None:
+        names.append(first_scale(tensors))
+        tensors[names[0]] = tensors[names[0]][1:].contiguous()
+
+    rewrite(copy / UNET, change)
+    assert f"{UNET} is not the file that was saved" in refusal(copy)
+    as_written(copy, UNET)
+    message = refusal(copy)
+    assert UNET in message
+    assert names[0].removesuffix(".scale") in message
+    assert "its scale has the shape" in message
+
+
+def test_a_scale_of_the_wrong_dtype(copy: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor], _: dict[str, str]) -> None:
+        tensors[first_scale(tensors)] = tensors[first_scale(tensors)].to(torch.int32)
+
+    rewrite(copy / UNET, change)
+    as_written(copy, UNET)
+    assert "its scale is int32" in refusal(copy)
+
+
+def test_a_missing_scale(copy: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor], _: dict[str, str]) -> None:
+        del tensors[first_scale(tensors)]
+
+    rewrite(copy / UNET, change)
+    as_written(copy, UNET)
+    assert ".scale' is missing" in refusal(copy)
+
+
+def test_a_class_that_saved_models_do_not_have(copy: Path) -> None:
+    def change(_: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+        metadata["vivace"] = metadata["vivace"].replace('"Int8WeightTensor"', '"os.system"')
+
+    rewrite(copy / UNET, change)
+    as_written(copy, UNET)
+    message = refusal(copy)
+    assert "'os.system'" in message
+    assert UNET in message
+
+
+def test_a_tensor_of_no_layer(copy: Path) -> None:
+    rewrite(copy / UNET, lambda tensors, _: tensors.update({"extra.weight": torch.zeros(1)}))
+    as_written(copy, UNET)
+    assert f"{UNET}: the tensor 'extra.weight' is none of UNet2DConditionModel's" in refusal(copy)
+
+
+def test_a_truncated_file(copy: Path) -> None:
+    path = copy / "vae" / "diffusion_pytorch_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    message = refusal(copy)
+    assert str(path) in message
+    assert "truncated" in message
+
+
+def test_another_architecture(copy: Path) -> None:
+    config = copy / "unet" / "config.json"
+    content = json.loads(config.read_text())
+    content["layers_per_block"] += 1
+    config.write_text(json.dumps(content))
+    assert "unet/config.json is not the file that was saved" in refusal(copy)
+    as_written(copy, "unet/config.json")
+    assert "is missing" in refusal(copy)
+
+
+def test_another_version(copy: Path) -> None:
+    manifest(copy, lambda content: content.update(format=2))
+    assert "vivace.json: the key 'format' is 2, and this version of vivace reads up to 1" in refusal(copy)
+    manifest(copy, lambda content: content.update(format=1, entry="sd-next"))
+    assert "the key 'entry' names 'sd-next'" in refusal(copy)
+
+
+def test_a_technique_of_another_version(copy: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["recipe"]["techniques"][0]["name"] = "smaller_vae"
+
+    manifest(copy, change)
+    assert (
+        "the key 'recipe' cannot be applied: this version of vivace has no technique 'smaller_vae'"
+        in refusal(copy)
+    )
+
+
+def test_files_that_were_added_or_removed(copy: Path) -> None:
+    (copy / "unet" / "more.safetensors").write_bytes((copy / "unet" / "config.json").read_bytes())
+    assert "more.safetensors" in refusal(copy)
+    (copy / "unet" / "more.safetensors").unlink()
+    (copy / "tokenizer" / "tokenizer.json").unlink()
+    assert "the key 'files' names 'tokenizer/tokenizer.json', which is not there" in refusal(copy)
+
+
+def test_defaults_that_are_none(copy: Path) -> None:
+    manifest(copy, lambda content: content["defaults"].pop("width"))
+    assert "vivace.json cannot be read: the key 'defaults.width' must be given" in refusal(copy)
+
+
+def test_a_technique_that_nothing_stores(copy: Path) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["recipe"]["techniques"].append({"name": "steps", "knobs": {"steps": 2}, "targets": []})
+        content["stored"].append({"text": "steps(2)"})
+
+    manifest(copy, change)
+    assert "names 'steps(2)' under the key 'stored', which no recipe stores" in refusal(copy)
+
+
+def test_a_key_that_is_not_known(copy: Path) -> None:
+    manifest(copy, lambda content: content.update(code="import os"))
+    assert "vivace.json cannot be read: the key 'code' is not known" in refusal(copy)
+
+
+# The command line
+
+
+def test_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = "quantize(int8)+steps(2)"
+    assert typed(monkeypatch, "save", "tiny-sd", "small", "--recipe", recipe, "--device", "cpu") == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("wrote small: tiny-sd with quantize(int8)+steps(2), ")
+    assert "note: applied when it is loaded: steps(2)" in err
+    assert "note: .vivace has no record of it; `vivace bench --model tiny-sd --recipe baseline" in err
+    size = ["--height", "64", "--width", "64", "--device", "cpu"]
+    assert typed(monkeypatch, "generate", "a star", "--model", "small", "-o", "a.png", *size) == 0
+    assert "note: small is tiny-sd with quantize(int8)+steps(2)" in capfd.readouterr().err
+    assert typed(monkeypatch, "generate", "a star", "--recipe", recipe, "-o", "b.png", *size) == 0
+    from PIL import Image
+
+    assert Image.open("a.png").text["recipe"] == "quantize(int8)+steps(2)"  # type: ignore[attr-defined]
+    assert np.array_equal(np.asarray(Image.open("a.png")), np.asarray(Image.open("b.png")))
+    capfd.readouterr()
+    assert typed(monkeypatch, "plan", "small") == 0
+    out, _ = capfd.readouterr()
+    assert "quantize(int8)+steps(2)" in out
+    assert "int8" in out
+    assert typed(monkeypatch, "export", "--model", "small") == 2
+    assert "was saved by `vivace save`" in capfd.readouterr().err
+
+
+def test_a_recipe_is_checked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError):
+        resolve("quantise(int8)")
+    assert typed(monkeypatch, "save", "tiny-sd", str(tmp_path / "x"), "--recipe", "quantise(int8)") == 2
+    assert not (tmp_path / "x").exists()
