@@ -25,6 +25,7 @@ _IMPORTED = [
     "torchao.quantization",
     "vivace.machinery.multi_gpu.flux_tokens",
     "vivace.runtime.peer",
+    "vivace.runtime.opening",
     "vivace.runtime.session",
 ]
 

@@ -65,7 +65,7 @@ def test_it_draws_what_vivace_draws(
     with _small(model):
         found = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
         workload = workload_of(found, asked)
-        with mock.patch.object(script, "load_pipeline", return_value=pipeline(model)):
+        with mock.patch.object(script, "pipeline_for", return_value=pipeline(model)):
             written = script.write_script(
                 found,
                 resolve(recipe),

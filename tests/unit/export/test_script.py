@@ -205,7 +205,7 @@ def test_parts_that_overflow_in_fp16_stay_in_fp32() -> None:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes are applied as on an H200, but for what only CUDA can do; scripts are written, and cannot run."""
 
-    def load(found: Any, device: str, keep_on_host: bool, **_: Any) -> Any:
+    def load(found: Any, recipe: Any, device: str, *_: Any) -> Any:
         assert device == "cuda"
         pipe = load_pipeline(found, "cpu")
         for part in pipe.components.values():
@@ -213,11 +213,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.nn.Module.to(part, torch.float16)
         return pipe
 
-    monkeypatch.setattr(script, "load_pipeline", load)
+    monkeypatch.setattr(script, "pipeline_for", load)
     for place in (runtime.session, techniques.quantize):
         monkeypatch.setattr(place, "move_to", lambda module, device: None)
     monkeypatch.setattr(
-        runtime.session, "this_machine", lambda device: Machine(device, "H200", (9, 0), "c++")
+        runtime.opening, "this_machine", lambda device: Machine(device, "H200", (9, 0), "c++")
     )
     monkeypatch.setattr(techniques.offload, "_enable", lambda *args: None)
 

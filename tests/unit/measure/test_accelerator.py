@@ -252,7 +252,7 @@ def test_a_gpu_that_cannot_be_used_is_refused_before_a_model_is_loaded(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fails(monkeypatch, _NOT_LINKED)
-    monkeypatch.setattr("vivace.runtime.session.load_pipeline", lambda *_, **__: pytest.fail("it loads"))
+    monkeypatch.setattr("vivace.runtime.pipelines.load_pipeline", lambda *_, **__: pytest.fail("it loads"))
     with pytest.raises(Unsupported, match=r"--device mps: .* sees it, and cannot use it \(.*not linked.*cpu"):
         vivace.load("tiny-sd", device="mps")
     check_works("cpu")

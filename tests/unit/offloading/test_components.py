@@ -32,7 +32,7 @@ ORDERS = {
 @pytest.fixture(autouse=True)
 def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_enable", lambda pipe, *_: ComponentOffloader(pipe, "cpu", pin=False))
-    monkeypatch.setattr("vivace.runtime.session.this_machine", lambda device: GPU)
+    monkeypatch.setattr("vivace.runtime.opening.this_machine", lambda device: GPU)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LayerOffloader]:
         return made[-1]
 
     monkeypatch.setattr(offload, "_enable", enable)
-    monkeypatch.setattr("vivace.runtime.session.this_machine", lambda device: GPU)
+    monkeypatch.setattr("vivace.runtime.opening.this_machine", lambda device: GPU)
     return made
 
 

@@ -121,7 +121,10 @@ def test_a_call_that_fails_ends_its_turn() -> None:
 def test_copies_of_the_scheduler_in_threads_draw_what_they_do_alone() -> None:
     made = vivace.load("tiny-sd")
     pipes = [
-        type(made.pipe)(**made.pipe.components | {"scheduler": copy.deepcopy(made.pipe.scheduler)})
+        type(made.pipe)(
+            **made.pipe.components
+            | {name: copy.deepcopy(getattr(made.pipe, name)) for name in ("scheduler", "tokenizer")}
+        )
         for _ in range(2)
     ]
     for pipe in pipes:

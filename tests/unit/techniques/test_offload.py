@@ -39,7 +39,7 @@ def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setattr(offload, "_enable", on_cpu)
-    monkeypatch.setattr("vivace.runtime.session.this_machine", lambda device: GPU)
+    monkeypatch.setattr("vivace.runtime.opening.this_machine", lambda device: GPU)
 
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
