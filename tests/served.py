@@ -20,7 +20,7 @@ import uvicorn
 from PIL import Image
 
 from vivace.serve.app import create_app
-from vivace.serve.pool import Pool
+from vivace.serve.pool import ReplicaPool
 from vivace.serve.process import COMMAND, WorkerProcess
 from vivace.serve.settings import ServeSettings
 
@@ -55,7 +55,7 @@ class Served:
     """A running server."""
 
     port: int
-    pool: Pool
+    pool: ReplicaPool
 
     @property
     def url(self) -> str:
@@ -111,7 +111,7 @@ def _headers(answer: Any) -> dict[str, str]:
 @contextlib.contextmanager
 def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variables: str) -> Iterator[Served]:
     """Run a server until its worker is ready, and then the test."""
-    make_pool = functools.partial(Pool, make_process=lambda gpu: WorkerProcess(command, variables))
+    make_pool = functools.partial(ReplicaPool, make_process=lambda gpu: WorkerProcess(command, variables))
     app = create_app(settings, make_pool)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, daemon=True)

@@ -176,7 +176,7 @@ def prove(
     from vivace.prove.drawing import Settings
     from vivace.prove.proving import Options, open_store
     from vivace.prove.scoring import find_all
-    from vivace.prove.sources import Request, prepare
+    from vivace.prove.sources import DrawRequest, prepare
     from vivace.report.text import date
 
     if prompts is not None and prompt_set is not None:
@@ -185,7 +185,7 @@ def prove(
         check_writable(output)
         if is_standard_output(output):
             raise UsageError("-o - would mix the page with the result; give the name of a file")
-    request = Request(
+    request = DrawRequest(
         None if prompts is None else tuple(prompts),
         prompt_set,
         num_prompts,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vivace.prove.figures import PairFigures
-from vivace.prove.verdict import Answer, Verdict
-from vivace.prove.witnesses import WITNESSES, Witness
+from vivace.prove.verdict import ProofAnswer, ProofVerdict
+from vivace.prove.witnesses import WITNESSES, ImageWitness
 from vivace.stats import Equivalence, EquivalenceTest, equivalence
 
 
@@ -73,7 +73,7 @@ def as_good(
     is_rounding: bool,
     num_broken: int,
     shows_something: bool,
-) -> Answer:
+) -> ProofAnswer:
     """Return whether B's images are as good as A's.
 
     Args:
@@ -84,28 +84,32 @@ def as_good(
     """
     if num_broken:
         broken = "1 image is" if num_broken == 1 else f"{num_broken} images are"
-        return Answer(Verdict.FAILED, f"{broken} black, flat, noise or not finite where A's are not")
+        return ProofAnswer(
+            ProofVerdict.FAILED, f"{broken} black, flat, noise or not finite where A's are not"
+        )
     if not listed:
-        return Answer(Verdict.UNCLEAR, NOTHING)
+        return ProofAnswer(ProofVerdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]
     if worse:
-        return Answer(Verdict.FAILED, "; ".join(f"{t.word} ({t.witness} {t.difference})" for t in worse))
+        return ProofAnswer(
+            ProofVerdict.FAILED, "; ".join(f"{t.word} ({t.witness} {t.difference})" for t in worse)
+        )
     if is_rounding:
-        return Answer(Verdict.PROVEN, "every image differs by rounding at most")
+        return ProofAnswer(ProofVerdict.PROVEN, "every image differs by rounding at most")
     if not shows_something:
-        return Answer(Verdict.UNCLEAR, "images of random weights show nothing that could be good")
+        return ProofAnswer(ProofVerdict.UNCLEAR, "images of random weights show nothing that could be good")
     if not is_same_picture and not any(t.reads_prompt for t in listed):
-        return Answer(
-            Verdict.UNCLEAR,
+        return ProofAnswer(
+            ProofVerdict.UNCLEAR,
             "the images are others, and no model is here that reads the prompts; add --scorer NAME",
         )
     unclear = [t for t in listed if t.standing is Standing.UNCLEAR]
     if unclear:
-        return Answer(Verdict.UNCLEAR, _what_decides(unclear))
+        return ProofAnswer(ProofVerdict.UNCLEAR, _what_decides(unclear))
     names = ", ".join(t.witness for t in listed)
     better = [f"{t.word} ({t.witness})" for t in listed if t.standing is Standing.BETTER]
-    return Answer(
-        Verdict.PROVEN, f"within the margin by {names}" + (f"; {', '.join(better)}" if better else "")
+    return ProofAnswer(
+        ProofVerdict.PROVEN, f"within the margin by {names}" + (f"; {', '.join(better)}" if better else "")
     )
 
 
@@ -117,7 +121,7 @@ def _what_decides(unclear: Sequence[WitnessResult]) -> str:
     return f"too few prompts for {names}; about {max(n for n in needed if n is not None)} prompts would tell"
 
 
-def _of_images(pairs: Sequence[PairFigures], witness: Witness) -> WitnessResult:
+def _of_images(pairs: Sequence[PairFigures], witness: ImageWitness) -> WitnessResult:
     values = [(pair.a.alone[witness.name], pair.b.alone[witness.name]) for pair in pairs]
     test = equivalence(
         [witness.difference(a, b) for a, b in values], [pair.prompt for pair in pairs], witness.margin

@@ -10,14 +10,14 @@ from enum import StrEnum
 from typing import Any
 
 from vivace.measure.quality import Pixels, match
-from vivace.prove.drawing import DrawingFailed, DrawnImage, Job, suffix_of
+from vivace.prove.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
 from vivace.prove.endpoint import Endpoint
 from vivace.prove.figures import ReadImage
-from vivace.prove.findings import Finding
+from vivace.prove.findings import ImageFinding
 from vivace.prove.http import NoAnswer
 from vivace.prove.probes import Probe
 from vivace.prove.same import ROUNDING_DB
-from vivace.prove.verdict import Answer, Verdict
+from vivace.prove.verdict import ProofAnswer, ProofVerdict
 from vivace.report.text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Check:
+class ServerCheck:
     """A check: what should hold, whether it does, what was seen, and the request that shows it."""
 
     name: str
@@ -46,7 +46,7 @@ class Check:
     request: str = ""
 
 
-def honest(checks: Sequence[Check], findings: Sequence[Finding]) -> Answer:
+def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> ProofAnswer:
     """Return whether a source does what it is asked for.
 
     Args:
@@ -56,24 +56,26 @@ def honest(checks: Sequence[Check], findings: Sequence[Finding]) -> Answer:
     passed = [check for check in checks if check.status is Status.PASSED]
     if failed or findings:
         parts = [f"{len(failed)} of {len(failed) + len(passed)} checks failed"] if failed else []
-        return Answer(Verdict.FAILED, "; ".join([*parts, *(finding.summary for finding in findings)]))
+        return ProofAnswer(
+            ProofVerdict.FAILED, "; ".join([*parts, *(finding.summary for finding in findings)])
+        )
     if not passed:
-        return Answer(Verdict.LEFT_OUT, "nothing that could be asked")
-    return Answer(Verdict.PROVEN, f"{count(len(passed), 'check')} passed")
+        return ProofAnswer(ProofVerdict.LEFT_OUT, "nothing that could be asked")
+    return ProofAnswer(ProofVerdict.PROVEN, f"{count(len(passed), 'check')} passed")
 
 
-def repeat_check(first: ReadImage, again: ReadImage, request: str) -> Check:
+def repeat_check(first: ReadImage, again: ReadImage, request: str) -> ServerCheck:
     """Check that the same prompt and seed give the same image."""
     name = "the same seed twice gives the same image"
     if (missing := _missing(first, again)) is not None:
-        return Check(name, Status.UNCLEAR, missing, request)
+        return ServerCheck(name, Status.UNCLEAR, missing, request)
     db = _psnr(first.pixels, again.pixels) if first.size == again.size else 0.0
     if math.isinf(db):
-        return Check(name, Status.PASSED, "every pixel is equal", request)
+        return ServerCheck(name, Status.PASSED, "every pixel is equal", request)
     if db >= ROUNDING_DB:
-        return Check(name, Status.PASSED, f"but for rounding, PSNR {db:.0f} dB", request)
+        return ServerCheck(name, Status.PASSED, f"but for rounding, PSNR {db:.0f} dB", request)
     kind = "another image" if _match(first, again) < (DEFAULT_LIMITS.match or 0.9) else "a similar image"
-    return Check(name, Status.FAILED, f"it gives {kind}, PSNR {db:.0f} dB", request)
+    return ServerCheck(name, Status.FAILED, f"it gives {kind}, PSNR {db:.0f} dB", request)
 
 
 def probe_check(
@@ -82,7 +84,7 @@ def probe_check(
     changed: ReadImage,
     reference: tuple[ReadImage, ReadImage] | None,
     request: str,
-) -> Check:
+) -> ServerCheck:
     """Check that another value changes the image as it should.
 
     Args:
@@ -92,21 +94,21 @@ def probe_check(
         return _size_check(probe, changed, request)
     name = f"{_NAMES[probe.name]} changes the image"
     if (missing := _missing(first, changed)) is not None:
-        return Check(name, Status.UNCLEAR, missing, request)
+        return ServerCheck(name, Status.UNCLEAR, missing, request)
     values = f"{probe.before:g} and {probe.after:g}"
     if not _are_equal(first, changed):
-        return Check(name, Status.PASSED, f"{probe.name} {values} give different images", request)
+        return ServerCheck(name, Status.PASSED, f"{probe.name} {values} give different images", request)
     if reference is not None and _missing(*reference) is None and _are_equal(*reference):
-        return Check(
+        return ServerCheck(
             name, Status.UNCLEAR, f"it does not change the reference's images either ({values})", request
         )
     if reference is None and probe.name == "guidance_scale":
         reason = f"{values} give the same image, as models without guidance do"
-        return Check(name, Status.UNCLEAR, reason, request)
-    return Check(name, Status.FAILED, f"{probe.name} {values} give the same image", request)
+        return ServerCheck(name, Status.UNCLEAR, reason, request)
+    return ServerCheck(name, Status.FAILED, f"{probe.name} {values} give the same image", request)
 
 
-def endpoint_checks(endpoint: Endpoint, job: Job, first: ReadImage, read: ReadDrawn) -> list[Check]:
+def endpoint_checks(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> list[ServerCheck]:
     """Return the checks of an images endpoint's own fields. The requests are sent now.
 
     Args:
@@ -119,7 +121,7 @@ def endpoint_checks(endpoint: Endpoint, job: Job, first: ReadImage, read: ReadDr
     return checks
 
 
-def _number_checks(endpoint: Endpoint, job: Job, first: ReadImage, read: ReadDrawn) -> list[Check]:
+def _number_checks(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> list[ServerCheck]:
     body = endpoint.body(job.prompt, job.seed, job.settings, n=2)
     request = endpoint.curl(body)
     name = "n=2 gives two images"
@@ -127,48 +129,51 @@ def _number_checks(endpoint: Endpoint, job: Job, first: ReadImage, read: ReadDra
         contents = endpoint.images(body).contents
         images = [read(DrawnImage(content, suffix_of(content))) for content in contents]
     except DrawingFailed as error:
-        return [Check(name, Status.FAILED, str(error), request)]
+        return [ServerCheck(name, Status.FAILED, str(error), request)]
     if len(images) != 2:
-        return [Check(name, Status.FAILED, f"asked for 2 images, got {len(images)}", request)]
+        return [ServerCheck(name, Status.FAILED, f"asked for 2 images, got {len(images)}", request)]
     if (missing := _missing(*images)) is not None:
-        return [Check(name, Status.FAILED, missing, request)]
+        return [ServerCheck(name, Status.FAILED, missing, request)]
     if _are_equal(*images):
-        return [Check(name, Status.FAILED, "both images are the same", request)]
-    checks = [Check(name, Status.PASSED, "two different images", request)]
+        return [ServerCheck(name, Status.FAILED, "both images are the same", request)]
+    checks = [ServerCheck(name, Status.PASSED, "two different images", request)]
     name = "n=2 begins with the image of n=1"
     if _missing(first, images[0]) is None and _is_near(first, images[0]):
-        return [*checks, Check(name, Status.PASSED, "the first of two images is that of the seed", request)]
-    return [*checks, Check(name, Status.FAILED, "a batch changes what the seed draws", request)]
+        return [
+            *checks,
+            ServerCheck(name, Status.PASSED, "the first of two images is that of the seed", request),
+        ]
+    return [*checks, ServerCheck(name, Status.FAILED, "a batch changes what the seed draws", request)]
 
 
-def _unknown_field_check(endpoint: Endpoint, job: Job) -> Check:
+def _unknown_field_check(endpoint: Endpoint, job: DrawJob) -> ServerCheck:
     body = endpoint.body(job.prompt, job.seed, job.settings, **{_UNKNOWN_FIELD: 1})
     return _refusal(
         endpoint, body, "an unknown field is refused", "an unknown field is ignored, so a typo is too"
     )
 
 
-def _impossible_check(endpoint: Endpoint, job: Job, field: str, value: Any) -> Check:
+def _impossible_check(endpoint: Endpoint, job: DrawJob, field: str, value: Any) -> ServerCheck:
     body = endpoint.body(job.prompt, job.seed, job.settings, **{field: value})
     return _refusal(
         endpoint, body, f"{field}={value} is refused", f"{field}={value} is taken for something else"
     )
 
 
-def _refusal(endpoint: Endpoint, body: dict[str, Any], name: str, otherwise: str) -> Check:
+def _refusal(endpoint: Endpoint, body: dict[str, Any], name: str, otherwise: str) -> ServerCheck:
     request = endpoint.curl(body)
     try:
         answer = endpoint.ask(body)
     except NoAnswer as error:
-        return Check(name, Status.FAILED, str(error), request)
+        return ServerCheck(name, Status.FAILED, str(error), request)
     if answer.is_refusal:
-        return Check(name, Status.PASSED, f"HTTP {answer.status}", request)
+        return ServerCheck(name, Status.PASSED, f"HTTP {answer.status}", request)
     if answer.status == 200:
-        return Check(name, Status.FAILED, f"HTTP 200: {otherwise}", request)
-    return Check(name, Status.FAILED, f"{answer.complaint[:160]}, which is no refusal (4xx)", request)
+        return ServerCheck(name, Status.FAILED, f"HTTP 200: {otherwise}", request)
+    return ServerCheck(name, Status.FAILED, f"{answer.complaint[:160]}, which is no refusal (4xx)", request)
 
 
-def _together_check(endpoint: Endpoint, job: Job, first: ReadImage, read: ReadDrawn) -> Check:
+def _together_check(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> ServerCheck:
     """Check that a request gives its own image beside another one, after all the requests that were wrong."""
     name = "two requests at once give each its own image"
     body = endpoint.body(job.prompt, job.seed, job.settings)
@@ -180,24 +185,24 @@ def _together_check(endpoint: Endpoint, job: Job, first: ReadImage, read: ReadDr
         try:
             own, other = (read(result.result()) for result in drawn)
         except DrawingFailed as error:
-            return Check(name, Status.FAILED, str(error), request)
+            return ServerCheck(name, Status.FAILED, str(error), request)
     if (missing := _missing(first, own, other)) is not None:
-        return Check(name, Status.UNCLEAR, missing, request)
+        return ServerCheck(name, Status.UNCLEAR, missing, request)
     if not _is_near(first, own):
-        return Check(name, Status.FAILED, "beside another request it draws another image", request)
-    return Check(name, Status.PASSED, "as alone", request)
+        return ServerCheck(name, Status.FAILED, "beside another request it draws another image", request)
+    return ServerCheck(name, Status.PASSED, "as alone", request)
 
 
-def _size_check(probe: Probe, changed: ReadImage, request: str) -> Check:
+def _size_check(probe: Probe, changed: ReadImage, request: str) -> ServerCheck:
     name = "the size is what was asked for"
     if changed.size is None:
         is_refused = changed.reason.startswith("HTTP 4")  # which is honest
         status = Status.UNCLEAR if is_refused else Status.FAILED
-        return Check(name, status, f"{probe.after}: {changed.reason}", request)
+        return ServerCheck(name, status, f"{probe.after}: {changed.reason}", request)
     size = "{}x{}".format(*changed.size)
     if size == probe.after:
-        return Check(name, Status.PASSED, size, request)
-    return Check(name, Status.FAILED, f"asked for {probe.after}, got {size}", request)
+        return ServerCheck(name, Status.PASSED, size, request)
+    return ServerCheck(name, Status.FAILED, f"asked for {probe.after}, got {size}", request)
 
 
 def _missing(*images: ReadImage) -> str | None:

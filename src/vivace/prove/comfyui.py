@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from vivace.prove.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
-from vivace.prove.http import Answer, NoAnswer, send_patiently
+from vivace.prove.http import HttpAnswer, NoAnswer, send_patiently
 from vivace.prove.sides import ComfySide
 from vivace.prove.workflow import Workflow
 from vivace.untrusted.files import parse_json
@@ -77,7 +77,7 @@ class ComfyUI:
             raise DrawingFailed(f"the image is not there ({answer.complaint})")
         return answer.content
 
-    def _send(self, path: str, body: dict[str, Any] | None) -> Answer:
+    def _send(self, path: str, body: dict[str, Any] | None) -> HttpAnswer:
         return send_patiently(f"{self._url}{path}", body, self._timeout_s, self._key)
 
 

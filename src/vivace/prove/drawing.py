@@ -78,7 +78,7 @@ class Drawer(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class DrawJob:
     """An image to draw. `repeat` tells the same image, drawn again, from the first."""
 
     prompt: str

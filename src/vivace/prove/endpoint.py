@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 
 from vivace.errors import Unsupported, UsageError
 from vivace.prove.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
-from vivace.prove.http import Answer, NoAnswer, NoConnection, has_same_host, send, send_patiently
+from vivace.prove.http import HttpAnswer, NoAnswer, NoConnection, has_same_host, send, send_patiently
 from vivace.prove.sides import EndpointSide
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.text import plain
@@ -120,7 +120,7 @@ class Endpoint:
             notes = (*notes, f"the server was busy (HTTP {answer.busy[-1]}) and was asked again")
         return ServedImages(contents, answer.seconds, notes)
 
-    def ask(self, body: dict[str, Any]) -> Answer:
+    def ask(self, body: dict[str, Any]) -> HttpAnswer:
         """Send a request and return the answer, whatever it is.
 
         Raises:
@@ -128,7 +128,7 @@ class Endpoint:
         """
         return send_patiently(self.url, body, self._timeout_s, self._key)
 
-    def _contents(self, answer: Answer) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
+    def _contents(self, answer: HttpAnswer) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
         """Return the images of an answer, and what was remarkable about it.
 
         Raises:

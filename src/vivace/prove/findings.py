@@ -23,7 +23,7 @@ RequestOf = Callable[[Pair], str]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ImageFinding:
     """Something wrong, in words, with an example, and a request that shows it, or ""."""
 
     summary: str
@@ -35,14 +35,14 @@ class Finding:
         return f"{self.summary}, e.g. {self.example}"
 
 
-def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Finding]:
+def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
     """Return the kinds of broken images that B has where A has none."""
     by_fault: dict[str, list[PairFigures]] = {}
     for pair in broken_pairs(pairs):
         for fault in pair.b.faults:
             by_fault.setdefault(fault, []).append(pair)
     return [
-        Finding(
+        ImageFinding(
             f"{fault}: {count(len(hit), 'image')} of B",
             label(hit[0]),
             request_of((hit[0].prompt, hit[0].seed)),
@@ -56,7 +56,7 @@ def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
     return [pair for pair in pairs if pair.b.faults and not pair.a.faults]
 
 
-def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Finding]:
+def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
     """Return which of B's images are the same though A's differ, and what B seems to ignore."""
     groups: dict[str, list[PairFigures]] = {}
     for pair in pairs:
@@ -73,7 +73,7 @@ def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Find
             number = sum(len(group) for group in hit)
             first, second = hit[0][:2]
             findings.append(
-                Finding(
+                ImageFinding(
                     f"duplicates: {number} of B's {len(pairs)} images are equal to others of B, as if {cause}",
                     f"{label(first)} and {label(second)}",
                     request_of((second.prompt, second.seed)),
@@ -82,7 +82,7 @@ def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Find
     return findings
 
 
-def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[Finding]:
+def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
     """Return whether B's images are A's of other seeds or prompts."""
     thumbnails = {id(pair): thumbnail(pair.a.pixels) for pair in pairs if pair.a.is_there}
     hits = []
@@ -98,7 +98,7 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
     kind = kinds.most_common(1)[0][0]
     pair, other = hits[0]
     return [
-        Finding(
+        ImageFinding(
             f"switched: {count(len(hits), 'image')} of B are A's of another {kind}",
             f"{label(pair)} is A's {label(other)}",
             request_of((pair.prompt, pair.seed)),

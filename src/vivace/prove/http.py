@@ -36,7 +36,7 @@ class NoConnection(NoAnswer):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """What a server answered.
 
     Attributes:
@@ -69,7 +69,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         raise NoAnswer(f"it redirects to {plain(newurl)[:200]}; give that address if it is the right one")
 
 
-def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | None = None) -> Answer:
+def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | None = None) -> HttpAnswer:
     """Send one request, a POST of JSON if there is a body, and return the answer, whatever its status.
 
     Args:
@@ -89,12 +89,12 @@ def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | Non
     try:
         try:
             with _opener(url).open(request, timeout=timeout_s) as reply:
-                return Answer(reply.status, _read(reply, began + timeout_s), time.monotonic() - began)
+                return HttpAnswer(reply.status, _read(reply, began + timeout_s), time.monotonic() - began)
         except urllib.error.HTTPError as error:
             with error:
                 content = error.read(10_000)
                 wait_s = _seconds(error.headers.get("Retry-After"))
-                return Answer(error.code, content, time.monotonic() - began, wait_s)
+                return HttpAnswer(error.code, content, time.monotonic() - began, wait_s)
     except urllib.error.URLError as error:
         if isinstance(error.reason, TimeoutError):
             raise _too_slow(timeout_s) from None
@@ -111,7 +111,7 @@ def send_patiently(
     timeout_s: float,
     key: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Answer:
+) -> HttpAnswer:
     """Send one request, again while the server says that it is busy.
 
     Raises:

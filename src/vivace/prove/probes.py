@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vivace.prove.drawing import Job, Settings
+from vivace.prove.drawing import DrawJob, Settings
 from vivace.prove.sides import ComfySide, EndpointSide, FunctionSide
 from vivace.prove.sources import Prepared
 
@@ -24,14 +24,14 @@ class Probe:
     name: str
     before: object
     after: object
-    job: Job
+    job: DrawJob
 
 
-def main_jobs(prepared: Prepared) -> list[Job]:
-    return [Job(prompt, seed, prepared.settings) for prompt, seed in prepared.pairs]
+def main_jobs(prepared: Prepared) -> list[DrawJob]:
+    return [DrawJob(prompt, seed, prepared.settings) for prompt, seed in prepared.pairs]
 
 
-def own_jobs(prepared: Prepared) -> list[Job]:
+def own_jobs(prepared: Prepared) -> list[DrawJob]:
     """Return A's images for its own distances: the same again; another seed, where all have the same one."""
     if not prepared.a.draws:
         return []
@@ -39,14 +39,14 @@ def own_jobs(prepared: Prepared) -> list[Job]:
     return jobs + other_seed_jobs(prepared)
 
 
-def other_seed_jobs(prepared: Prepared) -> list[Job]:
+def other_seed_jobs(prepared: Prepared) -> list[DrawJob]:
     """Return A's images of another seed, where each prompt has only one."""
     if len({seed for _, seed in prepared.pairs}) > 1:
         return []
     return [replace(job, seed=job.seed + 1) for job in main_jobs(prepared)[:_NUM_REPEATS]]
 
 
-def repeat_job(prepared: Prepared) -> Job:
+def repeat_job(prepared: Prepared) -> DrawJob:
     return replace(main_jobs(prepared)[0], repeat=1)
 
 
@@ -77,7 +77,7 @@ def reference_probes(prepared: Prepared) -> list[Probe]:
     return [probe for probe in probes(prepared) if probe.name in ("num_inference_steps", "guidance_scale")]
 
 
-def _probe(first: Job, name: str, before: float, after: float) -> Probe:
+def _probe(first: DrawJob, name: str, before: float, after: float) -> Probe:
     changes: dict[str, Any] = {name: after}
     return Probe(name, before, after, replace(first, settings=replace(first.settings, **changes)))
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vivace.prove.as_good import WitnessResult
-from vivace.prove.checks import Check, Status
+from vivace.prove.checks import ServerCheck, Status
 from vivace.prove.drawing import Settings
 from vivace.prove.figures import AGAINST, PairFigures
-from vivace.prove.findings import Finding
+from vivace.prove.findings import ImageFinding
 from vivace.prove.same import OwnDistances, means, nearness
-from vivace.prove.verdict import Answer, Verdict
+from vivace.prove.verdict import ProofAnswer, ProofVerdict
 from vivace.report.text import count
 
 Claim = Literal["same", "as-good", "honest"]
@@ -40,11 +40,11 @@ class FailUnder:
     reached: float | None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ProofVerdict:
         if self.reached is None:
-            return Verdict.UNCLEAR
+            return ProofVerdict.UNCLEAR
         is_kept = self.reached <= self.limit if self.metric == "lpips" else self.reached >= self.limit
-        return Verdict.PROVEN if is_kept else Verdict.FAILED
+        return ProofVerdict.PROVEN if is_kept else ProofVerdict.FAILED
 
     @property
     def text(self) -> str:
@@ -74,18 +74,20 @@ class Proof:
     pairs: tuple[PairFigures, ...]
     own: OwnDistances
     witness_results: tuple[WitnessResult, ...]
-    checks: tuple[Check, ...]
-    findings: tuple[Finding, ...]
+    checks: tuple[ServerCheck, ...]
+    findings: tuple[ImageFinding, ...]
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
-    same: Answer
-    good: Answer
-    honest: Answer
+    same: ProofAnswer
+    good: ProofAnswer
+    honest: ProofAnswer
     fail_under: tuple[FailUnder, ...] = ()
-    legible: Answer = field(default=Answer(Verdict.LEFT_OUT, "this version does not read the text in images"))
+    legible: ProofAnswer = field(
+        default=ProofAnswer(ProofVerdict.LEFT_OUT, "this version does not read the text in images")
+    )
 
     @property
-    def answers(self) -> dict[str, Answer]:
+    def answers(self) -> dict[str, ProofAnswer]:
         """The answers by question."""
         return {
             "Same image?": self.same,
@@ -95,34 +97,34 @@ class Proof:
         }
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ProofVerdict:
         """The verdict on the claims together."""
         by_claim = {"same": self.same, "as-good": self.good, "honest": self.honest}
         verdicts = [by_claim[claim].verdict for claim in self.claims]
         verdicts += [limit.verdict for limit in self.fail_under]
-        if Verdict.FAILED in verdicts:
-            return Verdict.FAILED
-        return Verdict.PROVEN if set(verdicts) == {Verdict.PROVEN} else Verdict.UNCLEAR
+        if ProofVerdict.FAILED in verdicts:
+            return ProofVerdict.FAILED
+        return ProofVerdict.PROVEN if set(verdicts) == {ProofVerdict.PROVEN} else ProofVerdict.UNCLEAR
 
     @property
     def exit_code(self) -> int:
         """0 if the claims are proven, 1 if one failed, 4 if that cannot be told or images are missing."""
-        if self.verdict is Verdict.FAILED:
+        if self.verdict is ProofVerdict.FAILED:
             return FAILED
-        return PROVEN if self.verdict is Verdict.PROVEN and not self.failures else CANNOT_TELL
+        return PROVEN if self.verdict is ProofVerdict.PROVEN and not self.failures else CANNOT_TELL
 
     @property
     def headline(self) -> str:
         """The verdict as a sentence, without the names of both sides."""
-        if self.same.verdict is Verdict.PROVEN and self.good.verdict is not Verdict.FAILED:
+        if self.same.verdict is ProofVerdict.PROVEN and self.good.verdict is not ProofVerdict.FAILED:
             text = "B draws the same images as A"
-        elif self.good.verdict is Verdict.PROVEN:
+        elif self.good.verdict is ProofVerdict.PROVEN:
             text = "B is as good as A; its images are others"
-        elif self.good.verdict is Verdict.FAILED:
+        elif self.good.verdict is ProofVerdict.FAILED:
             text = f"B is worse than A: {self.good.reason}"
         else:
             text = f"Cannot tell whether B is as good as A: {self.good.reason}"
-        if self.honest.verdict is Verdict.FAILED:
+        if self.honest.verdict is ProofVerdict.FAILED:
             text += f"; {self.honest.reason}"
         if self.failures:
             text += f"; {count(len(self.failures), 'image')} could not be compared"
@@ -171,7 +173,7 @@ class Proof:
         }
 
 
-def failed_checks(checks: Sequence[Check]) -> list[Check]:
+def failed_checks(checks: Sequence[ServerCheck]) -> list[ServerCheck]:
     return [check for check in checks if check.status is Status.FAILED]
 
 

@@ -15,15 +15,15 @@ from vivace.prove.checks import Status
 from vivace.prove.proof import Proof
 from vivace.prove.proof_text import described, distance_rows, metric
 from vivace.prove.side_by_side import counts, order_in_words, rows_of
-from vivace.prove.verdict import Verdict
+from vivace.prove.verdict import ProofVerdict
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
 from vivace.untrusted.text import plain
 
 _LOOKS = {
-    Verdict.PROVEN: "good",
-    Verdict.FAILED: "bad",
-    Verdict.UNCLEAR: "open",
-    Verdict.LEFT_OUT: "open",
+    ProofVerdict.PROVEN: "good",
+    ProofVerdict.FAILED: "bad",
+    ProofVerdict.UNCLEAR: "open",
+    ProofVerdict.LEFT_OUT: "open",
 }
 _METRICS = (("PSNR, dB", "psnr_db"), ("SSIM", "ssim"), ("match", "match"), ("LPIPS", "lpips"))
 
@@ -113,7 +113,7 @@ def _tiles(proof: Proof) -> list[Tile]:
             answer.reason,
             # An image that need not be the same is no fault.
             _LOOKS[answer.verdict]
-            if answer.verdict is Verdict.PROVEN or is_claimed.get(question)
+            if answer.verdict is ProofVerdict.PROVEN or is_claimed.get(question)
             else "open",
         )
         for question, answer in proof.answers.items()

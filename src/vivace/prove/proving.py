@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.prove.as_good import as_good, witness_results
-from vivace.prove.checks import Check, Status, endpoint_checks, honest, probe_check, repeat_check
-from vivace.prove.drawing import DrawingFailed, DrawnImage, Job
+from vivace.prove.checks import ServerCheck, Status, endpoint_checks, honest, probe_check, repeat_check
+from vivace.prove.drawing import DrawingFailed, DrawJob, DrawnImage
 from vivace.prove.endpoint import Endpoint
 from vivace.prove.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
-from vivace.prove.findings import Finding, broken, broken_pairs, duplicates, switched
+from vivace.prove.findings import ImageFinding, broken, broken_pairs, duplicates, switched
 from vivace.prove.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
 from vivace.prove.proof import Claim, FailUnder, Failure, Proof
 from vivace.prove.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.prove.scoring import Judges, add_all_scores
 from vivace.prove.sides import EndpointSide
-from vivace.prove.sources import Pair, Prepared, Source
+from vivace.prove.sources import ImageSource, Pair, Prepared
 from vivace.prove.store import Letter, ProofStore
-from vivace.prove.verdict import Verdict
+from vivace.prove.verdict import ProofVerdict
 
 if TYPE_CHECKING:
     from vivace.prove.drawing import Drawer
@@ -46,7 +46,7 @@ class Options:
     fail_under: Mapping[str, float] | None = None
 
 
-def jobs_of(prepared: Prepared, letter: Letter) -> list[Job]:
+def jobs_of(prepared: Prepared, letter: Letter) -> list[DrawJob]:
     """Return every image that a side draws, those of the prompts first."""
     jobs = main_jobs(prepared)
     if letter == "a":
@@ -83,7 +83,7 @@ def draw_side(
             on_progress(letter, len(jobs) - len(todo) + todo.index(job) + 1, len(jobs))
 
 
-def _draw(drawer: Drawer, letter: Letter, job: Job, store: ProofStore) -> bool:
+def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore) -> bool:
     """Draw and keep one image; return whether there is one."""
     try:
         image = drawer.draw(job.prompt, job.seed, job.settings)
@@ -118,7 +118,7 @@ def conclude(
     listed = witness_results(pairs, limits)
     good = as_good(
         listed,
-        is_same_picture=same.verdict is Verdict.PROVEN,
+        is_same_picture=same.verdict is ProofVerdict.PROVEN,
         is_rounding=all(p.against and p.against["psnr_db"] >= ROUNDING_DB for p in pairs if p.is_complete),
         num_broken=len(broken_pairs(pairs)),
         shows_something=prepared.shows_something,
@@ -158,9 +158,9 @@ class _Pictures:
 
     def __init__(self, store: ProofStore) -> None:
         self._store = store
-        self._read: dict[tuple[Letter, Job], ReadImage] = {}
+        self._read: dict[tuple[Letter, DrawJob], ReadImage] = {}
 
-    def image(self, letter: Letter, job: Job) -> ReadImage:
+    def image(self, letter: Letter, job: DrawJob) -> ReadImage:
         key = (letter, job)
         if key not in self._read:
             self._read[key] = read_image(self._store.image(letter, job))
@@ -178,7 +178,7 @@ def _own_distances(prepared: Prepared, pictures: _Pictures, distances: Distances
         if job.repeat:
             before = next(first for first in jobs if (first.prompt, first.seed) == (job.prompt, job.seed))
             repeats.append((before, job))
-    by_prompt: dict[str, list[Job]] = {}
+    by_prompt: dict[str, list[DrawJob]] = {}
     for job in (*jobs, *(job for job in own_jobs(prepared) if not job.repeat)):
         by_prompt.setdefault(job.prompt, []).append(job)
     for same_prompt in by_prompt.values():
@@ -189,7 +189,7 @@ def _own_distances(prepared: Prepared, pictures: _Pictures, distances: Distances
 
 
 def _metrics(
-    jobs: Sequence[tuple[Job, Job]], pictures: _Pictures, distances: Distances
+    jobs: Sequence[tuple[DrawJob, DrawJob]], pictures: _Pictures, distances: Distances
 ) -> list[dict[str, float]]:
     """Return the metrics of A's images against other images of A."""
     pairs = [
@@ -199,13 +199,13 @@ def _metrics(
     return [pair.against for pair in pairs if pair.against]
 
 
-def _endpoint(prepared: Prepared, source: Source) -> Endpoint | None:
+def _endpoint(prepared: Prepared, source: ImageSource) -> Endpoint | None:
     return prepared.endpoint(source) if isinstance(source.side, EndpointSide) else None
 
 
 def _findings(
     prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, endpoint: Endpoint | None
-) -> list[Finding]:
+) -> list[ImageFinding]:
     def request_of(pair: Pair) -> str:
         return "" if endpoint is None else endpoint.curl(endpoint.body(*pair, prepared.settings))
 
@@ -213,15 +213,15 @@ def _findings(
     return [*listed, *switched(pairs, own, request_of)]
 
 
-def _checks(prepared: Prepared, pictures: _Pictures, endpoint: Endpoint | None) -> list[Check]:
+def _checks(prepared: Prepared, pictures: _Pictures, endpoint: Endpoint | None) -> list[ServerCheck]:
     if not prepared.b.draws:
         return []
     job = main_jobs(prepared)[0]
     first = pictures.image("b", job)
     if not first.is_there:
-        return [Check("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
+        return [ServerCheck("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
 
-    def request_of(drawn: Job) -> str:
+    def request_of(drawn: DrawJob) -> str:
         if endpoint is None:
             return ""
         return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))

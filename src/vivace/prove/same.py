@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vivace.prove.figures import AGAINST, PairFigures
-from vivace.prove.verdict import Answer, Verdict
+from vivace.prove.verdict import ProofAnswer, ProofVerdict
 from vivace.report.text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 from vivace.stats import mean_interval
@@ -83,13 +83,13 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     return result
 
 
-def same_picture(pairs: Sequence[PairFigures], own: OwnDistances) -> Answer:
+def same_picture(pairs: Sequence[PairFigures], own: OwnDistances) -> ProofAnswer:
     """Return whether B draws the same images as A."""
     compared = [pair for pair in pairs if pair.against]
     if not compared:
         reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
         reason = next((reason for reason in reasons if reason), "no pair of images to compare")
-        return Answer(Verdict.UNCLEAR, reason)
+        return ProofAnswer(ProofVerdict.UNCLEAR, reason)
     levels = [nearness(pair.against, own) for pair in compared]
     counts = Counter(levels)
     listed = ", ".join(f"{counts[level]} {level.value}" for level in Nearness if counts[level])
@@ -98,18 +98,20 @@ def same_picture(pairs: Sequence[PairFigures], own: OwnDistances) -> Answer:
     if not off:
         what = "every image" if len(levels) > 1 else "the image"
         if counts[Nearness.ITSELF] == len(levels):
-            return Answer(Verdict.PROVEN, f"{what} ({len(levels)}) is as near as the reference is to itself")
-        return Answer(Verdict.PROVEN, summary)
+            return ProofAnswer(
+                ProofVerdict.PROVEN, f"{what} ({len(levels)}) is as near as the reference is to itself"
+            )
+        return ProofAnswer(ProofVerdict.PROVEN, summary)
     interval = mean_interval(
         [pair.against["match"] for pair in compared], [pair.prompt for pair in compared], 0.9
     )
     if counts[Nearness.ANOTHER] > _FEW * len(levels) or (
         interval.high is not None and interval.high < _near()
     ):
-        return Answer(Verdict.FAILED, summary)
+        return ProofAnswer(ProofVerdict.FAILED, summary)
     if interval.low is not None and interval.low >= _near():
-        return Answer(Verdict.PROVEN, summary)
-    return Answer(Verdict.UNCLEAR, f"{summary}; give more prompts")
+        return ProofAnswer(ProofVerdict.PROVEN, summary)
+    return ProofAnswer(ProofVerdict.UNCLEAR, f"{summary}; give more prompts")
 
 
 def _near() -> float:

@@ -21,7 +21,7 @@ _WINDOW = 4  # the marked place is a fourth of the image's sides
 
 
 @dataclass(frozen=True)
-class Place:
+class MarkedPlace:
     """A rectangle, in percent of the image's sides."""
 
     x: float
@@ -46,7 +46,7 @@ class PageRow:
     prompt: str
     seed: int | None
     images: tuple[PageImage, ...]
-    place: Place | None
+    place: MarkedPlace | None
     caption: str
     is_bad: bool
 
@@ -64,7 +64,7 @@ def rows_of(proof: Proof) -> list[PageRow]:
     return rows
 
 
-def place_of(a: Pixels, b: Pixels) -> Place | None:
+def place_of(a: Pixels, b: Pixels) -> MarkedPlace | None:
     """Return the window in which two images of the same size differ most; None if they are equal."""
     height, width = a.shape[:2]
     tall, wide = max(1, height // _WINDOW), max(1, width // _WINDOW)
@@ -74,7 +74,7 @@ def place_of(a: Pixels, b: Pixels) -> Place | None:
     sums = np.pad(difference, ((1, 0), (1, 0))).cumsum(axis=0).cumsum(axis=1)
     windows = sums[tall:, wide:] - sums[:-tall, wide:] - sums[tall:, :-wide] + sums[:-tall, :-wide]
     y, x = np.unravel_index(int(windows.argmax()), windows.shape)
-    return Place(
+    return MarkedPlace(
         round(100 * float(x) / width, 2),
         round(100 * float(y) / height, 2),
         round(100 * wide / width, 2),

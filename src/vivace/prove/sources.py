@@ -37,7 +37,7 @@ OnNote = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class Request:
+class DrawRequest:
     """What is to be drawn, and how.
 
     Attributes:
@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """One side.
 
     Attributes:
@@ -109,13 +109,13 @@ class Prepared:
         settings: of all images; None where neither side says.
     """
 
-    a: Source
-    b: Source
+    a: ImageSource
+    b: ImageSource
     pairs: tuple[Pair, ...]
     knows_prompts: bool
     prompt_set: str
     settings: Settings
-    request: Request
+    request: DrawRequest
 
     @property
     def identity(self) -> str:
@@ -141,7 +141,10 @@ class Prepared:
         return tuple(dict.fromkeys(prompt for prompt, _ in self.pairs))
 
     def open(
-        self, source: Source, is_read: Callable[[], None] = lambda: None, on_note: OnNote = lambda text: None
+        self,
+        source: ImageSource,
+        is_read: Callable[[], None] = lambda: None,
+        on_note: OnNote = lambda text: None,
     ) -> Drawer:
         """Return what draws a side."""
         side = source.side
@@ -160,14 +163,14 @@ class Prepared:
         assert source.images is not None
         return Folder(_images_of(source.images, self.pairs, self.knows_prompts))
 
-    def endpoint(self, source: Source) -> Endpoint:
+    def endpoint(self, source: ImageSource) -> Endpoint:
         """Return the images endpoint of a side that is one."""
         from vivace.prove.endpoint import Endpoint
 
         assert isinstance(source.side, EndpointSide)
         return Endpoint(source.side, self.request.timeout_s, self._key(source))
 
-    def _key(self, source: Source) -> str | None:
+    def _key(self, source: ImageSource) -> str | None:
         return self.request.key_a if source is self.a else self.request.key_b
 
     def _recipe_drawer(self, side: RecipeSide, is_read: Callable[[], None], on_note: OnNote) -> Drawer:
@@ -180,7 +183,7 @@ class Prepared:
         )
 
 
-def prepare(a: str, b: str, request: Request) -> Prepared:
+def prepare(a: str, b: str, request: DrawRequest) -> Prepared:
     """Return both sides, checked; nothing is drawn yet.
 
     Raises:
@@ -213,22 +216,22 @@ def _code_of(side: Side) -> str:
     return f"@{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
-def _source(text: str, key: str | None) -> Source:
+def _source(text: str, key: str | None) -> ImageSource:
     side = parse_side(text)
     if isinstance(side, EndpointSide):
         from vivace.prove.endpoint import with_model
 
-        return Source(with_model(side, key=key))
+        return ImageSource(with_model(side, key=key))
     if isinstance(side, FolderSide):
-        return Source(side, images=read_folder(side.text))
+        return ImageSource(side, images=read_folder(side.text))
     if isinstance(side, RecipeSide):
         from vivace.models.find import find_model
 
-        return Source(side, find_model(side.model))
-    return Source(side)
+        return ImageSource(side, find_model(side.model))
+    return ImageSource(side)
 
 
-def _check(prepared: Prepared, source: Source) -> None:
+def _check(prepared: Prepared, source: ImageSource) -> None:
     """Raise what is wrong with a side before anything is drawn."""
     if source.draws and not prepared.knows_prompts:
         raise UsageError(
@@ -243,7 +246,9 @@ def _recipe(side: Side) -> str:
     return resolve(side.recipe).text if isinstance(side, RecipeSide) else ""
 
 
-def _pairs(sources: Sequence[Source], request: Request, prompt_set: str) -> tuple[tuple[Pair, ...], bool]:
+def _pairs(
+    sources: Sequence[ImageSource], request: DrawRequest, prompt_set: str
+) -> tuple[tuple[Pair, ...], bool]:
     """Return what is drawn, and whether its prompts are known."""
     folders = [source.images for source in sources if source.images is not None]
     if request.prompts is None and request.prompt_set is None and folders:

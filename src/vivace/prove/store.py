@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vivace.errors import StoreError
-from vivace.prove.drawing import DrawingFailed, DrawnImage, Job
+from vivace.prove.drawing import DrawingFailed, DrawJob, DrawnImage
 from vivace.untrusted.destinations import replace, write_new
 from vivace.untrusted.files import parse_json, read_bytes
 
@@ -73,15 +73,15 @@ class ProofStore:
         self._images = self._read()
         self.num_resumed = sum(image.path is not None for image in self._images.values())
 
-    def image(self, side: Letter, job: Job) -> KeptImage | None:
+    def image(self, side: Letter, job: DrawJob) -> KeptImage | None:
         """Return an image, or why there is none; None if it was never tried."""
         return self._images.get(_key(side, job))
 
-    def is_drawn(self, side: Letter, job: Job) -> bool:
+    def is_drawn(self, side: Letter, job: DrawJob) -> bool:
         image = self.image(side, job)
         return image is not None and image.path is not None
 
-    def keep(self, side: Letter, job: Job, image: DrawnImage) -> None:
+    def keep(self, side: Letter, job: DrawJob, image: DrawnImage) -> None:
         """Keep an image at once."""
         kept = self.keep_file(image)
         self._append(
@@ -103,7 +103,7 @@ class ProofStore:
         write_new(path, image.content)
         return KeptImage(path, sha256, image.seconds, image.faults, image.notes)
 
-    def keep_failure(self, side: Letter, job: Job, failure: DrawingFailed) -> None:
+    def keep_failure(self, side: Letter, job: DrawJob, failure: DrawingFailed) -> None:
         """Keep why an image was not drawn; a later run tries again."""
         self._append(side, job, {"reason": str(failure), "request": failure.request})
 
@@ -115,7 +115,7 @@ class ProofStore:
         """Note that the run ended."""
         replace(self.folder / _ENDED, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}\n".encode())
 
-    def _append(self, side: Letter, job: Job, fields: dict[str, Any]) -> None:
+    def _append(self, side: Letter, job: DrawJob, fields: dict[str, Any]) -> None:
         line = {"key": _key(side, job), "at": datetime.now(UTC).isoformat(timespec="seconds")} | fields
         content = (json.dumps(line) + "\n").encode()
         try:
@@ -178,5 +178,5 @@ class ProofStore:
         (self.folder / _LINES).unlink(missing_ok=True)
 
 
-def _key(side: Letter, job: Job) -> str:
+def _key(side: Letter, job: DrawJob) -> str:
     return json.dumps([side, job.prompt, job.seed, asdict(job.settings), job.repeat], ensure_ascii=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class ProofVerdict(StrEnum):
     """Whether a claim holds."""
 
     PROVEN = "proven"
@@ -16,13 +16,13 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProofAnswer:
     """The verdict on a question, and the reason as part of a sentence."""
 
-    verdict: Verdict
+    verdict: ProofVerdict
     reason: str
 
     @property
     def word(self) -> str:
         """The answer to the question, e.g. "yes" or "cannot tell"."""
-        return {Verdict.PROVEN: "yes", Verdict.FAILED: "no"}.get(self.verdict, self.verdict.value)
+        return {ProofVerdict.PROVEN: "yes", ProofVerdict.FAILED: "no"}.get(self.verdict, self.verdict.value)

@@ -30,7 +30,7 @@ _GAIN = 6.0  # standard deviation of the difference of two Laplacians, for white
 
 
 @dataclass(frozen=True)
-class Witness:
+class ImageWitness:
     """A figure of an image, and how far its mean may move.
 
     Attributes:
@@ -65,11 +65,11 @@ class Witness:
 
 
 WITNESSES = (
-    Witness("sharpness", True, math.log(1.5), "lower", "softer", "sharper"),
-    Witness("contrast", True, math.log(1.25), "either", "flatter", "harsher"),
-    Witness("saturation", True, math.log(1.25), "either", "paler", "more colourful"),
-    Witness("brightness", False, 12.0, "either", "darker", "brighter"),
-    Witness("noise", False, 2.0, "higher", "cleaner", "noisier"),
+    ImageWitness("sharpness", True, math.log(1.5), "lower", "softer", "sharper"),
+    ImageWitness("contrast", True, math.log(1.25), "either", "flatter", "harsher"),
+    ImageWitness("saturation", True, math.log(1.25), "either", "paler", "more colourful"),
+    ImageWitness("brightness", False, 12.0, "either", "darker", "brighter"),
+    ImageWitness("noise", False, 2.0, "higher", "cleaner", "noisier"),
 )
 
 

@@ -13,7 +13,7 @@ OnStep = Callable[[int, Any, int, int], None]
 """Called after each denoising step with its number, counted from 1, the latents, and the height and width in pixels."""
 
 
-class Calls:
+class CallInProgress:
     """The call in progress of a session: whether it was cancelled, and who follows it."""
 
     def __init__(self) -> None:

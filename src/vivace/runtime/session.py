@@ -19,7 +19,7 @@ from vivace.runtime.calls import (
     with_negative_prompts,
     with_size_of_picture,
 )
-from vivace.runtime.cancelling import Calls, OnStep
+from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.loras import set_lora
 from vivace.runtime.outputs import PipelineOutput
 from vivace.runtime.safety import warn_of_hidden
@@ -79,7 +79,7 @@ class Session:
         self.effects: dict[str, dict[str, int | float | str]] = {}
         self.warnings: list[str] = []
         self.on_step: OnStep | None = None
-        self._calls = Calls()
+        self._calls = CallInProgress()
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.model.defaults)
         try:

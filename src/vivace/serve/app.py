@@ -17,9 +17,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from vivace.serve.checks import Checks
-from vivace.serve.jobs import Drawn, Job, JobError
+from vivace.serve.jobs import Drawn, ImageJob, JobError
 from vivace.serve.metrics import Metrics
-from vivace.serve.pool import Pool
+from vivace.serve.pool import ReplicaPool
 from vivace.serve.requests import GenerationRequest, RequestError, jobs_of
 from vivace.serve.responses import MIME, KeptImages, encode, error_body, event_text, server_timing
 from vivace.serve.settings import ServeSettings
@@ -32,7 +32,7 @@ _LOOK_S = 0.2
 
 def create_app(
     settings: ServeSettings,
-    make_pool: Callable[..., Pool] = Pool,
+    make_pool: Callable[..., ReplicaPool] = ReplicaPool,
     on_problem: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Return the application; its lifespan starts and ends the workers.
@@ -65,7 +65,7 @@ def create_app(
     return app
 
 
-async def _watch(app: FastAPI, pool: Pool, on_problem: Callable[[], None]) -> None:
+async def _watch(app: FastAPI, pool: ReplicaPool, on_problem: Callable[[], None]) -> None:
     while pool.problem is None:
         await asyncio.sleep(_LOOK_S)
     app.state.problem = pool.problem
@@ -114,7 +114,7 @@ def _add_health(app: FastAPI) -> None:
     @app.get("/readyz")
     async def readyz(request: Request) -> JSONResponse:
         """Whether an image would be drawn now, and what each worker does."""
-        pool: Pool = request.app.state.pool
+        pool: ReplicaPool = request.app.state.pool
         workers = [
             {"worker": replica.number, "phase": replica.phase.value, "doing": replica.doing}
             for replica in pool.replicas
@@ -132,7 +132,7 @@ def _add_health(app: FastAPI) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """The model that is served, its recipe, sizes and LoRAs."""
-        pool: Pool = request.app.state.pool
+        pool: ReplicaPool = request.app.state.pool
         settings: ServeSettings = request.app.state.settings
         entry: dict[str, Any] = {
             "id": settings.model,
@@ -221,13 +221,13 @@ def _add_images(app: FastAPI) -> None:
         return Response(encoded.data, media_type=encoded.mime)
 
 
-async def _drawn(request: Request, jobs: list[Job]) -> list[Drawn]:
+async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
     """Wait for all jobs; end them if one fails or the client goes away.
 
     Raises:
         JobError: one ended without an image.
     """
-    pool: Pool = request.app.state.pool
+    pool: ReplicaPool = request.app.state.pool
     waiting = asyncio.gather(*(pool.wait(job) for job in jobs))
     try:
         while not waiting.done():
@@ -245,15 +245,15 @@ async def _drawn(request: Request, jobs: list[Job]) -> list[Drawn]:
             pool.cancel(job)
 
 
-async def _streamed(request: Request, body: GenerationRequest, jobs: list[Job]) -> Response:
+async def _streamed(request: Request, body: GenerationRequest, jobs: list[ImageJob]) -> Response:
     """Return a stream of partial images and the finished ones."""
-    pool: Pool = request.app.state.pool
-    queue: asyncio.Queue[tuple[Job, Drawn | JobError, int | None]] = asyncio.Queue()
+    pool: ReplicaPool = request.app.state.pool
+    queue: asyncio.Queue[tuple[ImageJob, Drawn | JobError, int | None]] = asyncio.Queue()
     for job in jobs:
         job.on_partial = lambda step, drawn, job=job: queue.put_nowait((job, drawn, step))
     await pool.submit(jobs)
 
-    async def finish(job: Job) -> None:
+    async def finish(job: ImageJob) -> None:
         try:
             queue.put_nowait((job, await pool.wait(job), None))
         except JobError as error:
@@ -293,7 +293,7 @@ async def _streamed(request: Request, body: GenerationRequest, jobs: list[Job]) 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def _phases(jobs: list[Job], images: list[Drawn]) -> dict[str, float]:
+def _phases(jobs: list[ImageJob], images: list[Drawn]) -> dict[str, float]:
     """Return the seconds of a request by phase: the longest wait, and the sums of the rest."""
     waits = [job.began_at - job.accepted_at for job in jobs if job.began_at is not None]
     phases = {"queue": max(waits, default=0.0)}

@@ -28,7 +28,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Lora:
+class RequestedLora:
     """A LoRA of a request: its name, file and factor."""
 
     name: str
@@ -65,7 +65,7 @@ class JobError(Exception):
 
 
 @dataclass(eq=False)
-class Job:
+class ImageJob:
     """An image to draw.
 
     Attributes:
@@ -84,7 +84,7 @@ class Job:
     call: dict[str, Any]
     predicted_s: float
     deadline: float
-    lora: Lora | None = None
+    lora: RequestedLora | None = None
     partials: tuple[int, ...] = ()
     on_partial: Callable[[int, Drawn], None] | None = None
     on_step: Callable[[int], None] | None = None
@@ -108,11 +108,11 @@ class Ledger:
     rejected: int = 0
     states: Counter[State] = field(default_factory=Counter)
 
-    def accept(self, job: Job) -> None:
+    def accept(self, job: ImageJob) -> None:
         self.accepted += 1
         self.states[job.state] += 1
 
-    def move(self, job: Job, state: State) -> None:
+    def move(self, job: ImageJob, state: State) -> None:
         """Move a job to another state; a job that has ended stays where it is."""
         if job.has_ended:
             return
@@ -120,13 +120,13 @@ class Ledger:
         self.states[state] += 1
         job.state = state
 
-    def finish(self, job: Job, drawn: Drawn) -> None:
+    def finish(self, job: ImageJob, drawn: Drawn) -> None:
         if not job.has_ended:
             self.move(job, State.DONE)
             if not job.result.done():
                 job.result.set_result(drawn)
 
-    def fail(self, job: Job, error: JobError, state: State = State.FAILED) -> None:
+    def fail(self, job: ImageJob, error: JobError, state: State = State.FAILED) -> None:
         if not job.has_ended:
             self.move(job, state)
             if not job.result.done():

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vivace.serve.jobs import Job, State
-from vivace.serve.pool import Pool
+from vivace.serve.jobs import ImageJob, State
+from vivace.serve.pool import ReplicaPool
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -34,11 +34,11 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, pool: Pool) -> None:
+    def watch(self, pool: ReplicaPool) -> None:
         """Report the jobs and workers of a pool, too."""
         self.registry.register(_OfPool(pool))
 
-    def observe(self, job: Job, event: dict[str, Any]) -> None:
+    def observe(self, job: ImageJob, event: dict[str, Any]) -> None:
         """Take in a finished job."""
         self._steps.observe(event["steps"])
         for phase, seconds in event["phases"].items():
@@ -54,7 +54,7 @@ class Metrics:
 
 
 class _OfPool(Collector):
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ReplicaPool) -> None:
         self._pool = pool
 
     def collect(self) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.serve.jobs import Drawn, Job, JobError, Ledger, State
+from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.messages import Load
 from vivace.serve.process import WorkerProcess
 from vivace.serve.replica import Phase, Replica
@@ -20,10 +20,10 @@ from vivace.serve.waiting import WaitingLine
 
 _MEMORY = Path("/dev/shm")
 
-Observe = Callable[[Job, dict[str, Any]], None]
+Observe = Callable[[ImageJob, dict[str, Any]], None]
 
 
-class Pool:
+class ReplicaPool:
     """Workers, and jobs for them.
 
     Args:
@@ -96,7 +96,7 @@ class Pool:
             return self.replicas[0].problem
         return None
 
-    async def submit(self, jobs: list[Job]) -> None:
+    async def submit(self, jobs: list[ImageJob]) -> None:
         """Accept jobs.
 
         Raises:
@@ -112,7 +112,7 @@ class Pool:
         for job in jobs:
             await self.line.put(job)
 
-    async def wait(self, job: Job) -> Drawn:
+    async def wait(self, job: ImageJob) -> Drawn:
         """Wait for a job until its deadline.
 
         Raises:
@@ -126,7 +126,7 @@ class Pool:
             self.cancel(job, JobError(504, f"the time of the request ended {where}"), State.FAILED)
             raise JobError(504, f"the time of the request ended {where}") from None
 
-    def cancel(self, job: Job, error: JobError | None = None, state: State = State.CANCELLED) -> None:
+    def cancel(self, job: ImageJob, error: JobError | None = None, state: State = State.CANCELLED) -> None:
         """End a job: at once if it waits, at its next step if it is drawn."""
         if job.has_ended:
             return

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from vivace.serve.jobs import Drawn, Job, JobError, Ledger, State
+from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.messages import Cancel, Draw, Load
 from vivace.serve.process import WorkerProcess
 from vivace.serve.settings import ModelState, Speed
@@ -52,7 +52,7 @@ class Replica:
     line: WaitingLine
     ledger: Ledger
     make_process: Callable[[], WorkerProcess]
-    on_drawn: Callable[[Job, dict[str, Any]], None]
+    on_drawn: Callable[[ImageJob, dict[str, Any]], None]
     idle_s: float | None = None
     phase: Phase = Phase.STARTING
     doing: str = "starting"
@@ -63,7 +63,7 @@ class Replica:
     num_restarts: int = 0
     num_exchanges: int = 0
     _process: WorkerProcess | None = None
-    _job: Job | None = None
+    _job: ImageJob | None = None
 
     @property
     def is_able(self) -> bool:
@@ -155,7 +155,7 @@ class Replica:
         self.line.leave(job)
         await self.line.put(job, first=True)
 
-    async def _draw(self, job: Job) -> bool:
+    async def _draw(self, job: ImageJob) -> bool:
         """Draw a job; return whether the worker is still alive."""
         assert self._process is not None
         if job.has_ended:
@@ -184,7 +184,7 @@ class Replica:
         self._job = None
         return False
 
-    async def _again(self, job: Job) -> None:
+    async def _again(self, job: ImageJob) -> None:
         """Let a job whose worker died be drawn again, once."""
         job.attempts += 1
         if job.has_ended:
@@ -196,7 +196,7 @@ class Replica:
         self.ledger.move(job, State.WAITING)
         await self.line.put(job, first=True)
 
-    def _note_step(self, job: Job, event: dict[str, Any]) -> None:
+    def _note_step(self, job: ImageJob, event: dict[str, Any]) -> None:
         if job.on_step is not None:
             job.on_step(event["step"])
         if "file" in event:
@@ -204,7 +204,7 @@ class Replica:
             if job.on_partial is not None and not job.has_ended:
                 job.on_partial(event["step"], partial)
 
-    def _note_end(self, job: Job, event: dict[str, Any]) -> None:
+    def _note_end(self, job: ImageJob, event: dict[str, Any]) -> None:
         match event["event"]:
             case "drawn":
                 drawn = read_drawn(job, event)
@@ -219,7 +219,7 @@ class Replica:
                 LOG.error("%s failed: %s", job.id, event.get("message"))
                 self.ledger.fail(job, JobError(500, f"drawing failed: {event.get('message')}"))
 
-    async def cancel(self, job: Job) -> None:
+    async def cancel(self, job: ImageJob) -> None:
         """End a job that this worker draws; kill the worker if it does not end it in time."""
         if self._job is not job or self._process is None:
             return
@@ -233,7 +233,7 @@ class Replica:
         process.kill()
 
 
-def read_drawn(job: Job, event: dict[str, Any]) -> Drawn:
+def read_drawn(job: ImageJob, event: dict[str, Any]) -> Drawn:
     """Return the image of an event, and remove its file."""
     path = Path(event["file"])
     pixels = path.read_bytes()

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vivace.serve.jobs import Job, Lora
+from vivace.serve.jobs import ImageJob, RequestedLora
 from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
 from vivace.spec.sizes import Size
 
@@ -64,7 +64,7 @@ class GenerationRequest(BaseModel):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-def jobs_of(request: GenerationRequest, settings: ServeSettings, state: ModelState) -> list[Job]:
+def jobs_of(request: GenerationRequest, settings: ServeSettings, state: ModelState) -> list[ImageJob]:
     """Return the jobs of a request.
 
     Raises:
@@ -92,7 +92,7 @@ def jobs_of(request: GenerationRequest, settings: ServeSettings, state: ModelSta
     deadline = time.monotonic() + timeout_s
     parts = request.partial_images
     return [
-        Job(
+        ImageJob(
             prompt=request.prompt,
             seed=seed + number,
             size=size,
@@ -157,7 +157,7 @@ def _guidance(request: GenerationRequest, state: ModelState) -> dict[str, float 
     return call
 
 
-def _lora(request: GenerationRequest, settings: ServeSettings) -> Lora | None:
+def _lora(request: GenerationRequest, settings: ServeSettings) -> RequestedLora | None:
     if not request.loras:
         return None
     if len(request.loras) > 1:
@@ -167,4 +167,4 @@ def _lora(request: GenerationRequest, settings: ServeSettings) -> Lora | None:
     if path is None:
         names = ", ".join(sorted(settings.loras)) or "none; the server was started without --loras"
         raise RequestError("loras", f"no LoRA {lora.name!r}; there are: {names}")
-    return Lora(lora.name, path, lora.scale)
+    return RequestedLora(lora.name, path, lora.scale)

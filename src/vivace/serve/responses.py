@@ -24,7 +24,7 @@ _ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encode")
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedImage:
     """An image as a file, and the seconds that encoding took."""
 
     data: bytes
@@ -36,7 +36,7 @@ class Encoded:
         return base64.b64encode(self.data).decode()
 
 
-async def encode(drawn: Drawn, format_: str, quality: int | None, size: Size | None = None) -> Encoded:
+async def encode(drawn: Drawn, format_: str, quality: int | None, size: Size | None = None) -> EncodedImage:
     """Encode an image beside the event loop; Pillow lets other threads run meanwhile.
 
     Args:
@@ -45,7 +45,7 @@ async def encode(drawn: Drawn, format_: str, quality: int | None, size: Size | N
     return await asyncio.get_running_loop().run_in_executor(_ENCODERS, _encode, drawn, format_, quality, size)
 
 
-def _encode(drawn: Drawn, format_: str, quality: int | None, size: Size | None) -> Encoded:
+def _encode(drawn: Drawn, format_: str, quality: int | None, size: Size | None) -> EncodedImage:
     from PIL import Image
 
     began = time.perf_counter()
@@ -59,7 +59,7 @@ def _encode(drawn: Drawn, format_: str, quality: int | None, size: Size | None) 
         else {"quality": _QUALITY[format_] if quality is None else quality}
     )
     image.save(file, format_.upper(), **options)
-    return Encoded(file.getvalue(), MIME[format_], time.perf_counter() - began)
+    return EncodedImage(file.getvalue(), MIME[format_], time.perf_counter() - began)
 
 
 def error_body(status: int, message: str, field_: str | None = None) -> dict[str, Any]:
@@ -82,9 +82,9 @@ def server_timing(phases: dict[str, float]) -> str:
 class KeptImages:
     """Images that are fetched by URL, for an hour and up to 256 MB; the oldest go first."""
 
-    _images: OrderedDict[str, tuple[float, Encoded]] = field(default_factory=OrderedDict)
+    _images: OrderedDict[str, tuple[float, EncodedImage]] = field(default_factory=OrderedDict)
 
-    def keep(self, encoded: Encoded) -> str:
+    def keep(self, encoded: EncodedImage) -> str:
         """Keep an image and return its name, which cannot be guessed."""
         name = secrets.token_urlsafe(24)
         self._images[name] = time.monotonic() + _KEPT_S, encoded
@@ -95,6 +95,6 @@ class KeptImages:
             self._images.popitem(last=False)
         return name
 
-    def get(self, name: str) -> Encoded | None:
+    def get(self, name: str) -> EncodedImage | None:
         until, encoded = self._images.get(name, (0.0, None))
         return encoded if until > time.monotonic() else None

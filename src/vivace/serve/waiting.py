@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vivace.serve.jobs import Job
+from vivace.serve.jobs import ImageJob
 
 EXCHANGE_S = 0.2
 """About what another LoRA costs, so that requests of one LoRA follow each other."""
@@ -42,8 +42,8 @@ class WaitingLine:
     max_seconds: float
     num_workers: int = 1
     clock: Callable[[], float] = time.monotonic
-    _jobs: list[Job] = field(default_factory=list)
-    _running: dict[str, tuple[Job, float]] = field(default_factory=dict)
+    _jobs: list[ImageJob] = field(default_factory=list)
+    _running: dict[str, tuple[ImageJob, float]] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __len__(self) -> int:
@@ -70,13 +70,13 @@ class WaitingLine:
                 math.ceil(seconds - self.max_seconds),
             )
 
-    async def put(self, job: Job, *, first: bool = False) -> None:
+    async def put(self, job: ImageJob, *, first: bool = False) -> None:
         """Add a job; `first` before all others, which is for one whose worker died."""
         async with self._changed:
             self._jobs.insert(0, job) if first else self._jobs.append(job)
             self._changed.notify()
 
-    async def take(self, lora: str | None) -> Job:
+    async def take(self, lora: str | None) -> ImageJob:
         """Wait for the next job of a worker that has a LoRA loaded."""
         async with self._changed:
             while not self._jobs:
@@ -86,7 +86,7 @@ class WaitingLine:
             self._running[job.id] = job, self.clock()
             return job
 
-    def _next(self, lora: str | None) -> Job:
+    def _next(self, lora: str | None) -> ImageJob:
         now = self.clock()
         retried = [job for job in self._jobs if job.attempts]
         if retried:
@@ -100,12 +100,12 @@ class WaitingLine:
             self._jobs, key=lambda job: (job.predicted_s + EXCHANGE_S * (_name(job) != lora), job.accepted_at)
         )
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: ImageJob) -> None:
         """Take a job out of the line, or note that it no longer runs."""
         if job in self._jobs:
             self._jobs.remove(job)
         self._running.pop(job.id, None)
 
 
-def _name(job: Job) -> str | None:
+def _name(job: ImageJob) -> str | None:
     return None if job.lora is None else job.lora.name

@@ -12,7 +12,7 @@ from vivace.measure.quality import pixels
 from vivace.prove.as_good import Standing, WitnessResult, as_good, witness_results
 from vivace.prove.figures import PairFigures, ReadImage
 from vivace.prove.store import KeptImage
-from vivace.prove.verdict import Verdict
+from vivace.prove.verdict import ProofVerdict
 from vivace.prove.witnesses import statistics_of
 
 PROMPTS = [f"a {first} and a {second} shape" for first in COLOURS for second in COLOURS if first < second][
@@ -58,7 +58,7 @@ def test_what_a_viewer_sees_is_named(change: Change, witness: str, word: str) ->
     assert result.standing is Standing.WORSE
     assert result.word == word
     verdict = as_good([result], is_same_picture=True, is_rounding=False, num_broken=0, shows_something=True)
-    assert verdict.verdict is Verdict.FAILED
+    assert verdict.verdict is ProofVerdict.FAILED
     assert f"{word} ({witness} " in verdict.reason
 
 
@@ -96,10 +96,10 @@ def test_clip_is_asked_for_a_share_of_its_margin() -> None:
 def test_other_pictures_need_a_witness_that_reads_the_prompt() -> None:
     by_witness = list(results_of(lambda p: p).values())
     state = {"is_rounding": False, "num_broken": 0, "shows_something": True}
-    assert as_good(by_witness, is_same_picture=True, **state).verdict is Verdict.PROVEN
+    assert as_good(by_witness, is_same_picture=True, **state).verdict is ProofVerdict.PROVEN
     alone = as_good(by_witness, is_same_picture=False, **state)
-    assert alone.verdict is Verdict.UNCLEAR
+    assert alone.verdict is ProofVerdict.UNCLEAR
     assert "--scorer" in alone.reason
-    assert as_good([scored(0.0), *by_witness], is_same_picture=False, **state).verdict is Verdict.PROVEN
+    assert as_good([scored(0.0), *by_witness], is_same_picture=False, **state).verdict is ProofVerdict.PROVEN
     broken = as_good(by_witness, is_same_picture=True, **(state | {"num_broken": 1}))
-    assert broken.verdict is Verdict.FAILED
+    assert broken.verdict is ProofVerdict.FAILED

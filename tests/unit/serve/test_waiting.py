@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.serve.jobs import Job, Lora
+from vivace.serve.jobs import ImageJob, RequestedLora
 from vivace.serve.settings import ModelState, Speed
 from vivace.serve.waiting import EXCHANGE_S, QueueFull, WaitingLine
 from vivace.spec.sizes import Size
@@ -20,12 +20,12 @@ class Clock:
         return self.now
 
 
-def job(name: str, seconds: float, lora: str | None = None) -> Job:
-    of_lora = None if lora is None else Lora(lora, Path(lora), 1.0)
-    return Job(name, 0, Size(8, 8), 1, {}, seconds, float("inf"), of_lora)
+def job(name: str, seconds: float, lora: str | None = None) -> ImageJob:
+    of_lora = None if lora is None else RequestedLora(lora, Path(lora), 1.0)
+    return ImageJob(name, 0, Size(8, 8), 1, {}, seconds, float("inf"), of_lora)
 
 
-async def order(line: WaitingLine, jobs: list[Job], lora: str | None = None) -> list[str]:
+async def order(line: WaitingLine, jobs: list[ImageJob], lora: str | None = None) -> list[str]:
     for each in jobs:
         await line.put(each)
     names = []
