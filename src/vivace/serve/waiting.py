@@ -74,7 +74,8 @@ class WaitingLine:
         """Add a job; `first` before all others, which is for one whose worker died."""
         async with self._changed:
             self._jobs.insert(0, job) if first else self._jobs.append(job)
-            self._changed.notify()
+            # All of them: a worker that is woken may have died meanwhile, and the others would wait on.
+            self._changed.notify_all()
 
     async def take(self, lora: str | None) -> ImageJob:
         """Wait for the next job of a worker that has a LoRA loaded."""

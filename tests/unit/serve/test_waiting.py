@@ -89,6 +89,20 @@ def test_the_line_is_bounded_by_number_and_by_seconds() -> None:
     asyncio.run(run())
 
 
+def test_a_job_is_not_lost_with_the_worker_that_was_woken_for_it() -> None:
+    async def run() -> None:
+        line = WaitingLine(9, 100)
+        dying, living = (asyncio.create_task(line.take(None)) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await line.put(job("a", 1))
+        dying.cancel()
+        taken = await asyncio.wait_for(living, 5)
+        assert taken.prompt == "a"
+
+    asyncio.run(run())
+
+
 def test_times_of_other_sizes_are_predicted_by_their_pixels() -> None:
     speeds = {Size(512, 512): Speed(0.1, 0.5), Size(1024, 1024): Speed(0.4, 1.0)}
     state = ModelState("m", "r", "cpu", 20, 5.0, Size(512, 512), 8, frozenset(), 1.0, speeds, True)
