@@ -132,7 +132,8 @@ class Replica:
             if taking.done() and not taking.cancelled():
                 job = taking.result()
                 if watching.done() and not watching.cancelled() and watching.result() is None:
-                    await self._again(job)
+                    self.line.leave(job)
+                    await self.line.put(job, first=True)  # it was not sent, so this death is not its own
                     return False
                 if not await self._draw(job):
                     return False
