@@ -207,6 +207,37 @@ def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: boo
         assert error(out.double() * scales.double()[:, None], x) < allowed(True, device)
 
 
+def check_swiglu(kind: str, rows: int, hidden: int, channels: int, quantize: bool, device: str) -> None:
+    """Alone without channels, else beside attention's output in bf16, and in e4m3 with a scale."""
+    from vivace.machinery.kernels.swiglu import swiglu
+
+    wide = random(kind, rows, 24 + 2 * hidden, device=device)
+    up = wide[:, 24:]
+    mean = random(kind, rows, channels, device=device, seed=1)
+    for unit in (None, torch.full((1,), 3e-3, device=device)) if channels and quantize else (None,):
+        eight = None if unit is None else (mean.float() / unit).clamp(-448, 448).to(eight_bits(device))
+        attended = mean if eight is None else eight
+        wanted = ref.swiglu(up.double())
+        if channels:
+            wanted = torch.cat([attended.double() * (1 if unit is None else unit.double()), wanted], dim=1)
+        dtype = eight_bits(device) if quantize else torch.bfloat16
+        out = poisoned(rows, channels + hidden, dtype=dtype, device=device)
+        scales = torch.full((rows,), float("nan"), device=device) if quantize else None
+        swiglu(up, out, scales, attended if channels else None, unit)
+        assert error(out.double() * (1 if scales is None else scales.double()[:, None]), wanted) < allowed(
+            quantize, device
+        )
+        if scales is None:
+            continue
+        assert out.double().abs().amax() <= ref.E4M3_MAX * (1 + 1e-6)
+        if unit is not None:
+            assert (torch.frexp(scales / unit).mantissa == 0.5).all(), (
+                "a power of two times attention's scale"
+            )
+            of_attention = out[:, :channels].double() * scales.double()[:, None]
+            assert device == "cuda" or error(of_attention, wanted[:, :channels]) < 1e-6, "not rounded twice"
+
+
 def check_cross_attention(
     kind: str, sizes: tuple[int, int, int], heads: int, channels: int, quantize: bool, device: str
 ) -> None:

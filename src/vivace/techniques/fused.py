@@ -44,6 +44,7 @@ _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _HOPPER = (9, 0)
 _FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
+_FLUX, _FLUX2 = "FluxTransformer2DModel", "Flux2Transformer2DModel"
 
 
 class Fused(Technique):
@@ -168,7 +169,7 @@ class Fused(Technique):
             if name == "vae":
                 changed |= self._fuse_vae(target, _places(target, module))
             else:
-                fuse = self._fuse_unet if _is_unet(module) else self._fuse_flux
+                fuse = self._fuse_unet if _is_unet(module) else self._fuse_transformer
                 effect = fuse(target, _places(target, module))
                 changed |= {**effect.changed, "denoiser.matmuls": self.precision}
             changed[f"{name}.fused_by"] = by
@@ -177,6 +178,7 @@ class Fused(Technique):
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
+        from vivace.machinery.fused.casts import cast_all
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.vae_blocks import fuse_vae
 
@@ -184,7 +186,7 @@ class Fused(Technique):
         torch.nn.Module.to(vae, torch.bfloat16)
         for part in (vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv):
             if part is not None:
-                part.register_forward_pre_hook(_cast_all)
+                part.register_forward_pre_hook(cast_all)
         with torch.no_grad():
             num_blocks = fuse_vae(vae, self.convolutions, _enlarges(target), places)
         setattr(vae, _ATTRIBUTE, True)
@@ -193,6 +195,7 @@ class Fused(Technique):
     def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
 
+        from vivace.machinery.fused.casts import SampleCasts
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.text_projections import TextHoisting
         from vivace.machinery.fused.unet_blocks import fuse_unet
@@ -207,7 +210,7 @@ class Fused(Technique):
         if not _is_sent(target):
             # Before the cast, which makes a new tensor of the same text in each step.
             unet.register_forward_pre_hook(hoisting, with_kwargs=True)
-        casts = _Casts()
+        casts = SampleCasts()
         unet.register_forward_pre_hook(casts.before, with_kwargs=True)
         unet.register_forward_hook(casts.after)
         setattr(unet, _ATTRIBUTE, True)
@@ -220,42 +223,23 @@ class Fused(Technique):
             evidence=lambda: {"denoiser.texts_projected": hoisting.num_projected},
         )
 
-    def _fuse_flux(self, target: Target, places: Places) -> Effect:
+    def _fuse_transformer(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.machinery.fused.first_norm import FirstBlock
-        from vivace.machinery.fused.flux_forward import FluxForward
-        from vivace.machinery.fused.flux_weights import fused_flux
-        from vivace.machinery.fused.modulations import Hoisting
+        from vivace.machinery.fused.casts import cast_output
 
         transformer = target.module("denoiser")
-        num_doubles = len(transformer.transformer_blocks)
-        num_blocks = num_doubles + len(transformer.single_transformer_blocks)
+        num_blocks = len(transformer.transformer_blocks) + len(transformer.single_transformer_blocks)
         bounded = tuple(
             self.attention == "fp8" and self.bf16_blocks <= index < num_blocks - self.bf16_blocks
             for index in range(num_blocks)
         )
         torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
-        for layer in (transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed):
-            # Step caches call diffusers' forward, which gives these what the pipeline has, in any dtype.
-            layer.register_forward_pre_hook(_cast_last)
-        transformer.register_forward_hook(_cast_output, with_kwargs=True)
+        transformer.register_forward_hook(cast_output, with_kwargs=True)
+        fuse = self._fuse_flux2 if type(transformer).__name__ == _FLUX2 else self._fuse_flux
         with torch.no_grad():
-            fused = fused_flux(transformer, self.precision == "fp8", bounded, places)
-        setattr(transformer, _ATTRIBUTE, fused)
-        if num_doubles:
-            transformer.transformer_blocks.append(FirstBlock(fused.modulations))
-        forward = FluxForward(transformer, fused)
-        transformer.forward = forward
-        hoisting = Hoisting(target.pipe, fused.modulations, forward.inputs_of)
-        transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
+            forward, evidence = fuse(target, bounded, places)
         num_fp8 = sum(bounded)
-
-        def evidence() -> dict[str, int | float | str]:
-            return {
-                "denoiser.modulations_hoisted": hoisting.num_hoisted,
-                "denoiser.modulations_computed_in_the_loop": int(fused.modulations.num_computed),
-            }
 
         def refuted(_: dict[str, Any]) -> str | None:
             return None if forward.num_calls else "the fused forward was never called"
@@ -268,6 +252,31 @@ class Fused(Technique):
             evidence=evidence,
             refuted=refuted,
         )
+
+    def _fuse_flux(self, target: Target, bounded: tuple[bool, ...], places: Places) -> tuple[Any, Any]:
+        from vivace.machinery.fused.flux_forward import fuse_flux
+
+        transformer = target.module("denoiser")
+        fused, forward, hoisting = fuse_flux(
+            transformer, target.pipe, self.precision == "fp8", bounded, places
+        )
+        setattr(transformer, _ATTRIBUTE, fused)
+
+        def evidence() -> dict[str, int | float | str]:
+            return {
+                "denoiser.modulations_hoisted": hoisting.num_hoisted,
+                "denoiser.modulations_computed_in_the_loop": int(fused.modulations.num_computed),
+            }
+
+        return forward, evidence
+
+    def _fuse_flux2(self, target: Target, bounded: tuple[bool, ...], places: Places) -> tuple[Any, Any]:
+        from vivace.machinery.fused.flux2_forward import fuse_flux2
+
+        transformer = target.module("denoiser")
+        fused, forward = fuse_flux2(transformer, self.precision == "fp8", bounded, places)
+        setattr(transformer, _ATTRIBUTE, fused)
+        return forward, dict
 
 
 def _places(target: Target, module: Any) -> Places:
@@ -300,57 +309,11 @@ def _is_unet(denoiser: Any) -> bool:
     return type(denoiser).__name__ == "UNet2DConditionModel"
 
 
-class _Casts:
-    """Casts a UNet's inputs to bf16, and its output back to the dtype of the latents."""
-
-    _KEPT = (1, "timestep", "added_cond_kwargs")
-    """Times and sizes, which bf16 cannot count to."""
-
-    def before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        self._dtype = (args[0] if args else kwargs["sample"]).dtype
-        cast = [value if index in self._KEPT else _cast(value) for index, value in enumerate(args)]
-        named = {name: value if name in self._KEPT else _cast(value) for name, value in kwargs.items()}
-        return tuple(cast), named
-
-    def after(self, _: Any, args: tuple[Any, ...], output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (output[0].to(self._dtype), *output[1:])
-        output.sample = output.sample.to(self._dtype)
-        return output
-
-
-def _cast_all(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_cast(value) for value in args)
-
-
-def _cast(value: Any) -> Any:
-    """Cast floating-point tensors, also those of a list or tuple, to bf16."""
-    import torch
-
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item) for item in value)
-    return value.bfloat16() if torch.is_tensor(value) and value.is_floating_point() else value
-
-
-def _cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast the last input: of the embeddings of time and guidance it is the text, which decides their dtype."""
-    return (*args[:-1], args[-1].bfloat16())
-
-
-def _cast_output(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """Cast the output to the latents' dtype, which it has unless a step cache has called diffusers' forward."""
-    latents = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-    if not isinstance(output, tuple):
-        output.sample = output.sample.to(latents.dtype)
-        return output
-    return (output[0].to(latents.dtype), *output[1:])
-
-
 def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     """Why this denoiser has no fused form, or None."""
     kind = type(denoiser).__name__
-    if kind != "FluxTransformer2DModel" and not _is_unet(denoiser):
-        return f"the fused kernels are made for FLUX's transformer and for UNets, and this is a {kind}"
+    if kind not in (_FLUX, _FLUX2) and not _is_unet(denoiser):
+        return f"the fused kernels are made for FLUX's transformers and for UNets, and this is a {kind}"
     if hasattr(denoiser, _ATTRIBUTE):
         return None
     for name, layer in denoiser.named_modules():

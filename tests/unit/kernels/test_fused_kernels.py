@@ -19,6 +19,7 @@ KERNELS = {
     "_cross_attention",
     "_qk_norm_rope",
     "_skinny_product",
+    "_swiglu",
 }
 """Some of those that have to be checked."""
 

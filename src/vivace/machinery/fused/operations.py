@@ -37,6 +37,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class RowScaled:
+    """Rows of a matmul's input, (rows, channels): in bf16, or in e4m3 with a scale for each row, (rows,), in fp32."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class AttentionScales:
     """Scales of attention's e4m3 inputs and output, in fp32.
 
@@ -183,3 +191,51 @@ def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = 
     elif not x.is_meta:
         made.copy_(reference.to_e4m3(x.float() / scale))
     return Rows(made, scale)
+
+
+def row_scaled(rows: int, channels: int, like: torch.Tensor, quantize: bool) -> RowScaled:
+    """Return rows on a tensor's device, undefined: in e4m3 with scales, or in the tensor's dtype."""
+    import torch
+
+    values = like.new_empty((rows, channels), dtype=torch.float8_e4m3fn if quantize else like.dtype)
+    return RowScaled(values, like.new_empty(rows, dtype=torch.float32) if quantize else None)
+
+
+def swiglu(up: torch.Tensor, quantize: bool, attended: Rows | None = None) -> RowScaled:
+    """Return attention's output, if it is given, and SiLU(g) h beside it: see `vivace.machinery.kernels.swiglu`.
+
+    Args:
+        up: (rows, 2 channels): g, then h.
+        attended: in bf16, or in e4m3 with one scale.
+    """
+    from vivace.machinery.kernels import reference
+
+    beside = 0 if attended is None else attended.values.shape[1]
+    made = row_scaled(len(up), beside + up.shape[1] // 2, up, quantize)
+    if takes_kernels(up):
+        from vivace.machinery.kernels import swiglu as kernels
+
+        of_attention = () if attended is None else (attended.values, attended.scale)
+        kernels.swiglu(up, made.values, made.scales, *of_attention)
+    elif not up.is_meta:
+        _fill_swiglu(made, reference.swiglu(up), attended)
+    return made
+
+
+def _fill_swiglu(made: RowScaled, hidden: torch.Tensor, attended: Rows | None) -> None:
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    unit = None if attended is None else attended.scale
+    if attended is not None:
+        mean = attended.values.float() if unit is None else attended.values.float() * unit
+        hidden = torch.cat([mean, hidden], dim=1)
+    if made.scales is None:
+        made.values.copy_(hidden)
+        return
+    scales = reference.scale_of(hidden.abs().amax(dim=1))
+    if unit is not None:
+        scales = unit * reference.power_of_two_above(scales / unit)
+    made.scales.copy_(scales)
+    made.values.copy_(reference.to_e4m3(hidden / scales[:, None]))

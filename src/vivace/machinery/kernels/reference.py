@@ -211,6 +211,18 @@ def geglu(up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return hidden * torch.nn.functional.gelu(gate)
 
 
+def swiglu(up: torch.Tensor) -> torch.Tensor:
+    """Return SiLU(g) h in fp32 or fp64, where `up`, (rows, 2 channels), is g and h."""
+    gate, hidden = _wide(up).chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * hidden
+
+
+def power_of_two_above(x: torch.Tensor) -> torch.Tensor:
+    """Return the smallest powers of two that are not below positive numbers."""
+    mantissa, exponent = torch.frexp(x)  # mantissas from 0.5 to 1
+    return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
+
+
 def group_norm(
     x: torch.Tensor,
     num_groups: int,
