@@ -6,6 +6,8 @@ import pytest
 import torch
 from diffusers import Flux2Transformer2DModel
 
+from tests import flow_models
+from tests.families import psnr
 from tests.fused_kernels import error
 from tests.fused_unets import size
 from tests.unit.fused.test_flux_forward import target
@@ -203,3 +205,29 @@ def test_its_memory_and_work_are_predicted(recipe: str) -> None:
         for of in (plain, fused)
     ]
     assert works[1] == pytest.approx(works[0], rel=0.01)
+
+
+def draw(model: str, recipe: str) -> Any:
+    return flow_models.draw(flow_models.session(model, recipe))
+
+
+@pytest.mark.parametrize("model", ["flux2-klein-4b", "flux2-dev"])
+def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
+    expected = flow_models.reference(model)
+    by_diffusers = psnr(draw(model, "bf16@denoiser"), expected)
+    for recipe, lost in (("fused(bf16)", 1), ("fused(fp8)@denoiser,vae", 3)):
+        session = flow_models.session(model, recipe)
+        assert psnr(flow_models.draw(session), expected) > by_diffusers - lost, recipe
+        assert session.refuted({}) is None
+        if "vae" in recipe:
+            assert session.effects["fused@denoiser,vae"]["vae.fused_blocks"]
+
+
+@pytest.mark.parametrize("cache", ["teacache", "magcache"])
+def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
+    cache = f"{cache}(hits=0.5)"
+    plain, fused = (flow_models.session("flux2-klein-4b", text) for text in (cache, f"fused(bf16)+{cache}"))
+    expected = flow_models.draw(plain)
+    by_diffusers = psnr(draw("flux2-klein-4b", f"bf16@denoiser+{cache}"), expected)
+    assert psnr(flow_models.draw(fused), expected) > by_diffusers - 1
+    assert fused.evidence()["cache_hit_rate"] == plain.evidence()["cache_hit_rate"]
