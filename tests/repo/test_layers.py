@@ -58,6 +58,7 @@ SIDEWAYS = {
 IMPORTED_LATE = {
     "vivace.machinery.fused.convolutions",
     "vivace.machinery.fused.first_norm",
+    "vivace.machinery.fused.attention",
     "vivace.machinery.fused.block_forward",
     "vivace.machinery.fused.flux_forward",
     "vivace.machinery.fused.flux2_forward",
@@ -69,6 +70,7 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.text_projections",
     "vivace.machinery.fused.unet_blocks",
     "vivace.machinery.fused.vae_blocks",
+    "vivace.machinery.fused.z_image_blocks",
     "vivace.machinery.kernels.convolution",
     "vivace.machinery.kernels.convolution_tiles",
     "vivace.machinery.kernels.cross_attention",
@@ -81,6 +83,7 @@ IMPORTED_LATE = {
     "vivace.machinery.kernels.quantize",
     "vivace.machinery.kernels.reference",
     "vivace.machinery.kernels.residual",
+    "vivace.machinery.kernels.rms_residual",
     "vivace.machinery.kernels.skinny_product",
     "vivace.machinery.kernels.swiglu",
     "vivace.machinery.multi_gpu.flux_tokens",

@@ -26,6 +26,7 @@ An image of 28 steps still takes 21,682 kernels, text encoders and VAE included 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -40,11 +41,20 @@ from vivace.technique.anatomy import Component
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places
 
+    _Fused = tuple[Callable[[], int], Callable[[], dict[str, int | float | str]]]
+    """How often the fused forward was called, and further evidence."""
+
 _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _HOPPER = (9, 0)
 _FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
-_FLUX, _FLUX2 = "FluxTransformer2DModel", "Flux2Transformer2DModel"
+_FLUX, _FLUX2, _Z_IMAGE = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ZImageTransformer2DModel"
+_CHAINS = {
+    _FLUX: ("transformer_blocks", "single_transformer_blocks"),
+    _FLUX2: ("transformer_blocks", "single_transformer_blocks"),
+    _Z_IMAGE: ("noise_refiner", "context_refiner", "layers"),
+}
+"""Lists of blocks of the transformers that have a fused form, in the order in which `bf16_blocks` counts."""
 
 
 class Fused(Technique):
@@ -151,7 +161,7 @@ class Fused(Technique):
         if self.attention == "fp8":
             if _is_unet(denoiser):
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and a UNet's are others"
-            head = denoiser.config.attention_head_dim
+            _, head = _heads(denoiser)
             if head != _FP8_HEAD:
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
         return None
@@ -229,20 +239,20 @@ class Fused(Technique):
         from vivace.machinery.fused.casts import cast_output
 
         transformer = target.module("denoiser")
-        num_blocks = len(transformer.transformer_blocks) + len(transformer.single_transformer_blocks)
+        fuse = {_FLUX: self._fuse_flux, _FLUX2: self._fuse_flux2, _Z_IMAGE: self._fuse_z_image}
+        num_blocks = sum(len(getattr(transformer, name)) for name in _CHAINS[type(transformer).__name__])
         bounded = tuple(
             self.attention == "fp8" and self.bf16_blocks <= index < num_blocks - self.bf16_blocks
             for index in range(num_blocks)
         )
         torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
         transformer.register_forward_hook(cast_output, with_kwargs=True)
-        fuse = self._fuse_flux2 if type(transformer).__name__ == _FLUX2 else self._fuse_flux
         with torch.no_grad():
-            forward, evidence = fuse(target, bounded, places)
+            num_calls, evidence = fuse[type(transformer).__name__](target, bounded, places)
         num_fp8 = sum(bounded)
 
         def refuted(_: dict[str, Any]) -> str | None:
-            return None if forward.num_calls else "the fused forward was never called"
+            return None if num_calls() else "the fused forward was never called"
 
         return Effect(
             changed={
@@ -253,7 +263,7 @@ class Fused(Technique):
             refuted=refuted,
         )
 
-    def _fuse_flux(self, target: Target, bounded: tuple[bool, ...], places: Places) -> tuple[Any, Any]:
+    def _fuse_flux(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
         from vivace.machinery.fused.flux_forward import fuse_flux
 
         transformer = target.module("denoiser")
@@ -268,15 +278,23 @@ class Fused(Technique):
                 "denoiser.modulations_computed_in_the_loop": int(fused.modulations.num_computed),
             }
 
-        return forward, evidence
+        return lambda: forward.num_calls, evidence
 
-    def _fuse_flux2(self, target: Target, bounded: tuple[bool, ...], places: Places) -> tuple[Any, Any]:
+    def _fuse_flux2(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
         from vivace.machinery.fused.flux2_forward import fuse_flux2
 
         transformer = target.module("denoiser")
         fused, forward = fuse_flux2(transformer, self.precision == "fp8", bounded, places)
         setattr(transformer, _ATTRIBUTE, fused)
-        return forward, dict
+        return lambda: forward.num_calls, dict
+
+    def _fuse_z_image(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
+        from vivace.machinery.fused.z_image_blocks import fuse_z_image
+
+        transformer = target.module("denoiser")
+        chains = fuse_z_image(transformer, self.precision == "fp8", bounded, places)
+        setattr(transformer, _ATTRIBUTE, True)
+        return lambda: min(chain.num_calls for chain in chains), dict
 
 
 def _places(target: Target, module: Any) -> Places:
@@ -312,8 +330,11 @@ def _is_unet(denoiser: Any) -> bool:
 def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     """Why this denoiser has no fused form, or None."""
     kind = type(denoiser).__name__
-    if kind not in (_FLUX, _FLUX2) and not _is_unet(denoiser):
-        return f"the fused kernels are made for FLUX's transformers and for UNets, and this is a {kind}"
+    if kind not in _CHAINS and not _is_unet(denoiser):
+        return (
+            "the fused kernels are made for the transformers of FLUX.1, FLUX.2 and Z-Image, and for UNets, and this is "
+            f"a {kind}"
+        )
     if hasattr(denoiser, _ATTRIBUTE):
         return None
     for name, layer in denoiser.named_modules():
@@ -328,10 +349,17 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
         if quantize and on_gpu and any(number % 16 for number in channels):
             return "matmuls in fp8 need channels in multiples of 16"
         return unsuited(denoiser)
-    config = denoiser.config
-    if quantize and on_gpu and (config.num_attention_heads * config.attention_head_dim) % 16:
+    num_heads, head = _heads(denoiser)
+    if quantize and on_gpu and num_heads * head % 16:
         return "matmuls in fp8 need channels in multiples of 16"
-    head = config.attention_head_dim
     if on_gpu and (head & (head - 1) or head < 16):
         return f"the kernels take heads whose channels are a power of two from 16 on; these have {head}"
     return None
+
+
+def _heads(transformer: Any) -> tuple[int, int]:
+    """Return the number of heads, and their channels."""
+    config = transformer.config
+    if type(transformer).__name__ == _Z_IMAGE:
+        return config.n_heads, config.dim // config.n_heads
+    return config.num_attention_heads, config.attention_head_dim

@@ -10,6 +10,7 @@ from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
 from tests.fused_unets import size
+from tests.unit.fused.rounded import outliers, round_by_row
 from tests.unit.fused.test_flux_forward import target
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import operations
@@ -107,37 +108,19 @@ def test_each_row_of_a_batch_is_an_image_of_its_own() -> None:
         assert error(made(**alone)[0], together[row : row + 1]) < 0.01
 
 
-def round_by_row(layer: torch.nn.Linear) -> None:
-    """Compute a layer as torchao's fp8 does, with a scale for each token and for each output."""
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        factors = []
-        for rows in (x.flatten(0, -2), layer.weight):
-            values, scales = reference.quantize_rows(rows)
-            factors.append(values.float() * scales)
-        return (factors[0] @ factors[1].t()).unflatten(0, x.shape[:-1])
-
-    layer.forward = forward
-
-
 @pytest.mark.parametrize("largest", [1, 10, 50])
 @torch.no_grad()
 def test_outlier_channels_cost_no_more_than_with_a_scale_for_each_row(largest: float) -> None:
     """Scales of norms and values are bounds: a loose one would push typical elements below e4m3's normal numbers."""
     arguments = inputs(1, 7, 5, 9)
 
-    def with_outliers(change: Any = lambda layer: None) -> Any:
+    def with_outliers(change: Any = None) -> Any:
         made = transformer()
-        for block in (*made.transformer_blocks, *made.single_transformer_blocks):
-            for layer in block.modules():
-                if isinstance(layer, torch.nn.Linear):
-                    layer.weight[:: layer.out_features // 4] *= largest
-                    change(layer)
+        for blocks in (made.transformer_blocks, made.single_transformer_blocks):
+            outliers(blocks, largest, change)
         return made
 
-    expected, by_row = (
-        with_outliers(change)(**arguments)[0] for change in (lambda layer: None, round_by_row)
-    )
+    expected, by_row = (with_outliers(change)(**arguments)[0] for change in (None, round_by_row))
     made = with_outliers()
     Fused(precision="fp8").apply(target(made))
     assert error(made(**arguments)[0], expected) < 1.5 * error(by_row, expected)

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 from tests import fused_unets
 from tests.unit.fused import test_flux2_forward as flux2
 from tests.unit.fused import test_flux_forward as flux
+from tests.unit.fused import test_z_image_blocks as z_image
 from tests.unit.kernels.stored_in_place import assert_all_threads_have_loaded
 from vivace.machinery.fused import image_operations, operations
 from vivace.machinery.kernels import (
@@ -33,6 +34,7 @@ from vivace.machinery.kernels import (
     peer_barrier,
     qk_norm_rope,
     reference,
+    rms_residual,
     swiglu,
 )
 from vivace.techniques.fused import Fused
@@ -101,6 +103,9 @@ def fused_models() -> None:
         made = flux2.transformer()
         given.apply(flux.target(made))
         made(**flux2.inputs(1, 7, 5, 4))
+        made = z_image.transformer()
+        given.apply(flux.target(made))
+        made(**z_image.inputs((7, 40), 4, 8))
 
 
 def group_norms_of_sd15() -> None:
@@ -157,6 +162,13 @@ def mlps_of_flux2() -> None:
             swiglu.swiglu(up, out, torch.zeros(2), *beside)
 
 
+def norms_of_z_image() -> None:
+    x, vectors = torch.zeros(4, 3840, dtype=torch.bfloat16), torch.zeros(1, 4 * 3840)
+    out = torch.zeros(4, 3840, dtype=torch.float8_e4m3fn)
+    for scales in (None, torch.ones(4)):
+        rms_residual.rms_residual(x, x, scales, vectors, 0, 3840, out, torch.ones(1), 1e-5)
+
+
 def barriers() -> None:
     for gpus in (2, 4):
         count, abandoned = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
@@ -180,5 +192,6 @@ if __name__ == "__main__":
         attention_to_texts()
         queries_apart()
         mlps_of_flux2()
+        norms_of_z_image()
         barriers()
     print(f"{len(compiled.by_hash)} kernels")

@@ -20,6 +20,7 @@ KERNELS = {
     "_qk_norm_rope",
     "_skinny_product",
     "_swiglu",
+    "_rms_residual",
 }
 """Some of those that have to be checked."""
 

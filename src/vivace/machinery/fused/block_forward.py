@@ -7,7 +7,6 @@ the kernel that also makes the next branch's input.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,13 +16,14 @@ import torch
 from vivace.errors import Unsupported
 from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
+from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Rows, RowScaled
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.rope import tables
 from vivace.machinery.fused.scales import StepScales
-from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, from_joint, to_joint
+from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, to_joint
 
 
 class Exchange(Protocol):
@@ -299,36 +299,10 @@ class BlockForward:
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
-        """Attention's output as rows of tokens, (rows, channels), in e4m3 if a scale is given.
-
-        Args:
-            values: see `_attention_inputs`.
-            onto: where to write it.
-        """
-        q, scales = inputs.queries, inputs.scales
+        """Attention's output as rows of tokens: see `attend`."""
         k, v = inputs.keys_values()
-        if scales is None:
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            )
-            attended = _as_rows(out.transpose(1, 2), tokens)
-            if values is not None:
-                return operations.quantized(attended, values[:1], onto)
-            return Rows(attended if onto is None else onto.copy_(attended))
-        eight = torch.empty_like(q)
-        if onto is not None:
-            eight = onto.unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
-        if not q.is_meta:
-            from vivace.machinery.attention_backends.cudnn_fp8 import attend
-
-            launch = functools.partial(attend, q, k, v, scales.queries_keys, scales.values, eight)
-            if self.exchange is None:
-                launch()
-            else:
-                self._attentions.launch(torch.cuda.current_stream().cuda_stream, launch)
-        if onto is None:
-            onto = _as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn)
-        return Rows(onto, scales.values[:1])
+        launch = None if self.exchange is None else self._attentions.launch
+        return attend((inputs.queries, k, v), inputs.scales, tokens, values, onto, launch=launch)
 
     def _of_double(self, vector: int) -> list[Modulation]:
         """Where the modulations of a double block are, whose first is this vector."""
@@ -339,11 +313,6 @@ class BlockForward:
     def _of_single(self, vector: int) -> list[Modulation]:
         starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
         return [Modulation(start, start) for start in starts]
-
-
-def _as_rows(joint: torch.Tensor, tokens: TokenLayout) -> torch.Tensor:
-    """(batch, tokens, heads, channels) as rows (rows, heads * channels)."""
-    return from_joint(joint.flatten(2), tokens)
 
 
 def of_image(ids: torch.Tensor) -> torch.Tensor:

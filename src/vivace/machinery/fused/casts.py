@@ -20,18 +20,31 @@ def cast_all(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(cast(value) for value in args)
 
 
+def cast_all_named(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Cast all inputs, in front of a forward."""
+    return cast_all(None, args), {name: cast(value) for name, value in kwargs.items()}
+
+
 def cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cast the last positional input, in front of a forward."""
     return (*args[:-1], args[-1].bfloat16())
 
 
 def cast_output(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """Cast the output to the latents' dtype, which it has unless a step cache has called diffusers' forward."""
-    latents = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-    if not isinstance(output, tuple):
-        output.sample = output.sample.to(latents.dtype)
-        return output
-    return (output[0].to(latents.dtype), *output[1:])
+    """Cast a transformer's output to the latents' dtype, in which its small layers or a step cache may not compute.
+
+    Latents are the first argument: a tensor, or a list of them for a batch, as is the output.
+    """
+    latents = args[0] if args else next(kwargs[name] for name in ("hidden_states", "x") if name in kwargs)
+    dtype = (latents[0] if isinstance(latents, list) else latents).dtype
+
+    def in_dtype(sample: Any) -> Any:
+        return [each.to(dtype) for each in sample] if isinstance(sample, list) else sample.to(dtype)
+
+    if isinstance(output, tuple):
+        return (in_dtype(output[0]), *output[1:])
+    output.sample = in_dtype(output.sample)
+    return output
 
 
 class SampleCasts:

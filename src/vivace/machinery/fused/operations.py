@@ -64,8 +64,9 @@ class AttentionPreparation:
     Attributes:
         bias: (1 or 2, outputs), of all rows, or of the text's and the image's; None: is added already.
         weights: (1 or 2, 2, channels), of the norms of queries and keys.
-        rope: cosines and sines, each (tokens, channels / 2).
+        rope: cosines and sines, each (tokens, channels / 2), of all images, or (batch, tokens, channels / 2).
         scales: None: no rounding to e4m3.
+        eps: of the norms.
     """
 
     bias: torch.Tensor | None
@@ -74,6 +75,7 @@ class AttentionPreparation:
     tokens: TokenLayout
     num_heads: int
     scales: AttentionScales | None
+    eps: float = 1e-6
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -136,6 +138,47 @@ def add_and_norm(
     return Rows(reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens)), scale)
 
 
+def add_and_rms_norm(
+    x: torch.Tensor,
+    branch: RowScaled | None,
+    vectors: torch.Tensor,
+    gate: int,
+    weight: int | None,
+    scale: torch.Tensor | None,
+    eps: float,
+) -> Rows:
+    """Add the norm of a branch to the stream, and return the norm of the sum.
+
+    For the arguments see `vivace.machinery.kernels.rms_residual`.
+
+    Args:
+        weight: None: nothing is normalised, and the stream is returned.
+    """
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    values, row_scales = (None, None) if branch is None else (branch.values, branch.scales)
+    rows, channels = x.shape
+    out = None
+    if weight is not None:
+        out = torch.empty_like(x, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
+    if takes_kernels(x):
+        from vivace.machinery.kernels.rms_residual import rms_residual
+
+        rms_residual(x, values, row_scales, vectors, gate, weight or 0, out, scale, eps)
+    elif not x.is_meta:
+        if values is not None:
+            change = values.float() if row_scales is None else values.float() * row_scales[:, None]
+            change = reference.rms_normal(change, eps)
+            x.copy_(x.float() + change * reference.for_each_row(vectors, gate, channels, rows))
+        if out is not None:
+            assert weight is not None
+            normed = reference.rms_normal(x, eps) * reference.for_each_row(vectors, weight, channels, rows)
+            out.copy_(normed if scale is None else reference.to_e4m3(normed / scale))
+    return Rows(x if out is None else out, scale)
+
+
 def attention_inputs(
     qkv: torch.Tensor, preparation: AttentionPreparation
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -169,10 +212,13 @@ def write_attention_inputs(
     if takes_kernels(qkv):
         from vivace.machinery.kernels.qk_norm_rope import qk_norm_rope
 
-        qk_norm_rope(*arguments, *onto, None if scales is None else (scales.queries_keys, scales.values))
+        of_rounding = None if scales is None else (scales.queries_keys, scales.values)
+        qk_norm_rope(*arguments, *onto, of_rounding, preparation.eps)
     elif not qkv.is_meta:
         assert scales is None, "attention in fp8 is for GPUs"
-        for made, new in zip(onto, reference.qk_norm_rope(*arguments, num_heads), strict=True):
+        for made, new in zip(
+            onto, reference.qk_norm_rope(*arguments, num_heads, preparation.eps), strict=True
+        ):
             if made is not None:
                 made.copy_(new)
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from vivace.machinery.kernels.reference import scale_of
 
-_GROWTH = 1.15
+GROWTH = 1.15
 """By how much rounding to e4m3 can enlarge a product of two factors: (1 + 1/16)^2, and a little."""
 
 
@@ -78,7 +78,7 @@ class Bounds(nn.Module):  # type: ignore[misc]
         num = 4 * self._num_doubles
         if self._num_products == 1:
             lengths = torch.cat([lengths[:num].view(-1, 2, 2)[:, 0].flatten(), lengths[num:]])
-        outputs = scale_of(lengths * self.limits[:, 0] * _GROWTH + self.limits[:, 1])
+        outputs = scale_of(lengths * self.limits[:, 0] * GROWTH + self.limits[:, 1])
         of_doubles = outputs[: num * self._num_products // 2].view(-1, self._num_products, 2)
         values = torch.cat([of_doubles[:, 0].amax(dim=1), outputs[of_doubles.numel() :]])
         hidden = of_doubles[:, 1] if self._num_products == 2 else None
