@@ -1,0 +1,11 @@
+"""Load on an OpenAI images server: clients in a loop, and users who come when they like.
+
+target      the server: its URL, model and key, and the body of each request
+exchange    one HTTP exchange on asyncio
+sending     one request, and what became of it
+loads       a closed loop of clients, and Poisson arrivals
+stages      which loads follow each other, and for how long
+rows        what is stored of a load
+figures     throughput, latency and goodput with intervals
+load_report the figures as a table, as JSON, CSV or a page
+"""
