@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.cli import options
+from vivace.cli import options, serve_ray
 from vivace.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,15 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
 @click.option("--gpus", metavar="all|I,J", help="One replica on each of these GPUs; default: the first.")
+@click.option(
+    "--ray",
+    "ray_address",
+    metavar="ADDRESS",
+    help="Serve on a Ray cluster: HOST:PORT, or auto for this host's.",
+)
+@click.option(
+    "--replicas", metavar="N|MIN-MAX", help="With --ray; MIN-MAX lets Ray scale. Default: one for each GPU."
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads of each worker.")
 @click.option(
     "--sizes", metavar="WxH,...", help="Warmed before the server is ready; default: the model's own."
@@ -86,6 +95,8 @@ def serve(
     tune_minutes: float | None,
     device: str,
     gpus: str | None,
+    ray_address: str | None,
+    replicas: str | None,
     threads: int | None,
     sizes: str | None,
     any_size: bool,
@@ -110,9 +121,14 @@ def serve(
         vivace serve tiny-sd
         vivace serve flux-dev --recipe "fused(fp8)+cuda_graph" --gpus all --sizes 1024x1024,832x1216
         vivace serve sdxl --host 0.0.0.0 --api-key-file key.txt
+        vivace serve flux-dev --ray auto --replicas 2-8
     """
     _check_installed()
     key = _key(api_key_file, host)
+    if replicas is not None and ray_address is None:
+        raise UsageError("--replicas is for --ray; on one machine, give --gpus")
+    if ray_address is not None:
+        serve_ray.check_options(port, gpus, idle_unload)
     if recipe is not None and tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
     if recipe is not None:
@@ -142,6 +158,8 @@ def serve(
         logs_prompts=log_prompts,
     )
     click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
+    if ray_address is not None:
+        return serve_ray.serve_on_ray(settings, ray_address, replicas, host, port)
     return _run(settings, host, port)
 
 

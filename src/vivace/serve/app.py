@@ -32,12 +32,13 @@ _LOOK_S = 0.2
 
 def create_app(
     settings: ServeSettings,
-    make_pool: Callable[..., ReplicaPool] = ReplicaPool,
+    make_pool: Callable[..., Any] = ReplicaPool,
     on_problem: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Return the application; its lifespan starts and ends the workers.
 
     Args:
+        make_pool: makes what draws: a `ReplicaPool`, or a `RayPool` in its place.
         on_problem: called once no worker will ever draw; `app.state.problem` says why.
     """
     metrics = Metrics()

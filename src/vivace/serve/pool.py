@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vivace.serve.deadlines import drawn_in_time
 from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.messages import Load
 from vivace.serve.process import WorkerProcess
@@ -118,13 +118,7 @@ class ReplicaPool:
         Raises:
             JobError: it ended without an image.
         """
-        left = job.deadline - time.monotonic()
-        try:
-            return await asyncio.wait_for(asyncio.shield(job.result), max(0.0, left))
-        except TimeoutError:
-            where = "while it waited" if job.state is State.WAITING else "while it was drawn"
-            self.cancel(job, JobError(504, f"the time of the request ended {where}"), State.FAILED)
-            raise JobError(504, f"the time of the request ended {where}") from None
+        return await drawn_in_time(job, self.cancel)
 
     def cancel(self, job: ImageJob, error: JobError | None = None, state: State = State.CANCELLED) -> None:
         """End a job: at once if it waits, at its next step if it is drawn."""
