@@ -21,6 +21,7 @@ from vivace.serve.messages import Draw, Load, image_file
 
 COMMAND = (sys.executable, "-m", "tests.serve_worker")
 SIZE = 16
+ENERGY = {"energy_j": 2.5}
 
 
 class FakeSession:
@@ -72,7 +73,7 @@ class FakeDrawing:
                 if "deaf" not in words:
                     raise
         phases = {"text": 0.0, "denoise": 0.01, "decode": 0.0}
-        return {**self._kept(request, "image"), "phases": phases, "steps": steps, "rss_bytes": 1000}
+        return {**self._kept(request, "image"), "phases": phases, "steps": steps, "rss_bytes": 1000, **ENERGY}
 
     def _dies(self, once: bool) -> bool:
         marker = Path(os.environ["VIVACE_TEST_DIED"])

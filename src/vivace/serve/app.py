@@ -130,6 +130,12 @@ def _add_health(app: FastAPI) -> None:
         """Metrics for Prometheus."""
         return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
+    @app.get("/dashboard.json")
+    async def dashboard() -> Response:
+        """A dashboard for Grafana, of the metrics."""
+        text = resources.files("vivace.serve").joinpath("templates", "dashboard.json").read_text("utf-8")
+        return Response(text, media_type="application/json")
+
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """The model that is served, its recipe, sizes and LoRAs."""

@@ -13,6 +13,7 @@ from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
 from vivace.runtime.safety import hidden_images
+from vivace.serve.energy import EnergyMeter
 from vivace.serve.messages import Draw, Load, image_file
 from vivace.serve.partials import Projection, fit_projection
 
@@ -40,6 +41,7 @@ class Drawing:
     speeds: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
 
     @classmethod
     def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
@@ -71,6 +73,7 @@ class Drawing:
         for width, height in request.sizes or (drawing.own_size,):
             report(f"warming {width}x{height}")
             drawing.warm(width, height)
+        drawing.energy = EnergyMeter.of_this_process()
         return drawing
 
     @property
@@ -157,7 +160,7 @@ class Drawing:
         import torch
 
         exchanged = self._exchange(request.lora)
-        began, ends = time.perf_counter(), []
+        began, ends, joules = time.perf_counter(), [], self.energy.read()
 
         def on_step(step: int, latents: Any, height: int, width: int) -> None:
             ends.append(time.perf_counter())
@@ -190,6 +193,7 @@ class Drawing:
                 "decode": finished - (ends[-1] if ends else began),
             },
             "steps": len(ends),
+            **self.energy.since(joules),
             **_memory(self.session.device),
         }
 

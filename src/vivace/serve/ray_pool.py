@@ -57,7 +57,7 @@ class RemoteReplica:
     memory: dict[str, int] = field(default_factory=dict)
     num_restarts: int = 0
     num_exchanges: int = 0
-    energy_j: float = 0.0
+    energy_j: float | None = None
     is_able: bool = True
 
 
@@ -220,6 +220,8 @@ class RayPool:
         replica.num_restarts, replica.num_exchanges = event.restarts, event.exchanges
         if event.drawn is not None:
             self._observe(job, event.ended)
+            if "energy_j" in event.ended:
+                replica.energy_j = (replica.energy_j or 0.0) + event.ended["energy_j"]
             replica.memory = {
                 key: event.ended[key] for key in ("rss_bytes", "gpu_bytes") if key in event.ended
             }

@@ -43,6 +43,7 @@ class Replica:
     Attributes:
         phase: of the worker; `doing` says more of its start.
         state: of the model, once it is loaded.
+        energy_j: joules of the GPU while it drew; None where nothing counts them.
         idle_s: seconds without a job after which the worker ends; None for never.
         on_drawn: called with each finished job and the event of the worker.
     """
@@ -62,6 +63,7 @@ class Replica:
     memory: dict[str, int] = field(default_factory=dict)
     num_restarts: int = 0
     num_exchanges: int = 0
+    energy_j: float | None = None
     _process: WorkerProcess | None = None
     _job: ImageJob | None = None
 
@@ -210,6 +212,8 @@ class Replica:
             case "drawn":
                 drawn = read_drawn(job, event)
                 self.memory = {name: event[name] for name in ("rss_bytes", "gpu_bytes") if name in event}
+                if "energy_j" in event:
+                    self.energy_j = (self.energy_j or 0.0) + event["energy_j"]
                 self.on_drawn(job, event)
                 self.ledger.finish(job, drawn)
             case "cancelled":
