@@ -80,7 +80,11 @@ class Inbox:
 
 def main() -> None:
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # which service managers send to all; the server ends its workers
+        signal.signal(number, signal.SIG_IGN)
     # Standard output carries events only; what libraries print goes to standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
