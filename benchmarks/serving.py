@@ -74,20 +74,20 @@ def server(model: str, recipe: str, device: str, *more: str) -> Iterator[tuple[s
     began = time.monotonic()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said: list[str] = []
+    output: list[str] = []
     try:
         match = None
         while match is None:
             line = process.stderr.readline()
             if not line:
-                raise click.ClickException(f"the server ended: {''.join(said[-3:]).strip()}")
-            said.append(line)
+                raise click.ClickException(f"the server ended: {''.join(output[-3:]).strip()}")
+            output.append(line)
             match = re.search(r"(http://\S+)/v1 the API", line)
-        threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True).start()
+        threading.Thread(target=lambda: output.extend(process.stderr or ()), daemon=True).start()
         url = match[1]
         while not _is_ready(url):
             if time.monotonic() - began > _READY_S or process.poll() is not None:
-                raise click.ClickException(f"the server is not ready: {''.join(said[-3:]).strip()}")
+                raise click.ClickException(f"the server is not ready: {''.join(output[-3:]).strip()}")
             time.sleep(0.05)
         yield url, time.monotonic() - began
     finally:

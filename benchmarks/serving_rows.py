@@ -77,14 +77,14 @@ def _pairs(row: ServingRow) -> list[str]:
     ratio = speedup(row.seconds, [[1 / span_rate(load)] for load in row.loads])
     image = float(np.median([each for loop in row.seconds for each in loop]))
     return [
-        f"eight clients: {_shown(ratio)} of the images a second of calls in a loop ({seconds(image)} an image, "
+        f"eight clients: {_text(ratio)} of the images a second of calls in a loop ({seconds(image)} an image, "
         f"{len(row.loads)} pairs)"
     ]
 
 
 def _loads(row: ServingRow) -> list[str]:
     added = median_interval([added_ms(row.loads[0])])
-    return [f"HTTP adds {_shown(added)} ms to an image, one client", *render(row.loads, "table").splitlines()]
+    return [f"HTTP adds {_text(added)} ms to an image, one client", *render(row.loads, "table").splitlines()]
 
 
 def _loras(row: ServingRow) -> list[str]:
@@ -97,10 +97,10 @@ def _loras(row: ServingRow) -> list[str]:
 
 
 def _replicas(row: ServingRow) -> list[str]:
-    one, all_ = row.loads
+    single, several = row.loads
     return [
-        f"{row.number} replicas: {span_rate(all_) / span_rate(one):.2f} times the images a second of one, "
-        f"at {one.stage.clients} and {all_.stage.clients} clients"
+        f"{row.number} replicas: {span_rate(several) / span_rate(single):.2f} times the images a second of one, "
+        f"at {single.stage.clients} and {several.stage.clients} clients"
     ]
 
 
@@ -113,6 +113,6 @@ _LINES: dict[Part, Callable[[ServingRow], list[str]]] = {
 }
 
 
-def _shown(interval: Interval) -> str:
+def _text(interval: Interval) -> str:
     between = "" if interval.low is None else f" [{interval.low:.3g}, {interval.high:.3g}]"
     return f"{interval.point:.3g}{between}"

@@ -34,7 +34,7 @@ def serve_on_ray(settings: ServeSettings, address: str, replicas: str | None, ho
     """Deploy the server on a cluster, and keep it until SIGTERM or Ctrl+C."""
     from vivace.serve.ray_application import NAME, Replicas, application, connect, num_gpus
 
-    asked = None if replicas is None else Replicas.of(replicas)
+    number = None if replicas is None else Replicas.of(replicas)
     connect(address, host, port)
     from ray import serve
     from ray.exceptions import RayError
@@ -42,12 +42,12 @@ def serve_on_ray(settings: ServeSettings, address: str, replicas: str | None, ho
     total = 0 if settings.device == "cpu" else num_gpus()
     if settings.device == "cuda" and not total:
         raise Unsupported(f"--ray {address}: the cluster has no GPUs; use --device cpu")
-    asked = asked or Replicas(max(1, total), max(1, total))
+    number = number or Replicas(max(1, total), max(1, total))
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     try:
         try:
-            serve.run(application(settings, asked, min(1, total)), name=NAME)
+            serve.run(application(settings, number, min(1, total)), name=NAME)
         except (RayError, RuntimeError) as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise Unsupported(

@@ -144,8 +144,8 @@ def _percentile(latencies: NDArray[np.float64], percent: int, least_block: int) 
     interval = block_interval(
         latencies, lambda values: np.percentile(values, percent, axis=-1), least_block=least_block
     )
-    is_told = len(latencies) * (100 - percent) / 100 >= _LEAST_BEYOND
-    return interval if is_told else Interval(interval.point, None, None)
+    has_enough = len(latencies) * (100 - percent) / 100 >= _LEAST_BEYOND
+    return interval if has_enough else Interval(interval.point, None, None)
 
 
 def _within(row: LoadRow, done: NDArray[np.bool_], latencies: NDArray[np.float64]) -> Interval | None:

@@ -122,15 +122,15 @@ def _cells(row: LoadRow, figures: LoadFigures) -> tuple[str, ...]:
     return (
         row.stage.name + rate,
         str(figures.num_requests),
-        shown(figures.throughput),
-        *(shown(figures.latency_s[p]) if figures.latency_s else "" for p in (50, 95, 99)),
-        "" if figures.within_slo is None else shown(figures.within_slo, percent=True),
-        "" if figures.goodput is None else shown(figures.goodput),
+        figure_text(figures.throughput),
+        *(figure_text(figures.latency_s[p]) if figures.latency_s else "" for p in (50, 95, 99)),
+        "" if figures.within_slo is None else figure_text(figures.within_slo, percent=True),
+        "" if figures.goodput is None else figure_text(figures.goodput),
         errors or "none",
     )
 
 
-def shown(interval: Interval, *, percent: bool = False) -> str:
+def figure_text(interval: Interval, *, percent: bool = False) -> str:
     """Return a figure with its interval: three digits that count."""
     values = [interval.point, interval.low, interval.high]
     texts = ["" if v is None else f"{100 * v:.0f}" if percent else f"{v:.3g}" for v in values]

@@ -62,8 +62,8 @@ def test_sizes_and_loras_are_taken_at_random_and_judged_by_size() -> None:
     with loaded_server(0.002) as server:
         options = ("--size", "64x64", "--size", "96x96", "--lora", "a", "--lora", "b", "--format", "json")
         result = run("--endpoint", server.url, "--num-requests", "40", "--fractions", "none", *options)
-        asked = {(body["size"], body["loras"][0]["name"]) for body in server.bodies}
-    assert asked == {(size, lora) for size in ("64x64", "96x96") for lora in "ab"}
+        requested = {(body["size"], body["loras"][0]["name"]) for body in server.bodies}
+    assert requested == {(size, lora) for size in ("64x64", "96x96") for lora in "ab"}
     assert len(json.loads(result.stdout)[0]["slo_s"]) == 4
 
 
