@@ -146,6 +146,12 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     help="Also compare with the rows of another file.",
 )
 @click.option(
+    "--aiperf",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Measure nothing: show what a run of AIPerf (its --artifact-dir) says of the server.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "json", "csv", "md"]),
@@ -176,6 +182,7 @@ def bench_endpoint(
     output: Path | None,
     rerun: bool,
     against: Path | None,
+    aiperf: Path | None,
     format_: str,
 ) -> int:
     """Measure an OpenAI images server (vivace's, sglang's, vllm-omni's) under load.
@@ -208,6 +215,13 @@ def bench_endpoint(
     variants = tuple(Variant(size, lora) for lora in loras or (None,) for size in _checked(sizes) or (None,))
     others = read_rows(against) if against is not None else []
     earlier = read_rows(output) if output is not None else []
+    kept = _Kept(output, earlier)
+    if aiperf is not None:
+        from vivace.load_testing.aiperf import read_aiperf
+
+        row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", slo)
+        kept.add(row)
+        return _show([row], others, format_)
     target = asyncio.run(with_model(Target(server_url(url), model, further, (), variants, timeout, key)))
     target = _with_prompts(target, prompts, prompt_set)
     settings = RequestSettings(
@@ -219,7 +233,6 @@ def bench_endpoint(
     if minutes is None and num_requests is None:
         minutes = 5.0
     plan = LoadPlan(clients, fractions, num_requests, minutes, slo_factor, slo, seed)
-    kept = _Kept(output, earlier)
     try:
         rows = measure(
             target,

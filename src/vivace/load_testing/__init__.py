@@ -7,5 +7,6 @@ loads       a closed loop of clients, and Poisson arrivals
 stages      which loads follow each other, and for how long
 rows        what is stored of a load
 figures     throughput, latency and goodput with intervals
-load_report the figures as a table, as JSON, CSV or a page
+aiperf      a run of AIPerf as a row
+load_report the figures as a table, as Markdown, JSON or CSV
 """

@@ -25,7 +25,7 @@ class Stage(Spec):
     Attributes:
         kind: "closed" is a number of clients of which each waits for its image; "poisson" is users who come at random.
         clients: of a closed loop.
-        fraction: of the measured capacity at which users come.
+        fraction: of the measured capacity at which users come; None where only their rate is known.
     """
 
     kind: Literal["closed", "poisson"]
@@ -35,7 +35,7 @@ class Stage(Spec):
     @property
     def name(self) -> str:
         if self.kind == "poisson":
-            return f"{self.fraction:g} of capacity"
+            return "users" if self.fraction is None else f"{self.fraction:g} of capacity"
         return "1 client" if self.clients == 1 else f"{self.clients} clients"
 
 
