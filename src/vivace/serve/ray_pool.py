@@ -155,7 +155,12 @@ class RayPool:
     async def _count(self) -> None:
         """Follow how many replicas Ray runs."""
         while True:
-            running = await self._drawers.num_running()
+            try:
+                running = await self._drawers.num_running()
+            except self._lost as error:  # the controller is itself started again by Ray
+                LOG.warning("Ray does not say how many replicas run: %s", error)
+                await asyncio.sleep(_POLL_S)
+                continue
             if running != self._num_running:
                 LOG.info("%d replicas run", running)
                 self._num_running = running
