@@ -38,7 +38,7 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
     "--ray",
     "ray_address",
     metavar="ADDRESS",
-    help="Serve on a Ray cluster: HOST:PORT, or auto for this host's.",
+    help="Serve on a Ray cluster: HOST:PORT, or auto for this host's; --loras is on every node.",
 )
 @click.option(
     "--replicas", metavar="N|MIN-MAX", help="With --ray; MIN-MAX lets Ray scale. Default: one for each GPU."

@@ -64,7 +64,7 @@ class FakeDrawers:
     def __init__(self, running: int = 1, losses: dict[int, int] | None = None, ticks: int = 1) -> None:
         self.running, self.losses, self.ticks = running, losses or {}, ticks
         self.began: list[int] = []
-        self.flying = self.most_flying = 0
+        self.flying = self.most_flying = self.counts = 0
 
     def draw(self, order: Order) -> FakeStream:
         return FakeStream(self, order)
@@ -73,6 +73,9 @@ class FakeDrawers:
         return STATE, None
 
     async def num_running(self) -> int:
+        self.counts += 1
+        if self.counts == 1:
+            raise Lost("the controller starts")
         return self.running
 
 
