@@ -103,7 +103,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
 @click.option(
     "--minutes",
     type=options.FiniteFloat(0.1, 10_000),
-    help="Of all loads together, with 8 requests of each at least; default: 5, or no limit with --num-requests.",
+    help="Of all loads together, with 6 requests of each at least; default: 5, or no limit with --num-requests.",
 )
 @click.option(
     "--slo-factor",

@@ -21,7 +21,7 @@ from vivace.load_testing.rows import DONE, LoadRow, RequestSettings, Samples, St
 from vivace.load_testing.sending import send
 from vivace.load_testing.target import Target
 
-_LEAST_REQUESTS = 8
+_LEAST_REQUESTS = 6
 _WARM_UPS = 2
 _LONE = Stage(kind="closed", clients=1)
 
