@@ -29,7 +29,8 @@ class ServingRow(Spec):
         part: "ready" is the start; "pairs" are calls in a loop and requests of eight clients in turn; "loads" is
             `vivace bench --endpoint`; "loras" are requests with one of many LoRAs at random; "replicas" are several
             GPUs.
-        seconds: until /readyz of the first and the second start for "ready"; of each call of the session for "pairs", by pair.
+        seconds: until /readyz of the first and the second start for "ready"; of each call of the session, by pair, for
+            "pairs".
         loads: on the server.
         number: LoRAs, or replicas.
     """
