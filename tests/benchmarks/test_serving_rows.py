@@ -18,6 +18,10 @@ HERE = Environment(
     num_threads=2,
     memory_bytes=1,
     libraries={},
+    source_revision=None,
+    device_capability=None,
+    driver=None,
+    variables={},
 )
 
 
