@@ -152,6 +152,12 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     help="Measure nothing: show what a run of AIPerf (its --artifact-dir) says of the server.",
 )
 @click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the result as an HTML page, with each request in a chart.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "json", "csv", "md"]),
@@ -183,6 +189,7 @@ def bench_endpoint(
     rerun: bool,
     against: Path | None,
     aiperf: Path | None,
+    page: Path | None,
     format_: str,
 ) -> int:
     """Measure an OpenAI images server (vivace's, sglang's, vllm-omni's) under load.
@@ -204,10 +211,11 @@ def bench_endpoint(
 
     if prompts is not None and prompt_set is not None:
         raise UsageError("give prompts or --prompt-set, not both")
-    if output is not None:
-        check_writable(output)
-        if is_standard_output(output):
-            raise UsageError("-o - would mix rows with the results; give the name of a file")
+    for option, path in (("-o", output), ("--page", page)):
+        if path is not None:
+            check_writable(path)
+            if is_standard_output(path):
+                raise UsageError(f"{option} - would mix with the results; give the name of a file")
     further = parse_fields(fields)
     for name, value in (("num_inference_steps", num_inference_steps), ("guidance_scale", guidance_scale)):
         if value is not None:
@@ -221,7 +229,7 @@ def bench_endpoint(
 
         row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", slo)
         kept.add(row)
-        return _show([row], others, format_)
+        return _show([row], others, format_, page)
     target = asyncio.run(with_model(Target(server_url(url), model, further, (), variants, timeout, key)))
     target = _with_prompts(target, prompts, prompt_set)
     settings = RequestSettings(
@@ -247,7 +255,7 @@ def bench_endpoint(
         click.echo("\ninterrupted; finished loads are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return INTERRUPTED
-    return _show(rows, others, format_)
+    return _show(rows, others, format_, page)
 
 
 def _checked(sizes: Sequence[str]) -> tuple[str, ...]:
@@ -298,7 +306,7 @@ class _Progress:
             click.echo(f"{stage.name}: {number} requests have ended in {elapsed_s:.0f} s", err=True)
 
 
-def _show(rows: list[LoadRow], others: list[LoadRow], format_: str) -> int:
+def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path | None) -> int:
     from vivace.load_testing.load_report import compared, notes, render, title
     from vivace.load_testing.rows import DONE
 
@@ -308,6 +316,12 @@ def _show(rows: list[LoadRow], others: list[LoadRow], format_: str) -> int:
         click.echo(f"note: {line}", err=True)
     for line in compared(rows, others):
         click.echo(line, err=format_ != "table")
+    if page is not None:
+        from vivace.load_testing.load_page import page_of
+        from vivace.untrusted.destinations import replace
+
+        replace(page, page_of(rows, others, options.command_line()).encode())
+        click.echo(f"page: {page}", err=True)
     click.echo(f"reproduce: {options.command_line()}", err=True)
     return 0 if all(kind == DONE for row in rows for kind in row.samples.outcome) else _SOME_FAILED
 

@@ -9,4 +9,5 @@ rows        what is stored of a load
 figures     throughput, latency and goodput with intervals
 aiperf      a run of AIPerf as a row
 load_report the figures as a table, as Markdown, JSON or CSV
+load_page   the figures and each request as an HTML page
 """

@@ -8,12 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.load_testing.figures import LoadFigures, figures_of, latency_ratio, throughput_ratio
+from vivace.load_testing.figures import figures_of, latency_ratio, throughput_ratio
 from vivace.load_testing.rows import LoadRow
 from vivace.stats.intervals import Interval
 from vivace.untrusted.text import markdown_cell, plain
 
-_HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")
+HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")
 _LATE = 0.05
 """Share of the median latency by which requests may leave late before it is said."""
 
@@ -28,12 +28,12 @@ def render(rows: Sequence[LoadRow], format_: str) -> str:
         return json.dumps([as_dict(row) for row in rows], indent=2) + "\n"
     if format_ == "csv":
         return _csv(rows)
-    lines = [_HEADINGS, *(_cells(row, figures_of(row)) for row in rows)]
+    lines = [HEADINGS, *(cells(row) for row in rows)]
     if format_ == "md":
-        cells = [[markdown_cell(cell) for cell in line] for line in lines]
-        cells.insert(1, ["---"] * len(_HEADINGS))
-        return "".join(f"| {' | '.join(line)} |\n" for line in cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
+        table = [[markdown_cell(cell) for cell in line] for line in lines]
+        table.insert(1, ["---"] * len(HEADINGS))
+        return "".join(f"| {' | '.join(line)} |\n" for line in table)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     return "".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n"
         for line in lines
@@ -116,7 +116,9 @@ def as_dict(row: LoadRow) -> dict[str, Any]:
     }
 
 
-def _cells(row: LoadRow, figures: LoadFigures) -> tuple[str, ...]:
+def cells(row: LoadRow) -> tuple[str, ...]:
+    """Return the figures of a row as text, below `HEADINGS`."""
+    figures = figures_of(row)
     rate = "" if row.rate is None else f" ({row.rate:.3g}/s)"
     errors = ", ".join(f"{number} {plain(kind)}" for kind, number in figures.errors.items())
     return (

@@ -1,6 +1,7 @@
 """`vivace bench --endpoint` on a server that draws one image at a time."""
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -95,7 +96,7 @@ def test_the_key_is_sent_and_kept_nowhere(tmp_path: Path) -> None:
         ("", ("--field", "seed"), "--field seed: give NAME=VALUE"),
         ("", ("--size", "17x16"), "--size: width and height must be multiples of 8; got 17x16"),
         ("", ("--prompt", "x", "--prompt-set", "real"), "give prompts or --prompt-set, not both"),
-        ("", ("-o", "-"), "-o - would mix rows with the results"),
+        ("", ("-o", "-"), "-o - would mix with the results"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before(fault: str, arguments: tuple[str, ...], message: str) -> None:
@@ -121,6 +122,22 @@ def test_a_server_that_is_not_there_and_a_file_of_something_else(tmp_path: Path)
     result = run("--endpoint", "http://127.0.0.1:9/v1", "--against", str(tmp_path / "other.json"))
     assert isinstance(result.exception, StoreError)
     assert "holds no rows of `vivace bench --endpoint`" in str(result.exception)
+
+
+def test_a_page_shows_each_request_and_runs_nothing_foreign(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    with loaded_server(0.01, "busy") as server:
+        result = run(
+            "--endpoint", server.url, *FEW, "--label", "<script>alert(1)</script>", "--page", str(page)
+        )
+    assert f"page: {page}" in result.stderr
+    text = page.read_text()
+    dots = re.findall(r'<circle class="(good|late)"|<path class="(failed)"', text)
+    assert len(dots) == 3 * 10
+    assert sum(bool(failed) for _, failed in dots) == text.count("<title>HTTP 429</title>") > 0
+    assert "<script>alert" not in text
+    assert "default-src 'none'" in text
+    assert all(name in text for name in ("1 client", "4 clients", "0.8 of capacity", "goodput/s"))
 
 
 def test_bench_has_the_options_of_a_server_only_with_an_endpoint() -> None:
