@@ -49,3 +49,12 @@ def test_a_worker_outlives_the_sigterm_that_goes_to_all_processes(tmp_path: Path
             os.kill(process.pid, signal.SIGTERM)
             assert drawing.result().images[0].getpixel((0, 0)) == (5, 0, 0)
         assert server.pool.replicas[0].num_restarts == 0
+
+
+def test_services_leave_accepted_images_the_time_to_end() -> None:
+    (unit,) = re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL)
+    values = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    graces = [int(values["TimeoutStopSec"]), yaml.safe_load(block)["terminationGracePeriodSeconds"]]
+    assert min(graces) > ServeSettings("m", "r").timeout_s
+    assert values["KillMode"] == "mixed", "SIGTERM goes to the server alone"
