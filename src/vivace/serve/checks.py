@@ -18,7 +18,7 @@ LARGEST_UPLOAD = 32_000_000
 """Bytes of a form with images."""
 _UPLOADS = "/v1/images/edits"
 _DIGITS = 20
-_DRAINED = 16_000_000
+_DRAINED = 64_000_000
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
 

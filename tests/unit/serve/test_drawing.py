@@ -1,5 +1,6 @@
 """A server draws what the session draws, with real workers of an embedded model."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vivace
 from tests.served import Served, image_of, served
+from vivace.models.sources import example_pictures
 from vivace.serve.settings import ServeSettings
 from vivace.spec.sizes import Size
 
@@ -47,6 +50,38 @@ def test_images_are_those_of_the_session_bit_by_bit(server: Served) -> None:
             drawn = pixels(server, size=f"{width}x{height}")
             assert drawn.shape == (height, width, 3)
             assert np.array_equal(drawn, np.asarray(output.images[0]))
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_edits_are_those_of_the_session_bit_by_bit(server: Served) -> None:
+    sources = example_pictures("StableDiffusionInpaintPipeline", {"height": 128, "width": 128})
+    files = {"image": png(sources["image"])}
+    plain = pixels(server)
+    for task, sent in (("image", files), ("inpaint", files | {"mask": png(sources["mask_image"])})):
+        recipe = f"tiny_vae+lora('{LORA}', hot=True, layers=all, scale=0)"
+        with vivace.load("tiny-sd", recipe, device="cpu", task=task) as session:
+            output = session(
+                "a red circle",
+                num_inference_steps=STEPS,
+                strength=0.7,
+                height=128,
+                width=128,
+                generator=torch.Generator("cpu").manual_seed(3),
+                **(sources if task == "inpaint" else {"image": sources["image"]}),
+            )
+        answer = server.edit(files=sent, seed=3, num_inference_steps=STEPS, strength=0.7)
+        assert answer.status == 200, answer.body
+        assert np.array_equal(np.asarray(answer.images[0]), np.asarray(output.images[0])), task
+        assert np.array_equal(pixels(server), plain), "images from prompts are as before"
+    with_lora = server.edit(
+        files=files, seed=3, num_inference_steps=STEPS, strength=0.7, loras='[{"name": "outlines"}]'
+    )
+    assert not np.array_equal(np.asarray(with_lora.images[0]), np.asarray(answer.images[0]))
 
 
 def test_fields_change_what_they_name_and_nothing_else(server: Served) -> None:
