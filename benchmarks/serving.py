@@ -1,6 +1,7 @@
 """What serving costs: the time that HTTP adds to an image, throughput beside calls in a loop, start-up, and memory.
 
     python -m benchmarks.serving                          tiny-sd on this machine, about four minutes on a CPU
+    python -m benchmarks.serving --threads 1              the same, with a core for the worker and one for the rest
     python -m benchmarks.serving --model sdxl --recipe "fused(fp8)+cuda_graph" --record results/serving-h200.json
 
 Blocks of calls of a session in this process and blocks of requests at eight clients follow each other; each pair of
@@ -77,8 +78,12 @@ class ServingRow(Spec):
 
 
 @contextmanager
-def server(model: str, recipe: str, device: str) -> Iterator[tuple[str, float]]:
-    """Run `vivace serve`; yield its URL and the seconds until it was ready."""
+def server(model: str, recipe: str, device: str, *more: str) -> Iterator[tuple[str, float]]:
+    """Run `vivace serve`; yield its URL and the seconds until it was ready.
+
+    Args:
+        more: further options of the command.
+    """
     command = [
         sys.executable,
         "-m",
@@ -91,6 +96,7 @@ def server(model: str, recipe: str, device: str) -> Iterator[tuple[str, float]]:
         device,
         "--port",
         "0",
+        *more,
     ]
     began = time.monotonic()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -144,18 +150,25 @@ def resident_bytes(url: str) -> float:
     return float(match[1])
 
 
-def measured(model: str, recipe: str, device: str, pairs: int, block: int) -> ServingRow:
-    """Measure serving one recipe."""
+def measured(model: str, recipe: str, device: str, pairs: int, block: int, threads: int | None) -> ServingRow:
+    """Measure serving one recipe.
+
+    Args:
+        threads: of the loop and of the worker, on a CPU; None for as many as each chooses.
+    """
     import torch
 
     import vivace
 
+    if threads is not None:
+        torch.set_num_threads(threads)
+    more = () if threads is None else ("--threads", str(threads))
     session = vivace.load(model, recipe, device=device)
     added: list[float] = []
     ratios: list[float] = []
     images: list[float] = []
     memory: list[tuple[int, float]] = []
-    with server(model, recipe, device) as (url, ready_s), ThreadPoolExecutor(CLIENTS) as clients:
+    with server(model, recipe, device, *more) as (url, ready_s), ThreadPoolExecutor(CLIENTS) as clients:
         number = 0
         for pair in range(pairs + 1):  # the first is a warm-up
             began = time.perf_counter()
@@ -204,10 +217,13 @@ def _slope(points: list[tuple[int, float]]) -> tuple[float, float]:
 @click.option("--device", default="auto", show_default=True)
 @click.option("--pairs", type=click.IntRange(min=3), default=10, show_default=True)
 @click.option("--block", type=click.IntRange(min=8), default=64, show_default=True, help="Images of a block.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of the loop and of the worker.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
-def serving(model: str, recipe: str, device: str, pairs: int, block: int, record: Path) -> int:
+def serving(
+    model: str, recipe: str, device: str, pairs: int, block: int, threads: int | None, record: Path
+) -> int:
     """Measure what serving costs."""
-    row: Any = measured(model, recipe, choose_device(device), pairs, block)
+    row: Any = measured(model, recipe, choose_device(device), pairs, block, threads)
     write_list(record, [row.model_dump_json()])
     click.echo(row.line)
     return 0

@@ -107,11 +107,19 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 _BYTES = {mime: {"schema": {"type": "string", "format": "binary"}} for mime in MIME.values()}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "description": "e.g. image_generation.completed, or error"},
+        "data": {"type": "string", "description": "JSON, with the event as its type"},
+    },
+    "required": ["event", "data"],
+}
 _DRAWN = {
     200: {
         "model": ImagesAnswer,
         "description": "Images; the bytes of one by `Accept`, or events with `stream`",
-        "content": {**_BYTES, "text/event-stream": {"schema": {"type": "string"}}},
+        "content": {**_BYTES, "text/event-stream": {"schema": _EVENT}},
     }
 }
 OPEN: dict[str, Any] = {"responses": _errors(413)}
