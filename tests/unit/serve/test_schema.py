@@ -1,4 +1,4 @@
-"""Requests made from /openapi.json, right and wrong ones: every answer is one that it describes, and no worker is lost."""
+"""Requests made from /openapi.json, right and wrong: every answer is one that it describes, and no worker is lost."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +23,8 @@ OPERATIONS = {
     ("GET", "/"): 0.01,
 }
 """Every operation, and its share of the cases."""
+LATE = [schemathesis.checks.not_a_server_error]
+"""A request that gives itself a few milliseconds is told that they have ended."""
 QUICK, MANY = 400, 20_000
 EXCLUDED = [schemathesis.checks.positive_data_acceptance]
 """A body that the schema allows may ask for a size or a number of steps that this server does not draw."""
@@ -57,8 +59,9 @@ def test_every_answer_is_as_described(server: Served, number: int) -> None:
             def call(case: schemathesis.Case) -> None:
                 answer = case.call(timeout=30)
                 statuses[answer.status_code] += 1
-                assert answer.status_code < 500, answer.text
-                case.validate_response(answer, excluded_checks=EXCLUDED)
+                is_late = answer.status_code == 504 and "timeout" in str(case.body)
+                assert answer.status_code < 500 or is_late, answer.text
+                case.validate_response(answer, excluded_checks=[*EXCLUDED, *LATE * is_late])
 
             call()
     print(dict(statuses))
