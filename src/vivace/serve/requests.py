@@ -38,7 +38,7 @@ class RequestError(Exception):
 class LoraRequest(BaseModel):
     """A LoRA by its name in the server's folder."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     scale: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = 1.0
@@ -68,7 +68,9 @@ class ImageRequest(BaseModel):
 
 
 class GenerationRequest(ImageRequest):
-    """The body of POST /v1/images/generations."""
+    """The body of POST /v1/images/generations. Numbers are numbers: true and "1" are none."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class EditRequest(ImageRequest):

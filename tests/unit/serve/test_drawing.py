@@ -17,6 +17,7 @@ from vivace.serve.settings import ServeSettings
 from vivace.spec.sizes import Size
 
 LORA = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
+OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")
 STEPS = 6
 
 
@@ -24,7 +25,7 @@ STEPS = 6
 def server() -> Iterator[Served]:
     sizes = (Size(128, 128), Size(96, 64))
     settings = ServeSettings(
-        "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=sizes, loras={"outlines": LORA}
+        "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=sizes, loras={"flux": OF_FLUX, "outlines": LORA}
     )
     with served(settings) as running:
         yield running
@@ -130,6 +131,12 @@ def test_the_page_and_the_models_say_what_is_served(server: Served) -> None:
     (model,) = server.send("/v1/models").json["data"]
     assert (model["id"], model["sizes"], model["loras"]) == ("tiny-sd", ["96x64", "128x128"], ["outlines"])
     assert model["recipe"] == "tiny_vae"
+    assert model["tasks"] == ["text", "image", "inpaint"]
+    assert "its layers are those of FLUX, and this is Stable Diffusion" in model["unfit_loras"]["flux"]
+    assert "/" not in model["unfit_loras"]["flux"], "nothing of the server's folders"
+    answer = server.draw(loras=[{"name": "flux"}])
+    assert answer.status == 400
+    assert "'flux' cannot be used: lora: tiny-flux-outlines.safetensors is not a LoRA" in answer.message
     page = server.send("/")
     assert page.headers["content-type"].startswith("text/html")
     assert b"<form" in page.body

@@ -51,6 +51,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         ({"num_inference_steps": 51}, "at most 50 steps are drawn here; got 51"),
         ({"negative_prompt": "x", "guidance_scale": 1}, "it has no effect at guidance_scale 1"),
         ({"loras": [{"name": "../../etc/passwd"}]}, "no LoRA '../../etc/passwd'; there are: none"),
+        ({"seed": True}, "seed: Input should be a valid integer"),
+        ({"n": "2"}, "n: Input should be a valid integer"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"guidance_scale": float("nan")}, "guidance_scale: Input should be a finite number"),
         ({"prompt": "refuse"}, "the model refuses"),
