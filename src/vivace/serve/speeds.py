@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TIMED_STEPS = 4
 _LEAST_GAIN = 1.1
 """Images a second of a batch over those of single images, below which no batch is formed."""
-_CALLS = 3
+_CALLS = 2
 """Of which the fastest counts."""
 _PROMPT = "a photograph of a red apple"
 

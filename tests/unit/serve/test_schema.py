@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -37,9 +38,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
+def described(server: Served) -> dict[str, Any]:
+    """Return /openapi.json with one file as image[]: schemathesis cannot make wrong lists of files."""
+    schema: dict[str, Any] = server.send("/openapi.json").json
+    form = schema["paths"]["/v1/images/edits"]["post"]["requestBody"]["content"]["multipart/form-data"][
+        "schema"
+    ]
+    form["properties"]["image[]"] = form["properties"]["image[]"]["items"]
+    return schema
+
+
 @pytest.mark.parametrize("number", [QUICK, pytest.param(MANY, marks=pytest.mark.soak)])
 def test_every_answer_is_as_described(server: Served, number: int) -> None:
-    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    schema = schemathesis.openapi.from_dict(described(server))
     operations = [result.ok() for result in schema.get_all_operations()]
     assert {(each.method.upper(), each.path) for each in operations} == OPERATIONS.keys()
     statuses: Counter[int] = Counter()
@@ -57,7 +68,7 @@ def test_every_answer_is_as_described(server: Served, number: int) -> None:
             )
             @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
             def call(case: schemathesis.Case) -> None:
-                answer = case.call(timeout=30)
+                answer = case.call(base_url=server.url, timeout=30)
                 statuses[answer.status_code] += 1
                 is_late = answer.status_code == 504 and "timeout" in str(case.body)
                 assert answer.status_code < 500 or is_late, answer.text
