@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ LARGEST_UPLOAD = 32_000_000
 """Bytes of a form with images."""
 _UPLOADS = "/v1/images/edits"
 _DIGITS = 20
+_LONGEST_PAUSE_S = 30.0
+"""Between two parts of a body."""
 _DRAINED = 64_000_000
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
@@ -69,12 +72,18 @@ async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -
 
 
 def _bounded(receive: Receive, largest: int) -> Receive:
-    """Return `receive`, which ends a body that comes in parts and is too large, as if its client had gone."""
-    total = 0
+    """Return `receive`, which ends a body that is too large or does not go on, as if its client had gone."""
+    total, is_whole = 0, False
 
     async def bounded() -> Message:
-        nonlocal total
-        message = await receive()
+        nonlocal total, is_whole
+        if is_whole:  # what comes now is that the client has gone
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), _LONGEST_PAUSE_S)
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        is_whole = not message.get("more_body")
         total += len(message.get("body", b""))
         return {"type": "http.disconnect"} if total > largest else message
 

@@ -103,6 +103,9 @@ async def _answer(
 ) -> Response:
     """Draw the images of a request and return them as it asks."""
     settings: ServeSettings = request.app.state.settings
+    if request.query_params:
+        name = next(iter(request.query_params))[:100]
+        raise RequestError(name, f"{name} is in the address, where nothing is read; give it in the body")
     wanted = _accepted(request, body)
     jobs = jobs_of(body, settings, state, source)
     if settings.logs_prompts:

@@ -116,9 +116,21 @@ class Replica:
                 return False
             elif event["event"] == "loaded":
                 self.state = state_of(event["state"])
+                self._log(self.state)
                 self.phase, self.doing = Phase.READY, "ready"
                 return True
         return False
+
+    def _log(self, state: ModelState) -> None:
+        """Say what of the model is not served, and what batches gain."""
+        for path, reason in state.unfit_loras.items():
+            LOG.warning("worker %d: the LoRA %s cannot be used: %s", self.number, Path(path).stem, reason)
+        for task, reason in state.edits.refused.items():
+            LOG.warning("worker %d: the task %s is not served: %s", self.number, task, reason)
+        for size, batching in state.batching.items():
+            gains = ", ".join(f"{number}: {gain:.2f}x" for number, gain in batching.gains.items())
+            allowed = ", ".join(map(str, batching.allowed)) or "none"
+            LOG.info("worker %d: %s, images at once gain %s; formed: %s", self.number, size, gains, allowed)
 
     async def _draw_jobs(self) -> bool:
         """Draw until the worker ends; return True if it was unloaded and is wanted again."""

@@ -72,6 +72,31 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None
     assert plain.send("/v1/images/variations", {}).status == 404
 
 
+def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.serve.checks._LONGEST_PAUSE_S", 0.2)
+    client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
+    client.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+    assert b" 400 " in client.recv(1000).splitlines()[0]
+    client.close()
+    assert plain.draw().status == 200
+
+
+def test_the_address_of_a_request_has_no_parameters(plain: Served) -> None:
+    answer = plain.send(f"{PATH}?seed=3", {"prompt": "x"})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "seed")
+    assert "nothing is read; give it in the body" in answer.message
+
+
+def test_bytes_of_an_image_are_of_one_image(plain: Served) -> None:
+    for fields in ({"n": 2}, {"stream": True}, {"response_format": "url"}):
+        answer = plain.send(PATH, {"prompt": "x", **fields}, {"accept": "image/webp"})
+        assert answer.status == 400
+        assert "asks for the bytes of one image" in answer.message
+    fields = {"output_format": "webp", "output_compression": 5}
+    assert plain.send(PATH, {"prompt": "x", **fields}, {"accept": "image/png"}).status == 400
+    assert plain.send(PATH, {"prompt": "x", **fields}, {"accept": "image/jpeg"}).body[:2] == b"\xff\xd8"
+
+
 def test_a_request_gets_the_images_that_it_asks_for(plain: Served) -> None:
     answer = plain.draw(n=3, seed=7, size="64x64")
     assert [image.getpixel((0, 0)) for image in answer.images] == [(7, 0, 0), (8, 0, 0), (9, 0, 0)]

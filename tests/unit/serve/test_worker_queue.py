@@ -94,6 +94,29 @@ def test_an_image_that_is_cancelled_at_its_worker_is_not_drawn(server: Served) -
         assert time.monotonic() - began < 5
 
 
+def test_replicas_share_the_line_and_one_may_die(tmp_path: Path) -> None:
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0, gpus=("0", "1"))
+    with (
+        served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as two,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        until = time.monotonic() + 30
+        while not all(replica.is_able for replica in two.pool.replicas):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        pair = [clients.submit(two.draw, "slow 3", num_inference_steps=4, seed=seed) for seed in (1, 2)]
+        two.wait_for("running", 2)
+        later = [clients.submit(two.draw, "slow 1", seed=seed) for seed in range(3, 9)]
+        two.wait_for("waiting", 6)
+        process = two.pool.replicas[0]._process
+        assert process is not None
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        answers = [each.result() for each in (*pair, *later)]
+        assert [answer.images[0].getpixel((0, 0))[0] for answer in answers] == list(range(1, 9))
+        assert two.states() == {"waiting": 0, "running": 0, "done": 8, "failed": 0, "cancelled": 0}
+
+
 def test_images_that_go_together_are_drawn_together(batching: Served) -> None:
     with ThreadPoolExecutor(8) as clients:
         slow = clients.submit(batching.draw, "slow 3", num_inference_steps=2)
