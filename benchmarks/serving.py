@@ -50,6 +50,8 @@ class ServingRow(Spec):
         image_s: of calls in a loop, each block's mean.
         added_s: what HTTP adds to an image at one client: median and 95 % interval; `format` is what is sent.
         throughput: images a second at eight clients over those of the loop: geometric mean of the pairs, and interval.
+        busy: share of the time at eight clients in which the worker draws: median of the blocks, least and most.
+        threads: of the loop and of the worker, as asked.
         rss_bytes_per_1000: slope of the worker's memory over the images, and twice its standard error.
         images: that were requested.
     """
@@ -64,16 +66,19 @@ class ServingRow(Spec):
     throughput: tuple[float, float, float]
     rss_bytes_per_1000: tuple[float, float]
     images: int
+    busy: tuple[float, float, float] | None = None
+    threads: int | None = None
 
     @property
     def line(self) -> str:
         added, throughput = self.added_s, self.throughput
+        busy = "" if self.busy is None else f", and the worker draws {self.busy[0]:.3f} of the time"
         return (
             f"{self.model}, {self.recipe}: ready in {self.ready_s:.1f} s; HTTP adds {1000 * added[0]:.1f} ms "
             f"[{1000 * added[1]:.1f}, {1000 * added[2]:.1f}] to {seconds(self.image_s[0])}; eight clients get "
-            f"{throughput[0]:.3f} [{throughput[1]:.3f}, {throughput[2]:.3f}] of a loop's images a second; memory grows "
-            f"by "
-            f"{self.rss_bytes_per_1000[0] / 1e6:+.2f} +- {self.rss_bytes_per_1000[1] / 1e6:.2f} MB in 1,000 images"
+            f"{throughput[0]:.3f} [{throughput[1]:.3f}, {throughput[2]:.3f}] of a loop's images a second{busy}; memory "
+            f"grows by {self.rss_bytes_per_1000[0] / 1e6:+.2f} +- {self.rss_bytes_per_1000[1] / 1e6:.2f} MB in 1,000 "
+            "images"
         )
 
 
@@ -166,6 +171,7 @@ def measured(model: str, recipe: str, device: str, pairs: int, block: int, threa
     session = vivace.load(model, recipe, device=device)
     added: list[float] = []
     ratios: list[float] = []
+    busy: list[float] = []
     images: list[float] = []
     memory: list[tuple[int, float]] = []
     with server(model, recipe, device, *more) as (url, ready_s), ThreadPoolExecutor(CLIENTS) as clients:
@@ -176,7 +182,7 @@ def measured(model: str, recipe: str, device: str, pairs: int, block: int, threa
                 session(_PROMPT, generator=torch.Generator("cpu").manual_seed(seed))
             loop_s = (time.perf_counter() - began) / block
             began = time.perf_counter()
-            list(clients.map(lambda seed: draw(url, seed), range(block)))
+            drawn = list(clients.map(lambda seed: draw(url, seed), range(block)))
             served_s = (time.perf_counter() - began) / block
             alone = [draw(url, seed) for seed in range(max(4, block // 4))]
             number += block + len(alone)
@@ -184,6 +190,7 @@ def measured(model: str, recipe: str, device: str, pairs: int, block: int, threa
             if pair:
                 images.append(loop_s)
                 ratios.append(math.log(loop_s / served_s))
+                busy.append(math.fsum(of_phases for _, of_phases in drawn) / block / served_s)
                 added += [took - of_phases for took, of_phases in alone]
     middle = median_interval([added])
     mean, error = float(np.mean(ratios)), float(np.std(ratios, ddof=1) / math.sqrt(len(ratios)))
@@ -198,6 +205,8 @@ def measured(model: str, recipe: str, device: str, pairs: int, block: int, threa
         throughput=(math.exp(mean), math.exp(mean - 2 * error), math.exp(mean + 2 * error)),
         rss_bytes_per_1000=_slope(memory[1:]),
         images=number,
+        busy=(float(np.median(busy)), min(busy), max(busy)),
+        threads=threads,
     )
 
 

@@ -50,6 +50,21 @@ def test_the_next_image_is_sent_while_one_is_drawn(server: Served) -> None:
     assert [answer.images[0].getpixel((0, 0))[0] for answer in answers] == [1, 2, 3]
 
 
+def test_eight_clients_keep_a_worker_busy(server: Served) -> None:
+    """A worker that sleeps needs no core, as a GPU needs none. Its share of the time is what a loop would have."""
+    replica = server.pool.replicas[0]
+    seconds: list[float] = []
+    replica.on_drawn = lambda job, event: seconds.append(event["seconds"])
+    with ThreadPoolExecutor(8) as clients:
+        began = time.perf_counter()
+        answers = list(clients.map(lambda seed: server.draw("slow 0.2", seed=seed), range(40)))
+        elapsed = time.perf_counter() - began
+    assert [answer.status for answer in answers] == [200] * 40
+    share = sum(seconds) / elapsed
+    print(f"{share:.3f} of the time")
+    assert share > 0.85, "0.97 and more where no other program runs"
+
+
 def test_a_long_image_keeps_the_place_after_it_free_until_its_end(server: Served) -> None:
     size = {"size": "64x64"}  # a second for each step, as its worker says
     with ThreadPoolExecutor(3) as clients:
