@@ -1,6 +1,7 @@
 """What serving costs: start-up, what HTTP adds, throughput beside a loop, goodput, LoRAs at random, several GPUs.
 
     python -m benchmarks.serving                          tiny-sd on this machine, about six minutes on a CPU
+    python -m benchmarks.serving --threads 1              the same, with a core for the worker and one for the rest
     python -m benchmarks.serving --model synthetic:flux-dev --recipe "fused(fp8)+cuda_graph" --minutes 4
     python -m benchmarks.serving --model sdxl --recipe "bf16+compile" --num-loras 20 --gpus 2
 
@@ -117,6 +118,7 @@ class Serving:
     environment: Environment
     record: Path
     minutes: float
+    threads: int | None = None
     rows: dict[tuple[str, str, str], ServingRow] = field(default_factory=dict)
 
     def part(self, part: Part) -> ServingRow | None:
@@ -149,6 +151,11 @@ class Serving:
 
     def seconds_of(self, part: Part) -> float:
         return 60 * self.minutes * _SHARES[part]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of each server."""
+        return () if self.threads is None else ("--threads", str(self.threads))
 
     @property
     def has_server_parts(self) -> bool:
@@ -230,12 +237,12 @@ def measure_server(serving: Serving) -> None:
     device = serving.environment.device
     starts = []
     if serving.part("ready") is None:
-        with server(serving.model, serving.recipe, device) as (
+        with server(serving.model, serving.recipe, device, *serving.options) as (
             _,
             first_s,
         ):  # it fills the caches of compilers
             starts.append(first_s)
-    with server(serving.model, serving.recipe, device) as (url, ready_s):
+    with server(serving.model, serving.recipe, device, *serving.options) as (url, ready_s):
         if serving.part("ready") is None:
             serving.keep("ready", seconds=((*starts, ready_s),))
         target = target_of(url)
@@ -261,7 +268,7 @@ def measure_loras(serving: Serving, number: int) -> None:
         del session
         release(device)
         names = tuple(f"random-{seed}" for seed in range(number))
-        with server(serving.model, serving.recipe, device, "--loras", folder) as (url, _):
+        with server(serving.model, serving.recipe, device, "--loras", folder, *serving.options) as (url, _):
             target = target_of(url, loras=names)
             closed(target, 2, LoadLimit(2), serving.model)  # a warm-up
             # Two clients: one alone takes the LoRAs in turn, and these are to come at random.
@@ -300,6 +307,7 @@ def _num_up(url: str) -> int:
     show_default=True,
     help="Of drawing; starts and loading come on top.",
 )
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of the loop and of the worker.")
 @click.option("--num-loras", type=click.IntRange(min=0), default=0, show_default=True, help="Random ones.")
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Replicas to measure.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
@@ -309,15 +317,20 @@ def serving(
     recipe: str,
     device: str,
     minutes: float,
+    threads: int | None,
     num_loras: int,
     gpus: int,
     record: Path,
     rerun: bool,
 ) -> int:
     """Measure what serving costs."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
     here = environment(choose_device(device))
     rows = {row.key: row for row in read_list(record, ServingRow)}
-    measured = Serving(model, recipe, here, record, minutes, rows)
+    measured = Serving(model, recipe, here, record, minutes, threads, rows)
     if rerun:
         dropped = [key for key in rows if key[:2] == (model, here.device_name)]
         measured = replace(measured, rows={key: row for key, row in rows.items() if key not in dropped})

@@ -70,6 +70,13 @@ def added_ms(row: LoadRow) -> list[float]:
     ]
 
 
+def busy_share(row: LoadRow) -> float:
+    """Return the share of a load's time in which the worker draws."""
+    columns = [row.samples.phases_ms[name] for name in _WORKER if name in row.samples.phases_ms]
+    drawn_ms = math.fsum(value for column in columns for value in column if value is not None)
+    return drawn_ms / 1000 / (max(row.samples.ended_s) - min(row.samples.sent_s))
+
+
 def _ready(row: ServingRow) -> list[str]:
     first, second = row.seconds[0]
     return [f"ready {first:.1f} s after the first start, {second:.1f} s after the second, with warm caches"]
@@ -78,9 +85,10 @@ def _ready(row: ServingRow) -> list[str]:
 def _pairs(row: ServingRow) -> list[str]:
     ratio = speedup(row.seconds, [[1 / span_rate(load)] for load in row.loads])
     image = float(np.median([each for loop in row.seconds for each in loop]))
+    busy = float(np.median([busy_share(load) for load in row.loads]))
     return [
         f"eight clients: {_text(ratio)} of the images a second of calls in a loop ({seconds(image)} an image, "
-        f"{len(row.loads)} pairs)"
+        f"{len(row.loads)} pairs), and the worker draws {busy:.3f} of the time"
     ]
 
 

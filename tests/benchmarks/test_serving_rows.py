@@ -49,7 +49,7 @@ def test_eight_clients_get_what_a_loop_gets_from_a_server_that_adds_nothing() ->
     assert span_rate(load) == pytest.approx(2.0)
     (line,) = serving_row("pairs", seconds=((0.5, 0.5),) * 3, loads=(load,) * 3).lines
     assert line.startswith("eight clients: 1 [0.9")
-    assert "(0.500 s an image, 3 pairs)" in line
+    assert "(0.500 s an image, 3 pairs), and the worker draws 0.000 of the time" in line
 
 
 def test_each_part_says_its_line() -> None:

@@ -51,6 +51,8 @@ class ReplicaPool:
             tuple((size.width, size.height) for size in settings.sizes),
             tuple(map(str, settings.loras.values())),
             self._folder.name,
+            settings.task,
+            settings.batches,
         )
         make = make_process or process_on
         self.replicas = [
@@ -124,13 +126,12 @@ class ReplicaPool:
         """End a job: at once if it waits, at its next step if it is drawn."""
         if job.has_ended:
             return
-        is_drawn = job.state is State.RUNNING
         self.ledger.fail(job, error or JobError(499, "the request was cancelled"), state)
-        if is_drawn:
-            for replica in self.replicas:
+        for replica in self.replicas:
+            if replica.has(job):
                 _keep(asyncio.create_task(replica.cancel(job)))
-        else:
-            self.line.leave(job)
+                return
+        self.line.leave(job)
 
 
 _TASKS: set[asyncio.Task[None]] = set()

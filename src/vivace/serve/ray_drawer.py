@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from vivace.serve.jobs import Drawn, ImageJob, JobError, RequestedLora
+from vivace.serve.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora
 from vivace.serve.pool import ReplicaPool
 from vivace.serve.process import COMMAND, WorkerProcess
 from vivace.serve.settings import ModelState, ServeSettings
 from vivace.spec.sizes import Size
+from vivace.spec.workload import Task
 
 _LOOK_S = 0.05
 
@@ -34,6 +35,8 @@ class Order:
     steps: int
     call: dict[str, Any]
     lora: RequestedLora | None
+    task: Task
+    pictures: tuple[JobPicture, ...]
     partials: tuple[int, ...]
     left_s: float
 
@@ -41,7 +44,18 @@ class Order:
     def of(cls, job: ImageJob) -> Order:
         size = job.size.width, job.size.height
         left_s = job.deadline - time.monotonic()
-        return cls(job.prompt, job.seed, size, job.steps, job.call, job.lora, job.partials, left_s)
+        return cls(
+            job.prompt,
+            job.seed,
+            size,
+            job.steps,
+            job.call,
+            job.lora,
+            job.task,
+            job.pictures,
+            job.partials,
+            left_s,
+        )
 
     def job(self) -> ImageJob:
         return ImageJob(
@@ -53,6 +67,8 @@ class Order:
             predicted_s=0.0,
             deadline=time.monotonic() + self.left_s,
             lora=self.lora,
+            task=self.task,
+            pictures=self.pictures,
             partials=self.partials,
         )
 

@@ -174,7 +174,7 @@ class RayPool:
             while len(self._flying) >= self._ahead * max(1, self._num_running):
                 self._changed.clear()
                 await self._changed.wait()
-            job = await self.line.take(None)
+            (job,) = await self.line.take(None)
             if job.has_ended:
                 self.line.leave(job)
                 continue
@@ -188,6 +188,7 @@ class RayPool:
 
     async def _draw(self, job: ImageJob) -> None:
         self.ledger.move(job, State.RUNNING)
+        self.line.begin(job)
         job.began_at = time.monotonic()
         why = "its events ended"
         try:

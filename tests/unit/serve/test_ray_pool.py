@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from vivace.cli import app
 from vivace.errors import UsageError, VivaceError
-from vivace.serve.jobs import Drawn, ImageJob, JobError, State
+from vivace.serve.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora, State
 from vivace.serve.ray_application import Replicas
 from vivace.serve.ray_drawer import DrawerEvent, Order
 from vivace.serve.ray_pool import RayPool
@@ -118,6 +119,20 @@ def test_an_image_that_loses_three_replicas_is_given_up() -> None:
     assert (results[0].status, str(results[0])) == (503, "3 replicas were lost while they drew this image")
     assert results[1].seed == 1
     assert pool.ledger.states[State.FAILED] == 1
+
+
+def test_a_drawer_draws_what_the_server_was_asked_for() -> None:
+    async def both() -> tuple[ImageJob, ImageJob]:
+        picture = JobPicture("image", "RGB", 1, 1, b"abc")
+        lora = RequestedLora("ink", Path("ink.safetensors"), 0.5)
+        call = {"strength": 0.5}
+        sent = ImageJob("x", 3, SIZE, 4, call, 0.1, time.monotonic() + 30, lora, "image", (picture,), (2,))
+        return sent, Order.of(sent).job()
+
+    sent, drawn_there = asyncio.run(both())
+    fields = ("prompt", "seed", "size", "steps", "call", "lora", "task", "pictures", "partials")
+    assert [getattr(drawn_there, name) for name in fields] == [getattr(sent, name) for name in fields]
+    assert drawn_there.deadline == pytest.approx(sent.deadline, abs=1)
 
 
 def test_what_the_model_refuses_is_refused() -> None:
