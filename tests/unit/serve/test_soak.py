@@ -65,7 +65,7 @@ def resident(server: Served) -> tuple[float, float]:
 
 
 def growth(points: list[tuple[int, float]]) -> float:
-    """Return the bytes by which memory grows in 1,000 requests, from the least of the second quarter to that of the last.
+    """Return the bytes that 1,000 requests add, from the least of the second quarter to that of the last.
 
     The least, since batches of other sizes take some megabytes that the allocator gives back.
     """
