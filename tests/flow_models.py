@@ -49,14 +49,14 @@ def pipeline(model: str) -> Any:
 
 
 @contextmanager
-def small_model(model: str) -> Iterator[None]:
+def _small(model: str) -> Iterator[None]:
     entry = CATALOGUE[model].model_copy(update={"height": SIDE, "width": SIDE, "num_inference_steps": STEPS})
     with mock.patch.dict(CATALOGUE, {model: entry}), mock.patch.dict(ARCHITECTURES, {model: small(model)}):
         yield
 
 
 def session(model: str, recipe: str = "baseline", **defaults: Any) -> Session:
-    with small_model(model):
+    with _small(model):
         found = find_model(f"synthetic:{model}")
         return session_of(pipeline(model), found, resolve(recipe), "cpu", defaults)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import exported
-from tests.flow_models import EDITING, MODELS, PROMPT, draw, pipeline, session, small_model, source
+from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
 from tests.narrow import SIDE, small_areas
 from vivace.benchmark import comparison
 from vivace.benchmark.comparison import workload_of
@@ -62,7 +62,7 @@ def test_it_draws_what_vivace_draws(
         asked = WorkloadRequest(task="edit", images=(str(file),))
     opened = session(model, recipe)
     expected = draw(opened)[0]
-    with small_model(model):
+    with _small(model):
         found = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
         workload = workload_of(found, asked)
         with mock.patch.object(script, "pipeline_for", return_value=pipeline(model)):

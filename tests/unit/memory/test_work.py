@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.flow_models import EDITING, MODELS, draw, session, small_model
+from tests.flow_models import EDITING, MODELS, _small, draw, session
 from tests.make import make_environment, make_trial
 from tests.typed import said
 from vivace.benchmark.work import count_work
@@ -119,7 +119,7 @@ def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
     calls: list[int] = []
     opened.pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     draw(opened)
-    with small_model(model):
+    with _small(model):
         found = predict(find_weightless(model), resolve("baseline"), height=128, width=128)
     assert part(found).calls == len(calls)
 

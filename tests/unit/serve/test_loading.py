@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.flow_models import small_model
+from tests.flow_models import _small
 from tests.narrow import SIDE
 from vivace.errors import UnusableModel
 from vivace.models.sources import example_pictures
@@ -104,7 +104,7 @@ def test_a_server_of_one_task_has_no_other(tmp_path: Path) -> None:
 
 @pytest.fixture
 def kontext(tmp_path: Path) -> Iterator[Drawing]:
-    with small_model("flux-kontext"):
+    with _small("flux-kontext"):
         yield load(tmp_path, model="synthetic:flux-kontext", recipe="baseline", sizes=((SIDE, SIDE),))
 
 

@@ -1,5 +1,6 @@
 """What clients may send, and what becomes of it, with a worker that draws one colour."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,7 +17,8 @@ import openai
 import pytest
 
 from tests.serve_worker import COMMAND
-from tests.served import PATH, Served, image_of, served
+from tests.served import EDITS, PATH, Served, image_of, served
+from vivace.serve.checks import LARGEST_BODY, LARGEST_UPLOAD
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("fake", "baseline", max_queue=3, timeout_s=30.0)
@@ -77,6 +79,24 @@ def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pyte
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
     client.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
     assert b" 400 " in client.recv(1000).splitlines()[0]
+    client.close()
+    assert plain.draw().status == 200
+
+
+@pytest.mark.parametrize(("path", "largest"), [(PATH, LARGEST_BODY), (EDITS, LARGEST_UPLOAD)])
+def test_a_body_of_unknown_length_is_bounded(plain: Served, path: str, largest: int) -> None:
+    kind = "application/json" if path == PATH else "multipart/form-data; boundary=limit"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
+    part = b'--limit\r\ncontent-disposition: form-data; name="image"; filename="x"\r\n\r\n'
+    client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
+    sent = 0
+    with contextlib.suppress(OSError):  # it answers, and listens no more
+        client.sendall(head.encode() + f"{len(part):x}\r\n".encode() + part + b"\r\n")
+        while sent < 2 * largest:
+            client.sendall(b"80000\r\n" + b"x" * 0x80000 + b"\r\n")
+            sent += 0x80000
+    with contextlib.suppress(OSError):
+        assert client.recv(1000).splitlines()[0].split()[1] in (b"400", b"499")
     client.close()
     assert plain.draw().status == 200
 

@@ -43,8 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def described(server: Served, mode: GenerationMode) -> Any:
-    """Return what /openapi.json says, with one file as image[], and without files for wrong requests, which schemathesis
-    cannot make of them."""
+    """Return what /openapi.json says, with one file as image[], and without files for wrong requests, of which
+    schemathesis can make none."""
     schema: dict[str, Any] = server.send("/openapi.json").json
     form = schema["paths"]["/v1/images/edits"]["post"]["requestBody"]["content"]["multipart/form-data"][
         "schema"
