@@ -100,8 +100,8 @@ def _loras(row: ServingRow) -> list[str]:
     (load,) = row.loads
     exchanges = [value for value in load.samples.phases_ms.get("lora", ()) if value is not None]
     return [
-        f"{row.number} LoRAs at random: {seconds(1 / span_rate(load))} an image, of it {float(np.mean(exchanges)):.1f} ms "
-        f"for the exchange ({len(exchanges)} images)"
+        f"{row.number} LoRAs at random: {seconds(1 / span_rate(load))} an image, of it "
+        f"{float(np.mean(exchanges)):.1f} ms for the exchange ({len(exchanges)} images)"
     ]
 
 
