@@ -196,13 +196,22 @@ class Replica:
         if not jobs:
             return
         sent = SentJobs(jobs)
+        try:
+            message = sent.message(Path(self.load.folder))
+        except OSError as error:
+            self._leave(sent)
+            for job in jobs:
+                self.ledger.fail(
+                    job, JobError(500, f"the image cannot be sent to the worker: {error.strerror}")
+                )
+            return
         name = None if jobs[0].lora is None else jobs[0].lora.name
         self.num_exchanges += name != self.lora
         self.lora = name
         self._sent.append(sent)
         if len(self._sent) == 1:
             self._begin()
-        await self._process.send(sent.message(Path(self.load.folder)))
+        await self._process.send(message)
 
     def _begin(self) -> None:
         """Note that the worker draws the first jobs that it has."""

@@ -71,7 +71,11 @@ class SentJobs:
             if job.on_step is not None:
                 job.on_step(step)
         for job, image in zip(self.jobs, event.get("images", ()), strict=False):
-            partial = read_drawn(job, image, {})
+            try:
+                partial = read_drawn(job, image, {})
+            except OSError as error:
+                LOG.warning("%s: a partial image is lost: %s", job.id, error.strerror)
+                continue
             if job.on_partial is not None and not job.has_ended:
                 job.on_partial(step, partial)
 
@@ -92,7 +96,11 @@ class SentJobs:
             return again
         if event["event"] == "drawn":
             for job, image in zip(self.jobs, event["images"], strict=True):
-                drawn = read_drawn(job, image, event["phases"])
+                try:
+                    drawn = read_drawn(job, image, event["phases"], tuple(event.get("notes", ())))
+                except OSError as error:
+                    ledger.fail(job, JobError(500, f"the image is lost: {error.strerror}"))
+                    continue
                 if not job.has_ended:
                     on_drawn(job, event)
                     ledger.finish(job, drawn)
@@ -115,9 +123,11 @@ class SentJobs:
         self.files.clear()
 
 
-def read_drawn(job: ImageJob, image: dict[str, Any], phases: dict[str, float]) -> Drawn:
+def read_drawn(
+    job: ImageJob, image: dict[str, Any], phases: dict[str, float], notes: tuple[str, ...] = ()
+) -> Drawn:
     """Return an image of an event, and remove its file."""
     path = Path(image["file"])
     pixels = path.read_bytes()
     path.unlink()
-    return Drawn(pixels, image["width"], image["height"], job.seed, phases)
+    return Drawn(pixels, image["width"], image["height"], job.seed, phases, notes)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import Served, served
+from tests.unit.serve.test_edits import blue, png
 from vivace.serve.settings import ServeSettings
 
 
@@ -107,6 +108,21 @@ def test_an_image_that_is_cancelled_at_its_worker_is_not_drawn(server: Served) -
         began = time.monotonic()
         assert server.draw(seed=4).images[0].getpixel((0, 0)) == (4, 0, 0)
         assert time.monotonic() - began < 5
+
+
+def test_an_image_that_cannot_be_sent_or_read_fails_alone(server: Served) -> None:
+    folder = Path(server.pool._folder.name)
+    with ThreadPoolExecutor(1) as clients:
+        slow = clients.submit(server.draw, "slow 3", num_inference_steps=2)
+        server.wait_for("running", 1)
+        moved = folder.rename(folder.with_name(f"{folder.name}-moved"))
+        lost = slow.result()
+        refused = server.edit(files={"image": png()})
+        moved.rename(folder)
+    assert (lost.status, refused.status) == (500, 500)
+    assert refused.message == "the image cannot be sent to the worker: No such file or directory"
+    assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert blue(server.edit(files={"image": png()})) == 7
 
 
 def test_replicas_share_the_line_and_one_may_die(tmp_path: Path) -> None:
