@@ -43,6 +43,7 @@ LAYERS = {
     "recommendation": 10,
     "serve": 10,
     "tuning": 10,
+    "load_testing": 10,
     "prove": 10,
     "cli": 11,
     "__main__": 12,

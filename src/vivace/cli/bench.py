@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
+from vivace.cli.bench_endpoint import ByEndpoint
 
 if TYPE_CHECKING:
     from vivace.benchmark import Run
@@ -56,7 +57,13 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     return tuple(batches)
 
 
-@click.command()
+@click.command(cls=ByEndpoint)
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    expose_value=False,
+    help="Load on a server, with options of its own: `vivace bench --endpoint URL --help`.",
+)
 @click.option(
     "--model",
     "models",
