@@ -28,6 +28,7 @@ MODELS = (
     "sana-sprint-1600m",
     "z-image-turbo",
     "qwen-image",
+    "qwen-image-2.1",
     "flux2-klein-4b",
     "flux2-dev",
     "cogview4-6b",

@@ -19,6 +19,17 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Handles:
+    """Ends several watches."""
+
+    handles: tuple[Handle, ...]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
 Note = Callable[[Any], None]
 Watch = Callable[[Any, Note], Handle]
 """Calls `note` with a tensor of the transformer's forward, in each forward, until its handle is removed."""
@@ -42,6 +53,8 @@ class Blocks:
         returns_text_first: whether blocks return text and image, or image and text.
         joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
             those before them keep the two apart.
+        image_starts_at: how many of the tokens that a block is given are in front of the image's, from its call, where
+            text is one of these: such blocks are a residual of what comes behind. 0 where they are one of all tokens.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -54,6 +67,7 @@ class Blocks:
     text: str | int | None = "encoder_hidden_states"
     returns_text_first: bool = True
     joined: tuple[str, ...] = ()
+    image_starts_at: Callable[[Arguments], int] = lambda _: 0
     added_between: tuple[str, ...] = ()
     outside: str = ""
 
@@ -63,6 +77,15 @@ class Blocks:
         if self.text is None:
             return None
         return kwargs[self.text] if isinstance(self.text, str) else args[self.text]
+
+    def added_to(self, tokens: Any, residual: Any, call: Arguments) -> Any:
+        """Return a block's tokens with a residual added to those that are the residual's."""
+        start = self.image_starts_at(call)
+        if not start:
+            return tokens + residual
+        import torch
+
+        return torch.cat([tokens[:, :start], tokens[:, start:] + residual], dim=1)
 
     def returned(self, image: Any, text: Any) -> Any:
         """Return what a block returns for these tokens; `text` is None where it returns the image's alone."""
@@ -103,7 +126,11 @@ class Family:
         doubled: how guidance doubles the batch; None if it does not.
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        text_in_first_step_alone: whether the pipeline keeps what the first step makes of the text's tokens, and gives
+            later steps the image's alone; so what is kept of the first step is longer, the image's tokens last.
         text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
+        reads_values: what the denoiser's forward reads of its tensors on the CPU, as a sentence; "" if nothing.
+            Such a forward is no single graph.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         cells: latent cells on a side of a token, by the denoiser.
     """
@@ -117,7 +144,9 @@ class Family:
     is_transformer: bool = True
     not_by_diffusers: str = ""
     rows_in_lists: bool = False
+    text_in_first_step_alone: bool = False
     text_of_any_length: bool = False
+    reads_values: str = ""
     cells: Callable[[Any], int] = lambda _: 2
 
 

@@ -61,6 +61,20 @@ QWEN25_VL_7B = of_transformers(
     },
     vision_config={"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
 )
+# Qwen/Qwen3-VL-8B-Instruct, as text_encoder of Qwen-Image-2.1, which draws from text without its vision tower. The rest
+# of the tower's configuration is the class's default.
+QWEN3_VL_8B = of_transformers(
+    "Qwen3VLForConditionalGeneration",
+    text_config={
+        "model_type": "qwen3_vl_text",
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 262144,
+        "rope_parameters": _rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+    },
+    vision_config={"model_type": "qwen3_vl_vision", "hidden_size": 1152, "out_hidden_size": 4096},
+)
 # mistralai/Mistral-Small-3.2-24B-Instruct-2506, as text_encoder of FLUX.2 [dev]; its vision tower is not called.
 MISTRAL_SMALL_24B = of_transformers(
     "Mistral3ForConditionalGeneration",
@@ -118,6 +132,8 @@ SANA_VAE = of_diffusers(
 )
 # Qwen/Qwen-Image: a video VAE, called with one frame. Its configuration is the class's default.
 QWEN_IMAGE_VAE = of_diffusers("AutoencoderKLQwenImage", base_dim=96, z_dim=16)
+# Qwen/Qwen-Image-2.1: one latent cell for 16 x 16 pixels, and images with an alpha channel. The class's default.
+QWEN_IMAGE21_VAE = of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
 # black-forest-labs/FLUX.2-dev: 32 channels, normalised by running statistics where others have a scaling factor.
 FLUX2_VAE = of_diffusers("AutoencoderKLFlux2", **KL, sample_size=1024, latent_channels=32)
 
@@ -171,6 +187,8 @@ Z_IMAGE = of_diffusers(
 )
 # Qwen/Qwen-Image: the class's default.
 QWEN_IMAGE = of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
+# Qwen/Qwen-Image-2.1: the class's default.
+QWEN_IMAGE21 = of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
 # black-forest-labs/FLUX.2-dev: the class's default.
 FLUX2_DEV = of_diffusers("Flux2Transformer2DModel", num_layers=8, num_single_layers=48, guidance_embeds=True)
 # black-forest-labs/FLUX.2-klein-4B and -9B: neither has a guidance input.
@@ -301,6 +319,13 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
             ("qwen-image-edit", "QwenImageEditPipeline"),
             ("qwen-image-edit-2509", "QwenImageEditPlusPipeline"),
         )
+    ),
+    _model(
+        "qwen-image-2.1",
+        "QwenImage21Pipeline",
+        {"transformer": QWEN_IMAGE21, "vae": QWEN_IMAGE21_VAE, "text_encoder": QWEN3_VL_8B},
+        _QWEN_FLOW,
+        {"text_encoder": 1024},
     ),
     _klein("flux2-klein-4b", FLUX2_KLEIN_4B, QWEN3_4B),
     _klein("flux2-klein-9b", FLUX2_KLEIN_9B, QWEN3_8B),

@@ -147,6 +147,19 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         "Qwen/Qwen-Image-Edit-2509",
         num_inference_steps=40,
     ),
+    # Steps, and no guidance, are the defaults of its pipeline, which diffusers' documentation calls Qwen's values. The
+    # licence is that of the model's page; the download is counted from the parameters, the VAE's in fp32.
+    _entry(
+        "qwen-image-2.1",
+        "Qwen-Image 2.1, 7 B parameters, one stream of text and image; drawn without guidance",
+        "QwenImage21Pipeline",
+        Hub(repo="Qwen/Qwen-Image-2.1", download_bytes=33_120_000_000),
+        licence="Qwen Research",
+        size_multiple=32,
+        num_inference_steps=40,
+        guidance_scale=1.0,
+        ignores_guidance=True,
+    ),
     _flux2(
         "flux2-klein-4b",
         "FLUX.2 [klein] 4B, distilled to 4 steps",

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vivace.families import FAMILIES, Blocks, family_of
@@ -68,7 +69,8 @@ def residual_forwards(transformer: Any) -> StepForwards:
     class AddResidual(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             image = args[0] if args else kwargs["hidden_states"]
-            return blocks.returned(image + passing.residual, blocks.text_of((args, kwargs)))
+            call = (args, kwargs)
+            return blocks.returned(blocks.added_to(image, passing.residual, call), blocks.text_of(call))
 
     class Modulate(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,8 +89,8 @@ def residual_forwards(transformer: Any) -> StepForwards:
     whole, plain = transformer.forward, type(transformer).forward
     of_all_tokens = getattr(transformer, WHOLE_TOKENS, None)
     reusing, looking = (
-        _with_block(transformer, blocks, AddResidual()),
-        _with_block(transformer, blocks, Modulate()),
+        _with_block(transformer, blocks, asked_as(first, AddResidual())),
+        _with_block(transformer, blocks, asked_as(first, Modulate())),
     )
 
     def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -125,6 +127,17 @@ def own_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
         if kwargs.get(name):
             kwargs[name] = dict(kwargs[name])
     return kwargs
+
+
+def asked_as(block: Any, stand: Any) -> Any:
+    """Return a stand-in for a block, which has what transformers ask of their blocks besides calling them.
+
+    Qwen-Image 2.1's asks each for its attention processor.
+    """
+    processor = getattr(getattr(block, "attn", None), "processor", None)
+    if processor is not None:
+        stand.attn = SimpleNamespace(processor=processor)
+    return stand
 
 
 def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
