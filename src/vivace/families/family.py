@@ -129,8 +129,7 @@ class Family:
         text_in_first_step_alone: whether the pipeline keeps what the first step makes of the text's tokens, and gives
             later steps the image's alone; so what is kept of the first step is longer, the image's tokens last.
         text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
-        reads_values: what the denoiser's forward reads of its tensors on the CPU, as a sentence; "" if nothing.
-            Such a forward is no single graph.
+        not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         cells: latent cells on a side of a token, by the denoiser.
     """
@@ -146,7 +145,7 @@ class Family:
     rows_in_lists: bool = False
     text_in_first_step_alone: bool = False
     text_of_any_length: bool = False
-    reads_values: str = ""
+    not_captured: Callable[[Any], str] = lambda _: ""
     cells: Callable[[Any], int] = lambda _: 2
 
 

@@ -82,6 +82,6 @@ QWEN_IMAGE21 = Family(
     ),
     text_in_first_step_alone=True,
     text_of_any_length=True,
-    reads_values="its transformer reads on the CPU where the image's tokens are",
+    not_captured=lambda _: "its transformer reads back from the GPU where the image's tokens are",
     cells=lambda _: 1,
 )

@@ -122,8 +122,8 @@ class CudaGraph(Technique):
             )
         for component, module in target.modules(self.targets).items():
             family = family_of(module)
-            if family is not None and family.reads_values:
-                return f"{family.reads_values}, which a graph cannot contain; leave the {component} out"
+            if family is not None and (why := family.not_captured(module)):
+                return f"{why}, which a graph cannot contain; leave the {component} out"
             if is_compiled(module):
                 continue
             for name, layer in module.named_modules():

@@ -186,6 +186,8 @@ def test_flop_of_models_are_those_of_the_record() -> None:
         ("FLUX.1 [dev]", "FLUX.1 [dev]"),
         ("Qwen/Qwen-Image-Edit", "Qwen-Image-Edit"),
         ("Qwen/Qwen-Image", "Qwen-Image"),
+        ("Qwen/Qwen-Image-2.1", "Qwen-Image 2.1"),
+        ("Qwen/Qwen-Image-2.1-Turbo", None),
         ("Qwen/Qwen-Image-Edit-2511", None),
         ("stable-diffusion-3.5-large", "SD 3.5 Large"),
         ("stable-diffusion-3.5-large-turbo", None),
