@@ -33,7 +33,7 @@ MODELS = (
     "flux2-dev",
     "cogview4-6b",
 )
-EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509")
+EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit a picture, of the same transformers or FLUX.1's."""
 PROMPT = "a red circle above a blue square"
 STEPS = 4

@@ -187,6 +187,8 @@ Z_IMAGE = of_diffusers(
 )
 # Qwen/Qwen-Image: the class's default.
 QWEN_IMAGE = of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
+# Qwen/Qwen-Image-Edit-2511: the tokens of its sources are modulated by a timestep of 0.
+QWEN_IMAGE_EDIT_2511 = replaced(QWEN_IMAGE, zero_cond_t=True)
 # Qwen/Qwen-Image-2.1: the class's default.
 QWEN_IMAGE21 = of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
 # black-forest-labs/FLUX.2-dev: the class's default.
@@ -269,6 +271,11 @@ def _sd35(name: str, transformer: Component) -> Architecture:
     return _model(name, "StableDiffusion3Pipeline", parts, _SHIFTED, lengths, TAEF1)
 
 
+def _qwen(name: str, pipeline: str, transformer: Component = QWEN_IMAGE) -> Architecture:
+    parts = {"transformer": transformer, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
+    return _model(name, pipeline, parts, _QWEN_FLOW, {"text_encoder": 1024})
+
+
 def _klein(name: str, transformer: Component, text_encoder: Component) -> Architecture:
     parts = {"transformer": transformer, "vae": FLUX2_VAE, "text_encoder": text_encoder}
     return _model(name, "Flux2KleinPipeline", parts, _FLUX2_FLOW, {"text_encoder": 512}, is_distilled=True)
@@ -299,27 +306,12 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         {"text_encoder": 512},
         TAEF1,
     ),
-    _model(
-        "qwen-image",
-        "QwenImagePipeline",
-        {"transformer": QWEN_IMAGE, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B},
-        _QWEN_FLOW,
-        {"text_encoder": 1024},
-    ),
-    # Qwen/Qwen-Image-Edit and Qwen-Image-Edit-2509 have Qwen-Image's components, whose text encoder sees the picture.
-    *(
-        _model(
-            name,
-            pipeline,
-            {"transformer": QWEN_IMAGE, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B},
-            _QWEN_FLOW,
-            {"text_encoder": 1024},
-        )
-        for name, pipeline in (
-            ("qwen-image-edit", "QwenImageEditPipeline"),
-            ("qwen-image-edit-2509", "QwenImageEditPlusPipeline"),
-        )
-    ),
+    # Qwen/Qwen-Image-2512 has Qwen-Image's components; so have those that edit, whose text encoder sees the picture.
+    _qwen("qwen-image", "QwenImagePipeline"),
+    _qwen("qwen-image-2512", "QwenImagePipeline"),
+    _qwen("qwen-image-edit", "QwenImageEditPipeline"),
+    _qwen("qwen-image-edit-2509", "QwenImageEditPlusPipeline"),
+    _qwen("qwen-image-edit-2511", "QwenImageEditPlusPipeline", QWEN_IMAGE_EDIT_2511),
     _model(
         "qwen-image-2.1",
         "QwenImage21Pipeline",

@@ -52,6 +52,21 @@ def _sana(name: str, summary: str, pipeline: str, repo: str, **own: object) -> E
     return _entry(name, summary, pipeline, origin, **(common | own))
 
 
+def _qwen(name: str, summary: str, repo: str) -> Entry:
+    # Guidance is a second call with a negative prompt: true_cfg_scale. The pipeline ignores a guidance scale.
+    return _entry(
+        name,
+        summary,
+        "QwenImagePipeline",
+        Hub(repo=repo, download_bytes=57_700_000_000),
+        licence="Apache-2.0",
+        num_inference_steps=50,
+        guidance_scale=1.0,
+        ignores_guidance=True,
+        arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
+    )
+
+
 def _qwen_edit(name: str, summary: str, pipeline: str, repo: str, **own: object) -> Entry:
     # Guidance as Qwen-Image's: a second call with a negative prompt. The pipeline ignores a guidance scale.
     common = {
@@ -119,18 +134,13 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         guidance_scale=0.0,
         max_sequence_length=512,
     ),
-    # Guidance is a second call with a negative prompt: true_cfg_scale. The pipeline ignores a guidance scale.
-    _entry(
+    _qwen(
         "qwen-image",
         "Qwen-Image, 20 B parameters, true classifier-free guidance in two calls a step",
-        "QwenImagePipeline",
-        Hub(repo="Qwen/Qwen-Image", download_bytes=57_700_000_000),
-        licence="Apache-2.0",
-        num_inference_steps=50,
-        guidance_scale=1.0,
-        ignores_guidance=True,
-        arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
+        "Qwen/Qwen-Image",
     ),
+    # As Qwen-Image, of which its publishers call it the update; its card was not checked.
+    _qwen("qwen-image-2512", "Qwen-Image of December 2025, 20 B parameters", "Qwen/Qwen-Image-2512"),
     # Steps of the first from diffusers' example; 40 steps and the guidance of both from memory of the cards, which were
     # not checked.
     _qwen_edit(
@@ -145,6 +155,14 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         "Qwen-Image-Edit of September 2025, whose text encoder sees a smaller copy",
         "QwenImageEditPlusPipeline",
         "Qwen/Qwen-Image-Edit-2509",
+        num_inference_steps=40,
+    ),
+    # As 2509; its card was not checked.
+    _qwen_edit(
+        "qwen-image-edit-2511",
+        "Qwen-Image-Edit of November 2025, which modulates the tokens of its sources apart",
+        "QwenImageEditPlusPipeline",
+        "Qwen/Qwen-Image-Edit-2511",
         num_inference_steps=40,
     ),
     # Steps, and no guidance, are the defaults of its pipeline, which diffusers' documentation calls Qwen's values. The
