@@ -4,6 +4,7 @@ from vivace.families.cogview4 import COGVIEW4
 from vivace.families.family import Blocks, Doubled, Family
 from vivace.families.flux import FLUX
 from vivace.families.flux2 import FLUX2
+from vivace.families.krea2 import KREA2
 from vivace.families.qwen_image import QWEN_IMAGE
 from vivace.families.qwen_image21 import QWEN_IMAGE21
 from vivace.families.sana import SANA
@@ -23,6 +24,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN_IMAGE21,
     FLUX2,
     COGVIEW4,
+    KREA2,
 )
 
 

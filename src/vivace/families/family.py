@@ -41,7 +41,8 @@ class Blocks:
 
     Attributes:
         chains: attributes that hold lists of blocks, in the order in which tokens pass them.
-        entering, leaving: watch the tokens (batch, tokens, channels) in front of the first block and behind the last.
+        entering, leaving: watch the tokens (batch, tokens, channels) in front of the first block and behind the last:
+            all that blocks are given, or the last of them, which are the image's.
             They watch other modules than blocks: where one compiled code serves all blocks, it does not tell their
             hooks apart.
         modulated: of the first block, its image tokens and the other arguments of its call: the tokens as its first
@@ -53,8 +54,8 @@ class Blocks:
         returns_text_first: whether blocks return text and image, or image and text.
         joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
             those before them keep the two apart.
-        image_starts_at: how many of the tokens that a block is given are in front of the image's, from its call, where
-            text is one of these: such blocks are a residual of what comes behind. 0 where they are one of all tokens.
+        image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
+            computed in the first step alone, so that no later step can reuse what becomes of them.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -77,15 +78,6 @@ class Blocks:
         if self.text is None:
             return None
         return kwargs[self.text] if isinstance(self.text, str) else args[self.text]
-
-    def added_to(self, tokens: Any, residual: Any, call: Arguments) -> Any:
-        """Return a block's tokens with a residual added to those that are the residual's."""
-        start = self.image_starts_at(call)
-        if not start:
-            return tokens + residual
-        import torch
-
-        return torch.cat([tokens[:, :start], tokens[:, start:] + residual], dim=1)
 
     def returned(self, image: Any, text: Any) -> Any:
         """Return what a block returns for these tokens; `text` is None where it returns the image's alone."""
@@ -124,6 +116,7 @@ class Family:
             for a value that the pipeline computes again.
         blocks: None where steps cannot skip them: a UNet's are no chain.
         doubled: how guidance doubles the batch; None if it does not.
+        second_call_above: the guidance scale above which a pipeline that guides in two calls makes the second.
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
         text_in_first_step_alone: whether the pipeline keeps what the first step makes of the text's tokens, and gives
@@ -140,6 +133,7 @@ class Family:
     embeddings: dict[str, tuple[str | None, ...]]
     blocks: Blocks | None = None
     doubled: Doubled | None = None
+    second_call_above: float = 1.0
     is_transformer: bool = True
     not_by_diffusers: str = ""
     rows_in_lists: bool = False

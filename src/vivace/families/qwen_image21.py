@@ -17,19 +17,14 @@ from vivace.families.family import Arguments, Blocks, Family, Handle, Handles, N
 
 def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
     kwargs = call[1]
-    start, mask = _start(call), kwargs["target_token_mask"]
     first, _ = kwargs["modulation"].chunk(2, dim=-1)
-    image = block.img_norm1(tokens[:, start:])
-    return block._modulate(image, first, None if mask is None else mask[start:])[0]
+    return block._modulate(block.img_norm1(tokens), first, kwargs["target_token_mask"])[0]
 
 
-def _start(call: Arguments) -> int:
-    """The number of tokens in front of the image's among those that a block is given."""
-    kwargs = call[1]
-    written, segments = kwargs["cache_write_slice"], kwargs["segments"]
-    if written is not None:
-        return int(written.stop)
-    return int(segments[-1][1]) if segments else 0
+def _image_starts_at(call: Arguments) -> int:
+    """Behind the tokens whose keys and values the first step keeps."""
+    kept = call[1]["cache_write_slice"]
+    return 0 if kept is None else int(kept.stop)
 
 
 def _grid(_: Any, call: Arguments) -> tuple[int, int]:
@@ -78,7 +73,7 @@ QWEN_IMAGE21 = Family(
         modulated=_modulated,
         grid=_grid,
         text=None,
-        image_starts_at=_start,
+        image_starts_at=_image_starts_at,
     ),
     text_in_first_step_alone=True,
     text_of_any_length=True,

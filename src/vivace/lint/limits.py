@@ -36,6 +36,8 @@ MODEL_FLOPS = (
     ModelFlops("Qwen-Image 2.1", r"qwen[ _-]?image[ _-]?2\.1(?!.*turbo)", 66_003_600_356_147, 1024 * 1024),
     ModelFlops("Qwen-Image", r"qwen[ _-]?image(?!.*(?:edit|layered|25\d\d|2\.1))", 136_353_835_204_608, 1024 * 1024),
     ModelFlops("CogView4", r"cogview[ _-]?4", 108_245_923_397_632, 1024 * 1024),
+    ModelFlops("Krea 2 Turbo", r"krea[ _-]?2.*turbo", 128_987_188_690_944, 1024 * 1024),
+    ModelFlops("Krea 2 Raw", r"krea[ _-]?2.*raw", 257_974_377_381_888, 1024 * 1024),
     ModelFlops("Z-Image-Turbo", r"z[ _-]?image[ _-]?turbo", 55_120_597_221_376, 1024 * 1024),
     ModelFlops("SD 3.5 Large", r"(?:sd|diffusion)[ -]?3\.?5[ -]?large(?!.*turbo)", 62_242_229_815_296, 1024 * 1024),
     ModelFlops("SD 3.5 Medium", r"(?:sd|diffusion)[ -]?3\.?5[ -]?medium", 22_499_147_415_552, 1024 * 1024),

@@ -75,6 +75,25 @@ QWEN3_VL_8B = of_transformers(
     },
     vision_config={"model_type": "qwen3_vl_vision", "hidden_size": 1152, "out_hidden_size": 4096},
 )
+# Qwen/Qwen3-VL-4B-Instruct without its head, as text_encoder of Krea 2, which does not call its vision tower.
+QWEN3_VL_4B_BODY = of_transformers(
+    "Qwen3VLModel",
+    text_config={
+        "model_type": "qwen3_vl_text",
+        **_QWEN3_4B,
+        "max_position_embeddings": 262144,
+        "rope_parameters": _rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+    },
+    vision_config={
+        "model_type": "qwen3_vl_vision",
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "out_hidden_size": 2560,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+    tie_word_embeddings=True,
+)
 # mistralai/Mistral-Small-3.2-24B-Instruct-2506, as text_encoder of FLUX.2 [dev]; its vision tower is not called.
 MISTRAL_SMALL_24B = of_transformers(
     "Mistral3ForConditionalGeneration",
@@ -211,6 +230,8 @@ FLUX2_KLEIN_9B = of_diffusers(
     guidance_embeds=False,
 )
 
+# krea/Krea-2-Raw and Krea-2-Turbo: the class's default.
+KREA2 = of_diffusers("Krea2Transformer2DModel", num_layers=28)
 # THUDM/CogView4-6B, as in the same script.
 COGVIEW4 = of_diffusers(
     "CogView4Transformer2DModel", num_layers=28, num_attention_heads=32, attention_head_dim=128
@@ -229,6 +250,8 @@ _SANA_FLOW = of_diffusers(
     "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
 )
 _SCM = of_diffusers("SCMScheduler")
+# Its pipeline computes the shift from the number of tokens; of Krea 2 Turbo it is 1.15.
+_KREA2_FLOW = of_diffusers(_FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
 # Its pipeline computes the shift from the number of tokens.
 _COGVIEW4_FLOW = of_diffusers(
     _FLOW, base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True, time_shift_type="linear"
@@ -274,6 +297,12 @@ def _sd35(name: str, transformer: Component) -> Architecture:
 def _qwen(name: str, pipeline: str, transformer: Component = QWEN_IMAGE) -> Architecture:
     parts = {"transformer": transformer, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
     return _model(name, pipeline, parts, _QWEN_FLOW, {"text_encoder": 1024})
+
+
+def _krea2(name: str, *, is_distilled: bool) -> Architecture:
+    parts = {"transformer": KREA2, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
+    lengths = {"text_encoder": 512}
+    return _model(name, "Krea2Pipeline", parts, _KREA2_FLOW, lengths, is_distilled=is_distilled)
 
 
 def _klein(name: str, transformer: Component, text_encoder: Component) -> Architecture:
@@ -335,4 +364,6 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         _COGVIEW4_FLOW,
         {"text_encoder": 1024},
     ),
+    _krea2("krea-2-turbo", is_distilled=True),
+    _krea2("krea-2-raw", is_distilled=False),
 )

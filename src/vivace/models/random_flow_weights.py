@@ -22,6 +22,8 @@ SCALED = 1 + MODULATION**2
 """The same without a shift."""
 _THROUGH_TANH = 0.424
 """Root of the second moment of a gate that is tanh(z), z ~ N(0, MODULATION^2)."""
+_SIGMOID = 0.541
+"""Root of the second moment of sigmoid(z), z ~ N(0, 1)."""
 _ONE_FRAME = math.sqrt(3)
 """Of the three frames that a causal 3-D convolution sees, two are zero where there is a single one."""
 
@@ -79,6 +81,29 @@ def _qwen_image21(transformer: Any) -> Rules:
 def _qwen_image21_norms(_: Any) -> Rules:
     """The norm of its text adds 1 to its weight."""
     return [(r"text_norm", 0.0)]
+
+
+def _krea2(transformer: Any) -> Rules:
+    config = transformer.config
+    fusing = 1 / math.sqrt(2 * (config.num_layerwise_text_blocks + config.num_refiner_text_blocks))
+    last = 1 / (MODULATION * math.sqrt(2 * config.num_layers))
+    return [
+        (r"time_embed\.linear_1", SINUSOID),
+        (r"time_embed\.linear_2|txt_in\.linear_2", GELU),
+        (r"time_mod_proj", MODULATION * GELU),
+        (r"text_fusion.*to_out\.0", fusing / _SIGMOID),
+        (r"text_fusion.*down", SILU * fusing),
+        (r"text_fusion", 1.0),
+        (r"to_out\.0", last / _SIGMOID),
+        (r"ff\.down", SILU * last),
+        (r"to_([qkv]|gate)\.|ff\.(gate|up)", MODULATED**-0.5),
+        (r"final_layer\.linear", 3**-0.5),  # modulated by an embedding of unit variance
+    ]
+
+
+def _krea2_norms(_: Any) -> Rules:
+    """All of its norms add 1 to their weight."""
+    return [(r"norm", 0.0)]
 
 
 def _cogview4(transformer: Any) -> Rules:
@@ -216,6 +241,7 @@ RULES: dict[str, Callable[[Any], Rules]] = {
     "QwenImage21Transformer2DModel": _qwen_image21,
     "Flux2Transformer2DModel": _flux2,
     "CogView4Transformer2DModel": _cogview4,
+    "Krea2Transformer2DModel": _krea2,
     "AutoencoderDC": _dc_vae,
     "AutoencoderKLQwenImage": _qwen_vae,
     "AutoencoderKLQwenImage21": _qwen21_vae,
@@ -225,11 +251,13 @@ RULES: dict[str, Callable[[Any], Rules]] = {
     "Qwen3ForCausalLM": _language_model,
     "Qwen2_5_VLForConditionalGeneration": _language_model,
     "Qwen3VLForConditionalGeneration": _language_model,
+    "Qwen3VLModel": _language_model,
     "Mistral3ForConditionalGeneration": _language_model,
 }
 NORMS: dict[str, Callable[[Any], Rules]] = {
     "ZImageTransformer2DModel": _z_image_norms,
     "QwenImage21Transformer2DModel": _qwen_image21_norms,
+    "Krea2Transformer2DModel": _krea2_norms,
     "AutoencoderDC": _dc_vae_norms,
     "Gemma2Model": _gemma2_norms,
 }

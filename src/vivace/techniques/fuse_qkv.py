@@ -29,7 +29,7 @@ _REPLACED = {
 # Processors with an equivalent fused form. diffusers would replace any other processor with that form, too.
 _PLAIN = {"AttnProcessor", "AttnProcessor2_0", "JointAttnProcessor2_0"}
 # Processors that ask for the separate projections, although their attention has a fused form.
-_SEPARATE = {"QwenImage21AttnProcessor", "QwenImage21FlexAttnProcessor"}
+_SEPARATE = {"QwenImage21AttnProcessor", "QwenImage21FlexAttnProcessor", "Krea2AttnProcessor"}
 
 
 class FuseQkv(Technique):

@@ -8,6 +8,7 @@ import torch
 
 from tests.flow_models import MODELS, draw, pipeline, session
 from tests.narrow import SIDE
+from vivace.errors import Unsupported
 from vivace.families import FAMILIES, family_of, family_of_pipeline
 from vivace.machinery.step_caching.block_residual import (
     blocks_of,
@@ -49,6 +50,10 @@ def one_call(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return transformer, found[0], found[1]
 
 
+TEXT_FIRST = ("qwen-image-2.1", "krea-2-turbo", "krea-2-raw")
+"""Their blocks get text and image as one tensor; what is reused is of the image alone."""
+
+
 def of_the_image(model: str, output: torch.Tensor) -> torch.Tensor:
     """Qwen-Image 2.1's first call returns what becomes of the text too, which its pipeline leaves out."""
     return output[:, -((SIDE // 16) ** 2) :] if model == "qwen-image-2.1" else output
@@ -85,7 +90,7 @@ def test_its_blocks_are_one_residual(model: str) -> None:
     assert torch.equal(theirs, residual)
     assert torch.allclose(reused, plain, atol=1e-5), "with what the blocks added, they need not be computed"
     assert not torch.allclose(without, plain, atol=1e-2), "and they add something"
-    first_gets = attended[0][:, -looked.shape[1] :] if model == "qwen-image-2.1" else attended[0]
+    first_gets = attended[0][:, -looked.shape[1] :] if model in TEXT_FIRST else attended[0]
     assert torch.equal(looked, first_gets), "what the first attention gets"
     rows, columns = blocks.grid(transformer, (args, kwargs))
     assert rows * columns == TOKENS.get(model, (SIDE // 16) ** 2)
@@ -121,6 +126,17 @@ def test_a_polynomial_s_pairs_are_collected(model: str) -> None:
         "of two calls a step each with its own kind"
     )
     assert all(0 < change < 2 for pair in changes for change in pair)
+
+
+@pytest.mark.parametrize(("scale", "works"), [(0.0, True), (0.5, False)])
+def test_krea_2_guides_at_any_scale_and_a_cache_would_mix_its_calls(scale: float, works: bool) -> None:
+    if works:
+        opened = session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)
+        draw(opened)
+        assert opened.evidence()["cache_hit_rate"] == 0.25
+        return
+    with pytest.raises(Unsupported, match="does not say which call is which"):
+        session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)
 
 
 def test_residuals_are_those_of_conditional_calls() -> None:

@@ -188,6 +188,8 @@ def test_flop_of_models_are_those_of_the_record() -> None:
         ("Qwen/Qwen-Image", "Qwen-Image"),
         ("Qwen/Qwen-Image-2.1", "Qwen-Image 2.1"),
         ("Qwen/Qwen-Image-2.1-Turbo", None),
+        ("krea/Krea-2-Turbo", "Krea 2 Turbo"),
+        ("krea/Krea-2-Raw", "Krea 2 Raw"),
         ("Qwen/Qwen-Image-2512", "Qwen-Image-2512"),
         ("Qwen/Qwen-Image-Edit-2511", "Qwen-Image-Edit-2511"),
         ("Qwen/Qwen-Image-Layered", None),

@@ -111,6 +111,7 @@ def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
         ("flux2-klein-4b", 16.03, 18.62),
         ("flux2-dev", 112.65, 115.25),
         ("cogview4-6b", 31.15, 37.4),
+        ("krea-2-turbo", 34.83, 38.53),
     ],
 )
 @pytest.mark.slow("qwen*", "sana-1600m*", "flux2-klein*")

@@ -105,12 +105,11 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             elif self.adds:
                 added = zip(entering(), passing.residual, strict=False)
                 # Without a residual of the text's, no block after this one takes the text.
-                image, *others = (
+                tokens = (
                     *(tensor + residual for tensor, residual in added),
                     *tokens[len(passing.residual) :],
                 )
-                image = torch.cat([tokens[0][:, :start], image], dim=1) if start else image
-                returned = _returned(blocks, (image, *others))
+                returned = _returned(blocks, tokens)
             else:
                 returned = _returned(blocks, tokens)
             if self.ends_first:

@@ -172,7 +172,9 @@ def _mixes_guidance(target: Target) -> str | None:
             f"{name} does not say which of true CFG's two calls is which, and a cache would mix them; leave true CFG "
             "out"
         )
-    if guides_in_unnamed_calls(target.pipe) and target.model.defaults.get("guidance_scale", 2) > 1:
+    family = family_of_pipeline(name)
+    off = 1.0 if family is None else family.second_call_above
+    if guides_in_unnamed_calls(target.pipe) and target.model.defaults.get("guidance_scale", 2) > off:
         return (
             f"{name} guides with a second call of the denoiser and does not say which call is which, so a cache would "
             "mix them"
