@@ -33,7 +33,6 @@ MODELS = (
     "flux2-dev",
     "cogview4-6b",
     "krea-2-turbo",
-    "krea-2-raw",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit a picture, of the same transformers or FLUX.1's."""

@@ -8,7 +8,7 @@ import torch
 
 from tests.flow_models import MODELS, draw, pipeline, session
 from tests.narrow import SIDE
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, UsageError
 from vivace.families import FAMILIES, family_of, family_of_pipeline
 from vivace.machinery.step_caching.block_residual import (
     blocks_of,
@@ -134,6 +134,8 @@ def test_krea_2_guides_at_any_scale_and_a_cache_would_mix_its_calls(scale: float
         opened = session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)
         draw(opened)
         assert opened.evidence()["cache_hit_rate"] == 0.25
+        with pytest.raises(UsageError, match=r"would mix them; give a guidance_scale that is off"):
+            draw(opened, guidance_scale=4.5)
         return
     with pytest.raises(Unsupported, match="does not say which call is which"):
         session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)

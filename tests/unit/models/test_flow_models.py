@@ -76,6 +76,14 @@ def test_qwen_image_21_drops_its_first_turn_and_knows_a_picture_s_tokens() -> No
     assert not is_image.any()
 
 
+def test_krea_2_raw_is_guided_at_any_scale() -> None:
+    picture, plain = reference("krea-2-raw"), draw(session("krea-2-raw", guidance_scale=0.0))
+    assert np.isfinite(picture).all()
+    assert 0.05 < picture.std() < 0.5
+    assert np.abs(draw(session("krea-2-raw", guidance_scale=0.5)) - plain).max() > 0.001
+    assert np.abs(picture - plain).max() > 0.01
+
+
 def test_the_text_is_computed_in_the_first_step_alone() -> None:
     opened = session("qwen-image-2.1")
     lengths: list[int] = []
