@@ -125,6 +125,7 @@ class Family:
         not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         cells: latent cells on a side of a token, by the denoiser.
+        side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Family:
     text_of_any_length: bool = False
     not_captured: Callable[[Any], str] = lambda _: ""
     cells: Callable[[Any], int] = lambda _: 2
+    side_in_tokens: int = 1
 
 
 def output_of(path: str) -> Watch:

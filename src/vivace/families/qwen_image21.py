@@ -79,4 +79,5 @@ QWEN_IMAGE21 = Family(
     text_of_any_length=True,
     not_captured=lambda _: "its transformer reads back from the GPU where the image's tokens are",
     cells=lambda _: 1,
+    side_in_tokens=2,
 )

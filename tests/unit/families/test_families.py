@@ -141,6 +141,32 @@ def test_krea_2_guides_at_any_scale_and_a_cache_would_mix_its_calls(scale: float
         session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)
 
 
+def test_qwen_image_21_s_second_calls_are_cached_apart_and_cut() -> None:
+    guided = {"true_cfg_scale": 4.0, "negative_prompt": "blue"}
+    plain = draw(session("qwen-image-2.1"), **guided)
+    cached = session("qwen-image-2.1", "seacache(hits=0.5)")
+    picture = draw(cached, **guided)
+    assert cached.evidence()["cache_hit_rate"] == 0.25
+    assert 0 < np.abs(picture - plain).mean() < 0.1
+    cut = session("qwen-image-2.1", "cfg_cutoff(0.5)")
+    calls: list[int] = []
+    cut.pipe.transformer.img_in.register_forward_pre_hook(lambda _, __: calls.append(1))
+    draw(cut, **guided)
+    assert len(calls) == 2 + 2 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    "recipe", ["seacache(hits=0.5)", "dual_block_cache(mask=2c1h1c)", "taylorseer(hits=0.5)"]
+)
+def test_qwen_image_21_s_text_may_be_padded_or_computed_in_each_step(recipe: str) -> None:
+    """The image's positions come after the padding, so the image differs a little."""
+    pair = draw(session("qwen-image-2.1", recipe), ["a star", "a red circle above a blue square"])
+    alone = draw(session("qwen-image-2.1", recipe), "a star")
+    assert np.abs(pair[:1] - alone).max() < 0.05
+    whole = draw(session("qwen-image-2.1", recipe), "a star", use_kv_cache=False)
+    assert np.abs(whole - alone).max() < 1e-3
+
+
 def test_residuals_are_those_of_conditional_calls() -> None:
     opened = session("qwen-image")
     with watching_residuals(opened.pipe.transformer) as residuals:

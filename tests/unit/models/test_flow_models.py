@@ -6,6 +6,7 @@ import torch
 
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
+from vivace.errors import WorkloadError
 from vivace.export.script import _call_block
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -74,6 +75,11 @@ def test_qwen_image_21_drops_its_first_turn_and_knows_a_picture_s_tokens() -> No
     assert embeddings.shape[:2] == mask.shape == is_image.shape
     assert mask.sum(dim=1).tolist() == [9, 15], "prompts are as long as they are"
     assert not is_image.any()
+
+
+def test_qwen_image_21_takes_multiples_of_32_pixels() -> None:
+    with pytest.raises(WorkloadError, match="takes multiples of 32 pixels; the nearest is 1024"):
+        predict(find_weightless("qwen-image-2.1"), resolve("baseline"), height=1040)
 
 
 def test_krea_2_raw_is_guided_at_any_scale() -> None:
