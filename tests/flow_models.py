@@ -28,11 +28,13 @@ MODELS = (
     "sana-sprint-1600m",
     "z-image-turbo",
     "qwen-image",
+    "qwen-image-2.1",
     "flux2-klein-4b",
     "flux2-dev",
     "cogview4-6b",
+    "krea-2-turbo",
 )
-EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509")
+EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit a picture, of the same transformers or FLUX.1's."""
 PROMPT = "a red circle above a blue square"
 STEPS = 4

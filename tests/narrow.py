@@ -115,6 +115,39 @@ def _flow(name: str) -> dict[str, dict[str, Any]]:
             "vae": {"base_dim": 16},
             "text_encoder": _with_text(name, **text, rope_parameters=rope) | _MARKS,
         }
+    if pipeline == "QwenImage21Pipeline":
+        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+        text_encoder = _with_text(name, **_LANGUAGE, rope_parameters=rope) | _MARKS
+        text_encoder["vision_config"]["deepstack_visual_indexes"] = [0]
+        return {
+            "transformer": {
+                "attention_head_dim": 32,
+                "num_attention_heads": 2,
+                "context_in_dim": 64,
+                "axes_dims_rope": [8, 12, 12],
+            },
+            "vae": {"base_dim": 16, "decoder_base_dim": 16},
+            "text_encoder": text_encoder,
+        }
+    if pipeline == "Krea2Pipeline":
+        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+        text_encoder = _with_text(name, **_LANGUAGE, rope_parameters=rope) | _MARKS
+        text_encoder["vision_config"]["deepstack_visual_indexes"] = [0]
+        return {
+            "transformer": {
+                "attention_head_dim": 32,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "intermediate_size": 256,
+                "axes_dims_rope": [8, 12, 12],
+                "text_hidden_dim": 64,
+                "text_num_attention_heads": 4,
+                "text_num_key_value_heads": 4,
+                "text_intermediate_size": 128,
+            },
+            "vae": {"base_dim": 16},
+            "text_encoder": text_encoder,
+        }
     if pipeline == "CogView4Pipeline":
         transformer = {"attention_head_dim": 32, "num_attention_heads": 2, "text_embed_dim": 64}
         return {"transformer": transformer | {"time_embed_dim": 64}, "vae": _VAE, "text_encoder": _LANGUAGE}
@@ -209,7 +242,11 @@ def _few_blocks(name: str) -> dict[str, dict[str, Any]]:
             "vae": one_layer,
             "text_encoder": {"num_hidden_layers": 2},
         }
-    if pipeline in QWEN:
+    if pipeline == "Krea2Pipeline":
+        few = {"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1}
+        # It reads the states of twelve fixed layers of its language model, the last of them the 35th.
+        return {"transformer": few, "vae": {"num_res_blocks": 1}}
+    if pipeline in (*QWEN, "QwenImage21Pipeline"):
         config = narrow(name).components["text_encoder"].config
         shallow_text = {"text_config": config["text_config"] | {"num_hidden_layers": 1}}
         return {

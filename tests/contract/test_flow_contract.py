@@ -16,7 +16,13 @@ EVERY = 4 * len(MODELS)
 seven, `make soak` all."""
 
 
-CHOSEN = dict(zip(EDITING, ("seacache(hits=0.5)", "prompt_cache(32)", "cfg_cutoff(0.4)"), strict=True))
+CHOSEN = dict(
+    zip(
+        EDITING,
+        ("seacache(hits=0.5)", "prompt_cache(32)", "cfg_cutoff(0.4)", "teacache(hits=0.5)"),
+        strict=True,
+    )
+)
 """What `make test` tries on models that edit: what may depend on the picture that they are shown."""
 
 
@@ -82,7 +88,7 @@ def test_it_works_or_has_a_reason(model: str, name: str, recipe: str) -> None:
     with opened:
         assert next(iter(opened.effects.values())), "a technique reports what it changed"
         prompt = PROMPTS.get(name, "a red circle above a blue square")
-        if model == "qwen-image-edit-2509" and not isinstance(prompt, str):
+        if model in ("qwen-image-edit-2509", "qwen-image-edit-2511") and not isinstance(prompt, str):
             prompt = prompt[0]  # its pipeline takes one
         picture = draw(opened, prompt)[:1]
         reason = opened.refuted({})

@@ -4,7 +4,9 @@ from vivace.families.cogview4 import COGVIEW4
 from vivace.families.family import Blocks, Doubled, Family
 from vivace.families.flux import FLUX
 from vivace.families.flux2 import FLUX2
+from vivace.families.krea2 import KREA2
 from vivace.families.qwen_image import QWEN_IMAGE
+from vivace.families.qwen_image21 import QWEN_IMAGE21
 from vivace.families.sana import SANA
 from vivace.families.sd3 import SD3
 from vivace.families.stable_diffusion import STABLE_DIFFUSION
@@ -12,7 +14,18 @@ from vivace.families.z_image import Z_IMAGE
 
 __all__ = ["FAMILIES", "Blocks", "Doubled", "Family", "family_of", "family_of_pipeline"]
 
-FAMILIES: tuple[Family, ...] = (STABLE_DIFFUSION, FLUX, SD3, SANA, Z_IMAGE, QWEN_IMAGE, FLUX2, COGVIEW4)
+FAMILIES: tuple[Family, ...] = (
+    STABLE_DIFFUSION,
+    FLUX,
+    SD3,
+    SANA,
+    Z_IMAGE,
+    QWEN_IMAGE,
+    QWEN_IMAGE21,
+    FLUX2,
+    COGVIEW4,
+    KREA2,
+)
 
 
 def family_of(denoiser: object) -> Family | None:

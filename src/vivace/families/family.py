@@ -19,6 +19,17 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Handles:
+    """Ends several watches."""
+
+    handles: tuple[Handle, ...]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
 Note = Callable[[Any], None]
 Watch = Callable[[Any, Note], Handle]
 """Calls `note` with a tensor of the transformer's forward, in each forward, until its handle is removed."""
@@ -30,7 +41,8 @@ class Blocks:
 
     Attributes:
         chains: attributes that hold lists of blocks, in the order in which tokens pass them.
-        entering, leaving: watch the tokens (batch, tokens, channels) in front of the first block and behind the last.
+        entering, leaving: watch the tokens (batch, tokens, channels) in front of the first block and behind the last:
+            all that blocks are given, or the last of them, which are the image's.
             They watch other modules than blocks: where one compiled code serves all blocks, it does not tell their
             hooks apart.
         modulated: of the first block, its image tokens and the other arguments of its call: the tokens as its first
@@ -42,6 +54,8 @@ class Blocks:
         returns_text_first: whether blocks return text and image, or image and text.
         joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
             those before them keep the two apart.
+        image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
+            computed in the first step alone, so that no later step can reuse what becomes of them.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -54,6 +68,7 @@ class Blocks:
     text: str | int | None = "encoder_hidden_states"
     returns_text_first: bool = True
     joined: tuple[str, ...] = ()
+    image_starts_at: Callable[[Arguments], int] = lambda _: 0
     added_between: tuple[str, ...] = ()
     outside: str = ""
 
@@ -101,11 +116,16 @@ class Family:
             for a value that the pipeline computes again.
         blocks: None where steps cannot skip them: a UNet's are no chain.
         doubled: how guidance doubles the batch; None if it does not.
+        second_call_above: the guidance scale above which a pipeline that guides in two calls makes the second.
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        text_in_first_step_alone: whether the pipeline keeps what the first step makes of the text's tokens, and gives
+            later steps the image's alone; so what is kept of the first step is longer, the image's tokens last.
         text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
+        not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         cells: latent cells on a side of a token, by the denoiser.
+        side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
     """
 
     name: str
@@ -114,11 +134,15 @@ class Family:
     embeddings: dict[str, tuple[str | None, ...]]
     blocks: Blocks | None = None
     doubled: Doubled | None = None
+    second_call_above: float = 1.0
     is_transformer: bool = True
     not_by_diffusers: str = ""
     rows_in_lists: bool = False
+    text_in_first_step_alone: bool = False
     text_of_any_length: bool = False
+    not_captured: Callable[[Any], str] = lambda _: ""
     cells: Callable[[Any], int] = lambda _: 2
+    side_in_tokens: int = 1
 
 
 def output_of(path: str) -> Watch:

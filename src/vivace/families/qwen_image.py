@@ -23,6 +23,12 @@ def _grid(_: Any, call: Arguments) -> tuple[int, int]:
     return rows, columns
 
 
+def _not_captured(transformer: Any) -> str:
+    """Qwen-Image-Edit-2511's modulates the tokens of its sources by a timestep of 0."""
+    copies = transformer.config.get("zero_cond_t", False)
+    return "its transformer copies from the host which tokens are the sources'" if copies else ""
+
+
 QWEN_IMAGE = Family(
     name="Qwen-Image",
     denoiser="QwenImageTransformer2DModel",
@@ -37,4 +43,5 @@ QWEN_IMAGE = Family(
         added_between=("controlnet_block_samples",),
     ),
     text_of_any_length=True,
+    not_captured=_not_captured,
 )

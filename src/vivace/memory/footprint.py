@@ -192,6 +192,9 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
             if func in unfused and args[0].dim() == 4 and args[1].dim() == 4:
                 with footprint.operations.attending():
                     return func(*args, **kwargs)
+            if func is torch.where and getattr(args[-1], "device", None) == torch.device("meta"):
+                # A mask whose values a pipeline reads is on the CPU.
+                args = (args[0].to("meta"), *args[1:])
             if func is torch.rms_norm:
                 return torch.empty_like(args[0], memory_format=torch.contiguous_format)
             return func(*args, **kwargs)

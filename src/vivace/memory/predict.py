@@ -352,7 +352,10 @@ def _check_size(name: str, pipe: DiffusionPipeline, defaults: dict[str, Any]) ->
     # FluxPipeline packs 2x2 latents into one token.
     denoiser = component_of(pipe, "denoiser")
     family = family_of(denoiser)
-    packed = family.cells(denoiser) if family is not None else 2 if hasattr(pipe, "_pack_latents") else 1
+    if family is not None:
+        packed = family.cells(denoiser) * family.side_in_tokens
+    else:
+        packed = 2 if hasattr(pipe, "_pack_latents") else 1
     multiple = int(getattr(pipe, "vae_scale_factor", 8)) * packed
     for side in ("height", "width"):
         size = defaults[side]

@@ -33,6 +33,9 @@ def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None
         pipe._encode_prompt = functools.partial(_z_image_embeddings, pipe)
     elif name == "QwenImagePipeline":
         pipe._get_qwen_prompt_embeds = functools.partial(_qwen_embeddings, pipe)
+    elif name == "QwenImage21Pipeline":
+        pipe._get_qwen_prompt_embeds = functools.partial(_qwen21_embeddings, pipe)
+        pipe.transformer.register_forward_pre_hook(_with_image_last, with_kwargs=True)
     elif "QwenImageEdit" in name:
         pipe._get_qwen_prompt_embeds = functools.partial(_qwen_edit_embeddings, pipe)
     elif name == "Flux2Pipeline":
@@ -131,6 +134,27 @@ def _qwen_embeddings(pipe: Any, prompt: Any = None, device: Any = None, dtype: A
     ids = tokens.input_ids.to("meta")
     hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
     return hidden[:, dropped:].to(dtype or pipe.text_encoder.dtype, copy=True), None
+
+
+def _qwen21_embeddings(pipe: Any, prompt: Any = None, image: Any = None, device: Any = None) -> Any:
+    """QwenImage21Pipeline._get_qwen_prompt_embeds from text alone, without a mask, as where prompts have one length."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    tokens = pipe.processor(
+        text=[pipe.prompt_template_t2i.format(text) for text in prompts], padding=True, return_tensors="pt"
+    )
+    ids = tokens["input_ids"].to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+    embeddings = hidden[:, pipe._drop_idx :].clone()
+    return embeddings, None, embeddings.new_zeros(embeddings.shape[:2]).bool()
+
+
+def _with_image_last(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Let QwenImage21Transformer2DModel read where the image's tokens are: behind the text's."""
+    import torch
+
+    mask = torch.zeros(kwargs["img_mask"].shape, dtype=torch.bool)
+    mask[:, kwargs["encoder_hidden_states"].shape[1] :] = True
+    return args, kwargs | {"img_mask": mask}
 
 
 def _qwen_edit_embeddings(

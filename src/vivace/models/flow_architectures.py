@@ -61,6 +61,39 @@ QWEN25_VL_7B = of_transformers(
     },
     vision_config={"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
 )
+# Qwen/Qwen3-VL-8B-Instruct, as text_encoder of Qwen-Image-2.1, which draws from text without its vision tower. The rest
+# of the tower's configuration is the class's default.
+QWEN3_VL_8B = of_transformers(
+    "Qwen3VLForConditionalGeneration",
+    text_config={
+        "model_type": "qwen3_vl_text",
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 262144,
+        "rope_parameters": _rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+    },
+    vision_config={"model_type": "qwen3_vl_vision", "hidden_size": 1152, "out_hidden_size": 4096},
+)
+# Qwen/Qwen3-VL-4B-Instruct without its head, as text_encoder of Krea 2, which does not call its vision tower.
+QWEN3_VL_4B_BODY = of_transformers(
+    "Qwen3VLModel",
+    text_config={
+        "model_type": "qwen3_vl_text",
+        **_QWEN3_4B,
+        "max_position_embeddings": 262144,
+        "rope_parameters": _rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+    },
+    vision_config={
+        "model_type": "qwen3_vl_vision",
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "out_hidden_size": 2560,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+    tie_word_embeddings=True,
+)
 # mistralai/Mistral-Small-3.2-24B-Instruct-2506, as text_encoder of FLUX.2 [dev]; its vision tower is not called.
 MISTRAL_SMALL_24B = of_transformers(
     "Mistral3ForConditionalGeneration",
@@ -118,6 +151,8 @@ SANA_VAE = of_diffusers(
 )
 # Qwen/Qwen-Image: a video VAE, called with one frame. Its configuration is the class's default.
 QWEN_IMAGE_VAE = of_diffusers("AutoencoderKLQwenImage", base_dim=96, z_dim=16)
+# Qwen/Qwen-Image-2.1: one latent cell for 16 x 16 pixels, and images with an alpha channel. The class's default.
+QWEN_IMAGE21_VAE = of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
 # black-forest-labs/FLUX.2-dev: 32 channels, normalised by running statistics where others have a scaling factor.
 FLUX2_VAE = of_diffusers("AutoencoderKLFlux2", **KL, sample_size=1024, latent_channels=32)
 
@@ -171,6 +206,10 @@ Z_IMAGE = of_diffusers(
 )
 # Qwen/Qwen-Image: the class's default.
 QWEN_IMAGE = of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
+# Qwen/Qwen-Image-Edit-2511: the tokens of its sources are modulated by a timestep of 0.
+QWEN_IMAGE_EDIT_2511 = replaced(QWEN_IMAGE, zero_cond_t=True)
+# Qwen/Qwen-Image-2.1: the class's default.
+QWEN_IMAGE21 = of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
 # black-forest-labs/FLUX.2-dev: the class's default.
 FLUX2_DEV = of_diffusers("Flux2Transformer2DModel", num_layers=8, num_single_layers=48, guidance_embeds=True)
 # black-forest-labs/FLUX.2-klein-4B and -9B: neither has a guidance input.
@@ -191,6 +230,8 @@ FLUX2_KLEIN_9B = of_diffusers(
     guidance_embeds=False,
 )
 
+# krea/Krea-2-Raw and Krea-2-Turbo: the class's default.
+KREA2 = of_diffusers("Krea2Transformer2DModel", num_layers=28)
 # THUDM/CogView4-6B, as in the same script.
 COGVIEW4 = of_diffusers(
     "CogView4Transformer2DModel", num_layers=28, num_attention_heads=32, attention_head_dim=128
@@ -209,6 +250,8 @@ _SANA_FLOW = of_diffusers(
     "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
 )
 _SCM = of_diffusers("SCMScheduler")
+# Its pipeline computes the shift from the number of tokens; of Krea 2 Turbo it is 1.15.
+_KREA2_FLOW = of_diffusers(_FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
 # Its pipeline computes the shift from the number of tokens.
 _COGVIEW4_FLOW = of_diffusers(
     _FLOW, base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True, time_shift_type="linear"
@@ -251,6 +294,17 @@ def _sd35(name: str, transformer: Component) -> Architecture:
     return _model(name, "StableDiffusion3Pipeline", parts, _SHIFTED, lengths, TAEF1)
 
 
+def _qwen(name: str, pipeline: str, transformer: Component = QWEN_IMAGE) -> Architecture:
+    parts = {"transformer": transformer, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
+    return _model(name, pipeline, parts, _QWEN_FLOW, {"text_encoder": 1024})
+
+
+def _krea2(name: str, *, is_distilled: bool) -> Architecture:
+    parts = {"transformer": KREA2, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
+    lengths = {"text_encoder": 512}
+    return _model(name, "Krea2Pipeline", parts, _KREA2_FLOW, lengths, is_distilled=is_distilled)
+
+
 def _klein(name: str, transformer: Component, text_encoder: Component) -> Architecture:
     parts = {"transformer": transformer, "vae": FLUX2_VAE, "text_encoder": text_encoder}
     return _model(name, "Flux2KleinPipeline", parts, _FLUX2_FLOW, {"text_encoder": 512}, is_distilled=True)
@@ -281,26 +335,18 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         {"text_encoder": 512},
         TAEF1,
     ),
+    # Qwen/Qwen-Image-2512 has Qwen-Image's components; so have those that edit, whose text encoder sees the picture.
+    _qwen("qwen-image", "QwenImagePipeline"),
+    _qwen("qwen-image-2512", "QwenImagePipeline"),
+    _qwen("qwen-image-edit", "QwenImageEditPipeline"),
+    _qwen("qwen-image-edit-2509", "QwenImageEditPlusPipeline"),
+    _qwen("qwen-image-edit-2511", "QwenImageEditPlusPipeline", QWEN_IMAGE_EDIT_2511),
     _model(
-        "qwen-image",
-        "QwenImagePipeline",
-        {"transformer": QWEN_IMAGE, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B},
+        "qwen-image-2.1",
+        "QwenImage21Pipeline",
+        {"transformer": QWEN_IMAGE21, "vae": QWEN_IMAGE21_VAE, "text_encoder": QWEN3_VL_8B},
         _QWEN_FLOW,
         {"text_encoder": 1024},
-    ),
-    # Qwen/Qwen-Image-Edit and Qwen-Image-Edit-2509 have Qwen-Image's components, whose text encoder sees the picture.
-    *(
-        _model(
-            name,
-            pipeline,
-            {"transformer": QWEN_IMAGE, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B},
-            _QWEN_FLOW,
-            {"text_encoder": 1024},
-        )
-        for name, pipeline in (
-            ("qwen-image-edit", "QwenImageEditPipeline"),
-            ("qwen-image-edit-2509", "QwenImageEditPlusPipeline"),
-        )
     ),
     _klein("flux2-klein-4b", FLUX2_KLEIN_4B, QWEN3_4B),
     _klein("flux2-klein-9b", FLUX2_KLEIN_9B, QWEN3_8B),
@@ -318,4 +364,6 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         _COGVIEW4_FLOW,
         {"text_encoder": 1024},
     ),
+    _krea2("krea-2-turbo", is_distilled=True),
+    _krea2("krea-2-raw", is_distilled=False),
 )

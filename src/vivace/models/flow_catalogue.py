@@ -52,6 +52,21 @@ def _sana(name: str, summary: str, pipeline: str, repo: str, **own: object) -> E
     return _entry(name, summary, pipeline, origin, **(common | own))
 
 
+def _qwen(name: str, summary: str, repo: str) -> Entry:
+    # Guidance is a second call with a negative prompt: true_cfg_scale. The pipeline ignores a guidance scale.
+    return _entry(
+        name,
+        summary,
+        "QwenImagePipeline",
+        Hub(repo=repo, download_bytes=57_700_000_000),
+        licence="Apache-2.0",
+        num_inference_steps=50,
+        guidance_scale=1.0,
+        ignores_guidance=True,
+        arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
+    )
+
+
 def _qwen_edit(name: str, summary: str, pipeline: str, repo: str, **own: object) -> Entry:
     # Guidance as Qwen-Image's: a second call with a negative prompt. The pipeline ignores a guidance scale.
     common = {
@@ -63,6 +78,12 @@ def _qwen_edit(name: str, summary: str, pipeline: str, repo: str, **own: object)
         "prompt_set": "edit",
     }
     return _entry(name, summary, pipeline, Hub(repo=repo, download_bytes=57_700_000_000), **(common | own))
+
+
+def _krea2(name: str, summary: str, repo: str, **own: object) -> Entry:
+    origin = Hub(repo=repo, download_bytes=34_770_000_000)
+    common = {"licence": "Krea 2 Community", "gated": True, "max_sequence_length": 512}
+    return _entry(name, summary, "Krea2Pipeline", origin, **(common | own))
 
 
 def _flux2(name: str, summary: str, pipeline: str, repo: str, download_bytes: int, **own: object) -> Entry:
@@ -119,18 +140,13 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         guidance_scale=0.0,
         max_sequence_length=512,
     ),
-    # Guidance is a second call with a negative prompt: true_cfg_scale. The pipeline ignores a guidance scale.
-    _entry(
+    _qwen(
         "qwen-image",
         "Qwen-Image, 20 B parameters, true classifier-free guidance in two calls a step",
-        "QwenImagePipeline",
-        Hub(repo="Qwen/Qwen-Image", download_bytes=57_700_000_000),
-        licence="Apache-2.0",
-        num_inference_steps=50,
-        guidance_scale=1.0,
-        ignores_guidance=True,
-        arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
+        "Qwen/Qwen-Image",
     ),
+    # As Qwen-Image, of which its publishers call it the update; its card was not checked.
+    _qwen("qwen-image-2512", "Qwen-Image of December 2025, 20 B parameters", "Qwen/Qwen-Image-2512"),
     # Steps of the first from diffusers' example; 40 steps and the guidance of both from memory of the cards, which were
     # not checked.
     _qwen_edit(
@@ -146,6 +162,27 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         "QwenImageEditPlusPipeline",
         "Qwen/Qwen-Image-Edit-2509",
         num_inference_steps=40,
+    ),
+    # As 2509; its card was not checked.
+    _qwen_edit(
+        "qwen-image-edit-2511",
+        "Qwen-Image-Edit of November 2025, which modulates the tokens of its sources apart",
+        "QwenImageEditPlusPipeline",
+        "Qwen/Qwen-Image-Edit-2511",
+        num_inference_steps=40,
+    ),
+    # Steps, and no guidance, are the defaults of its pipeline, which diffusers' documentation calls Qwen's values. The
+    # licence is that of the model's page; the download is counted from the parameters, the VAE's in fp32.
+    _entry(
+        "qwen-image-2.1",
+        "Qwen-Image 2.1, 7 B parameters, one stream of text and image; drawn without guidance",
+        "QwenImage21Pipeline",
+        Hub(repo="Qwen/Qwen-Image-2.1", download_bytes=33_120_000_000),
+        licence="Qwen Research",
+        size_multiple=32,
+        num_inference_steps=40,
+        guidance_scale=1.0,
+        ignores_guidance=True,
     ),
     _flux2(
         "flux2-klein-4b",
@@ -192,5 +229,24 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
         licence="Apache-2.0",
         num_inference_steps=50,
         guidance_scale=3.5,
+    ),
+    # Steps and guidance of both from diffusers' documentation; the card of the second is quoted with 52 steps and
+    # guidance 3.5. The licence is that of their pages, access as others report it; the download is counted from the
+    # parameters in bf16.
+    _krea2(
+        "krea-2-turbo",
+        "Krea 2 Turbo, 12.8 B parameters, one stream of text and image, distilled to 8 steps",
+        "krea/Krea-2-Turbo",
+        num_inference_steps=8,
+        guidance_scale=0.0,
+    ),
+    # Its velocity is that with the prompt, and the scale times what it differs from that without: 4.5 is 5.5 elsewhere.
+    _krea2(
+        "krea-2-raw",
+        "Krea 2 Raw, 12.8 B parameters, guidance in a second call",
+        "krea/Krea-2-Raw",
+        num_inference_steps=28,
+        guidance_scale=4.5,
+        arguments={"negative_prompt": ""},
     ),
 )

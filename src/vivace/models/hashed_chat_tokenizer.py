@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 _MARK = r"<\|\w+\|>|</?think>|\[/?[A-Z_]+\]"
 _TOKENS = re.compile(rf"{_MARK}|\n+|[^\W\d_]{{1,14}}|\d|[^\w\s]|_")
 """A mark, newlines, a word, a digit or a sign make one token: large vocabularies hold most words."""
+
+IMAGE_MARK = "<|image_pad|>"
+"""Stands for a token of a picture in the texts of Qwen's models."""
 
 Message = dict[str, Any]
 
@@ -48,6 +51,7 @@ class HashedChatTokenizer:
         padding: id of the padding token.
         template: the text of a conversation, from its messages and whether a reply without thinking is to follow.
         padding_side: set by pipelines, and ignored: padding is on the right.
+        marks: ids of the tokens that no hash may give, because a model tells them from words.
     """
 
     model_max_length: int
@@ -57,6 +61,7 @@ class HashedChatTokenizer:
     padding: int
     template: Callable[[list[Message], bool], str] | None = None
     padding_side: str = "right"
+    marks: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -84,7 +89,10 @@ class HashedChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         count = self.last_word - self.first_word + 1
-        words = [self.first_word + zlib.crc32(token.encode()) % count for token in self.tokenize(text)]
+        words = [
+            self.marks[token] if token in self.marks else self.first_word + zlib.crc32(token.encode()) % count
+            for token in self.tokenize(text)
+        ]
         return [*self.start, *words]
 
     def tokenize(self, text: str) -> list[str]:
@@ -117,36 +125,37 @@ class HashedChatTokenizer:
         return self.last_word + 1
 
 
-def _text_of(message: Message) -> str:
+def text_of(message: Message) -> str:
     content = message["content"]
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _qwen(messages: list[Message], thinking: bool) -> str:
-    turns = "".join(f"<|im_start|>{m['role']}\n{_text_of(m)}<|im_end|>\n" for m in messages)
+    turns = "".join(f"<|im_start|>{m['role']}\n{text_of(m)}<|im_end|>\n" for m in messages)
     return turns + "<|im_start|>assistant\n" + ("" if thinking else "<think>\n\n</think>\n\n")
 
 
 def _mistral(messages: list[Message], _: bool) -> str:
     marks = {"system": "SYSTEM_PROMPT", "user": "INST"}
-    return "".join(f"[{marks[m['role']]}]{_text_of(m)}[/{marks[m['role']]}]" for m in messages)
+    return "".join(f"[{marks[m['role']]}]{text_of(m)}[/{marks[m['role']]}]" for m in messages)
 
 
 def chat_tokenizer_for(config: Any, length: int) -> HashedChatTokenizer | None:
     """Return the tokenizer for a language model's config, or None if it is no language model.
 
     Args:
-        config: of Qwen3, Qwen2.5-VL, Gemma 2, GLM or Mistral 3, as transformers has it.
+        config: of Qwen3, Qwen2.5-VL, Qwen3-VL, Gemma 2, GLM or Mistral 3, as transformers has it.
         length: number of tokens per prompt.
     """
     text = getattr(config, "text_config", config)
     # The last ids are marks: a thousand of them in Mistral's and Qwen's vocabularies.
     last = text.vocab_size - (1001 if text.vocab_size > 100_000 else 1)
     kind = config.model_type
-    if kind in ("qwen3", "qwen2_5_vl"):
+    if kind in ("qwen3", "qwen2_5_vl", "qwen3_vl"):
         # No word may have the id that stands for a token of a picture.
         last = min(last, getattr(config, "vision_start_token_id", last + 1) - 1)
-        return HashedChatTokenizer(length, 0, last, start=(), padding=0, template=_qwen)
+        marks = {IMAGE_MARK: config.image_token_id} if hasattr(config, "image_token_id") else {}
+        return HashedChatTokenizer(length, 0, last, start=(), padding=0, template=_qwen, marks=marks)
     if kind == "mistral3":
         return HashedChatTokenizer(length, 20, last, start=(1,), padding=11, template=_mistral)
     if kind == "gemma2":

@@ -10,17 +10,16 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.models.hashed_chat_tokenizer import Encoded, HashedChatTokenizer
+from vivace.models.hashed_chat_tokenizer import IMAGE_MARK, Encoded, HashedChatTokenizer, Message, text_of
 from vivace.models.quiet import quiet
 
-_PLACE = "<|image_pad|>"
 _MIN_PIXELS, _MAX_PIXELS = 3136, 12_845_056
 """Of the preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct and Qwen/Qwen-Image-Edit."""
 
 
 @dataclass
 class HashedProcessor:
-    """Replaces Qwen2VLProcessor in a pipeline.
+    """Replaces Qwen2VLProcessor or Qwen3VLProcessor in a pipeline.
 
     Attributes:
         tokenizer: of the same model.
@@ -49,13 +48,25 @@ class HashedProcessor:
         rows = [row + [self.tokenizer.padding] * (width - len(row)) for row in rows]
         return Encoded(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **processed)
 
+    def apply_chat_template(
+        self, messages: list[Message], *, tokenize: bool = True, return_dict: bool = True, **_: Any
+    ) -> list[list[int]]:
+        """Return the ids of a conversation that is not yet to be replied to, as the only one of a list.
+
+        Qwen-Image 2.1 asks for the length of its first turn.
+        """
+        assert tokenize
+        assert not return_dict
+        turns = "".join(f"<|im_start|>{m['role']}\n{text_of(m)}<|im_end|>\n" for m in messages)
+        return [self.tokenizer.encode(turns)]
+
     def _ids(self, text: str, counts: Any) -> list[int]:
         words = self.tokenizer.tokenize(text)
         ids = self.tokenizer.encode(text)
         return [
             token
             for word, id_ in zip(words, ids, strict=True)
-            for token in ([self.place] * next(counts) if word == _PLACE else [id_])
+            for token in ([self.place] * next(counts) if word == IMAGE_MARK else [id_])
         ]
 
 
@@ -66,7 +77,8 @@ def with_processor(pipeline: type, parts: dict[str, Any]) -> dict[str, Any]:
         pipeline: its class.
         parts: has the text encoder and its tokenizer.
     """
-    if "processor" not in inspect.signature(pipeline.__init__).parameters:  # type: ignore[misc]
+    accepted = inspect.signature(pipeline.__init__).parameters  # type: ignore[misc]
+    if "processor" not in accepted:
         return parts
     with quiet():
         import transformers
@@ -85,4 +97,5 @@ def with_processor(pipeline: type, parts: dict[str, Any]) -> dict[str, Any]:
     processor = HashedProcessor(
         parts["tokenizer"], images, config.image_token_id, vision.spatial_merge_size**2
     )
-    return parts | {"processor": processor}
+    # Qwen-Image 2.1 takes the tokenizer in its processor alone.
+    return {name: part for name, part in parts.items() if name in accepted} | {"processor": processor}

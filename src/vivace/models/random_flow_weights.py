@@ -18,6 +18,12 @@ MODULATION = 0.5
 """Standard deviation of adaLN's shift, scale and gate; those of a trained FLUX are of that order."""
 MODULATED = (1 + MODULATION**2) + MODULATION**2
 """Second moment of norm(x) * (1 + scale) + shift."""
+SCALED = 1 + MODULATION**2
+"""The same without a shift."""
+_THROUGH_TANH = 0.424
+"""Root of the second moment of a gate that is tanh(z), z ~ N(0, MODULATION^2)."""
+_SIGMOID = 0.541
+"""Root of the second moment of sigmoid(z), z ~ N(0, 1)."""
 _ONE_FRAME = math.sqrt(3)
 """Of the three frames that a causal 3-D convolution sees, two are zero where there is a single one."""
 
@@ -60,6 +66,46 @@ def _qwen_image(transformer: Any) -> Rules:
     ]
 
 
+def _qwen_image21(transformer: Any) -> Rules:
+    last = 1 / (_THROUGH_TANH * math.sqrt(2 * transformer.config.num_layers))
+    return [
+        *_embedders(1),
+        (r"txt_in\.out_layer", GELU),
+        (r"^modulation\.1|norm_out\.linear", MODULATION * SILU),
+        (r"img_mlp\.out", SILU * last),
+        (r"to_out\.0", last),
+        (r"to_[qkv]\.|img_mlp\.|^proj_out", SCALED**-0.5),
+    ]
+
+
+def _qwen_image21_norms(_: Any) -> Rules:
+    """The norm of its text adds 1 to its weight."""
+    return [(r"text_norm", 0.0)]
+
+
+def _krea2(transformer: Any) -> Rules:
+    config = transformer.config
+    fusing = 1 / math.sqrt(2 * (config.num_layerwise_text_blocks + config.num_refiner_text_blocks))
+    last = 1 / (MODULATION * math.sqrt(2 * config.num_layers))
+    return [
+        (r"time_embed\.linear_1", SINUSOID),
+        (r"time_embed\.linear_2|txt_in\.linear_2", GELU),
+        (r"time_mod_proj", MODULATION * GELU),
+        (r"text_fusion.*to_out\.0", fusing / _SIGMOID),
+        (r"text_fusion.*down", SILU * fusing),
+        (r"text_fusion", 1.0),
+        (r"to_out\.0", last / _SIGMOID),
+        (r"ff\.down", SILU * last),
+        (r"to_([qkv]|gate)\.|ff\.(gate|up)", MODULATED**-0.5),
+        (r"final_layer\.linear", 3**-0.5),  # modulated by an embedding of unit variance
+    ]
+
+
+def _krea2_norms(_: Any) -> Rules:
+    """All of its norms add 1 to their weight."""
+    return [(r"norm", 0.0)]
+
+
 def _cogview4(transformer: Any) -> Rules:
     last = 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers))
     return [
@@ -88,7 +134,7 @@ def _flux2(transformer: Any) -> Rules:
 
 
 def _z_image(transformer: Any) -> Rules:
-    scaled = (1 + MODULATION**2) ** -0.5
+    scaled = SCALED**-0.5
     return [
         (r"t_embedder\.mlp\.0", SINUSOID),
         (r"t_embedder\.mlp\.2", SILU),
@@ -135,6 +181,20 @@ def _qwen_vae(vae: Any) -> Rules:
     ]
 
 
+def _qwen21_vae(vae: Any) -> Rules:
+    """Qwen-Image's with convolutions of one frame. Each stage adds its input to its output, which ends in a norm."""
+    config = vae.config
+    squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
+    branches = count(vae.decoder, "QwenImage21ResidualBlock") + 1
+    return [
+        (r"^post_quant_conv", math.sqrt(len(squares) / sum(squares))),
+        (r"conv1\.", SILU),
+        (r"conv2\.", SILU / math.sqrt(branches)),
+        (r"attentions.*proj", 1 / math.sqrt(branches)),
+        (r"decoder\.conv_out", 0.5 * SILU),  # images are in -1 .. 1
+    ]
+
+
 def _dc_vae(vae: Any) -> Rules:
     return [
         (r"decoder\.conv_in", 1 / vae.config.scaling_factor),
@@ -178,19 +238,26 @@ RULES: dict[str, Callable[[Any], Rules]] = {
     "SanaTransformer2DModel": _sana,
     "ZImageTransformer2DModel": _z_image,
     "QwenImageTransformer2DModel": _qwen_image,
+    "QwenImage21Transformer2DModel": _qwen_image21,
     "Flux2Transformer2DModel": _flux2,
     "CogView4Transformer2DModel": _cogview4,
+    "Krea2Transformer2DModel": _krea2,
     "AutoencoderDC": _dc_vae,
     "AutoencoderKLQwenImage": _qwen_vae,
+    "AutoencoderKLQwenImage21": _qwen21_vae,
     "Gemma2Model": _gemma2,
     "GlmModel": _language_model,
     "Qwen3Model": _language_model,
     "Qwen3ForCausalLM": _language_model,
     "Qwen2_5_VLForConditionalGeneration": _language_model,
+    "Qwen3VLForConditionalGeneration": _language_model,
+    "Qwen3VLModel": _language_model,
     "Mistral3ForConditionalGeneration": _language_model,
 }
 NORMS: dict[str, Callable[[Any], Rules]] = {
     "ZImageTransformer2DModel": _z_image_norms,
+    "QwenImage21Transformer2DModel": _qwen_image21_norms,
+    "Krea2Transformer2DModel": _krea2_norms,
     "AutoencoderDC": _dc_vae_norms,
     "Gemma2Model": _gemma2_norms,
 }

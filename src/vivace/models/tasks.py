@@ -50,7 +50,7 @@ PIPELINES: dict[str, dict[Task, str]] = {
 EDITS = tuple(name for name, of in PIPELINES.items() if "edit" in of)
 """Pipelines whose weights are trained to edit a picture; they have no text-to-image of their own here."""
 _ONE_A_CALL = ("QwenImageEditPlusPipeline",)
-_NEED_TORCHVISION = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline")
+_NEED_TORCHVISION = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline", "QwenImage21Pipeline")
 """Their processor loads one of videos too, which needs it. With random weights they have another."""
 _CUTS_OFF = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vivace.errors import Unsupported
 from vivace.families import family_of_pipeline
+from vivace.models.tasks import EDITS
 from vivace.runtime.session import Session
 
 # Names of the call's arguments for the values that `encode_prompt` returns, by the number of values: of pipelines of no
@@ -68,7 +69,7 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         arguments[_INSTRUCTION] = session.arguments.get(_INSTRUCTION, for_call[_INSTRUCTION].default)
     # The class's method: on the instance it may be wrapped by a timer.
     accepted = inspect.signature(type(pipe).encode_prompt).parameters
-    if "image" in accepted:
+    if "image" in accepted and name in EDITS:
         raise Unsupported(f"{name} encodes prompts together with pictures; measure with --text prompts")
     given = {
         k: v for k, v in arguments.items() if k in accepted and not (k == "max_sequence_length" and v is None)

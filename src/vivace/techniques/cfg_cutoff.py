@@ -6,7 +6,7 @@ Costs: another image; with an early cutoff it follows the prompt less. If the br
     the denoiser gets a second batch size, so `compile` compiles twice (both in the warm-up).
 Needs: a pipeline that runs guidance as two rows for each image (SD, SDXL, SD 3.5, Sana, Z-Image, ...) or three
     (InstructPix2Pix), with IP-Adapters, ControlNets and T2I-Adapters or without; or as two calls with cache contexts,
-    the conditional one first: Qwen-Image, CogView4, FLUX.2 [klein]'s base models, and FLUX's true CFG,
+    the conditional one first: Qwen-Image (also 2.1), CogView4, FLUX.2 [klein]'s base models, and FLUX's true CFG,
     `guidance(3.5, true_cfg=4)` or `true_cfg_scale` and a negative prompt in the call. Distilled guidance, as in
     FLUX, is an input of a single call, so nothing can be cut.
 Source: Kynkaanniemi et al., Applying Guidance in a Limited Interval, arXiv 2404.07724; the idea of cutting late

@@ -157,13 +157,10 @@ class Compile(Technique):
                     f"compiling needs Triton, which needs compute capability {_MIN_CAPABILITY[0]}."
                     f"{_MIN_CAPABILITY[1]}; {machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
                 )
-        if self.sizes and "denoiser" in self.targets and target.pipe is not None:
-            family = family_of(target.module("denoiser"))
-            if family is not None and (family.text_of_any_length or family.rows_in_lists):
-                return (
-                    f"{family.name} takes prompts at their own lengths, and code of fixed shapes would be compiled for "
-                    "each length; compile once for any with sizes=any"
-                )
+        if "denoiser" in self.targets and target.pipe is not None:
+            reason = self._denoiser_unsupported(target.module("denoiser"), machine.captures_graphs)
+            if reason is not None:
+                return reason
         if self.blocks == "repeated":
             if self._captures_graphs and machine.captures_graphs:
                 return (
@@ -176,6 +173,22 @@ class Compile(Technique):
                         f"the {component} ({type(module).__name__}) names no repeated blocks; compile it whole, or "
                         "aim this at the denoiser"
                     )
+        return None
+
+    def _denoiser_unsupported(self, denoiser: torch.nn.Module, captures_graphs: bool) -> str | None:
+        family = family_of(denoiser)
+        if family is None:
+            return None
+        if self._captures_graphs and captures_graphs and (reason := family.not_captured(denoiser)):
+            return (
+                f"{reason}, and {self.mode} would capture a CUDA graph of that; take mode default or "
+                "max-autotune-no-cudagraphs"
+            )
+        if self.sizes and (family.text_of_any_length or family.rows_in_lists):
+            return (
+                f"{family.name} takes prompts at their own lengths, and code of fixed shapes would be compiled for "
+                "each length; compile once for any with sizes=any"
+            )
         return None
 
     def apply(self, target: Target) -> Effect:

@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import Unpredictable
+from vivace.families import family_of
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
 from vivace.machinery.samplers.overridden import Method, override
@@ -120,6 +121,9 @@ class CudaGraph(Technique):
                 "dtype(bf16)@vae or fused@vae, or leave the VAE out"
             )
         for component, module in target.modules(self.targets).items():
+            family = family_of(module)
+            if family is not None and (why := family.not_captured(module)):
+                return f"{why}, which a graph cannot contain; leave the {component} out"
             if is_compiled(module):
                 continue
             for name, layer in module.named_modules():

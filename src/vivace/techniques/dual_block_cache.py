@@ -9,7 +9,7 @@ Costs: the image drifts with every hit. The decision reads one number back from 
     more for the text with `last`; order 1 doubles the second). The rival is always fewer plain steps: bench both. On
     tiny-flux, of 7 blocks, more first or last ones bring the image no closer at equal hits, while a mask that computes
     the early steps does: 6c1h1c skips 39 % of the steps at SSIM 0.999 (docs/step-curves.md).
-Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image or CogView4. UNets have no chain of blocks.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image (also 2.1), CogView4 or Krea 2. UNets have no chain of blocks.
 Source: cache-dit's DBCache and its mask of steps (github.com/vipshop/cache-dit); after ParaAttention's First Block
     Cache. The idea alone: this code is vivace's own.
 

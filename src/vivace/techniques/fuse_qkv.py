@@ -28,6 +28,8 @@ _REPLACED = {
 }
 # Processors with an equivalent fused form. diffusers would replace any other processor with that form, too.
 _PLAIN = {"AttnProcessor", "AttnProcessor2_0", "JointAttnProcessor2_0"}
+# Processors that ask for the separate projections, although their attention has a fused form.
+_SEPARATE = {"QwenImage21AttnProcessor", "QwenImage21FlexAttnProcessor", "Krea2AttnProcessor"}
 
 
 class FuseQkv(Technique):
@@ -66,7 +68,8 @@ class FuseQkv(Technique):
                 if _is_fused(attention):
                     continue
                 kind = type(attention.processor).__name__
-                if not hasattr(attention, "_supports_qkv_fusion") and kind not in _PLAIN:
+                has_fused_form = hasattr(attention, "_supports_qkv_fusion") or kind in _PLAIN
+                if not has_fused_form or kind in _SEPARATE:
                     advice = "remove adapters first" if "Adapter" in kind else "leave fuse_qkv out"
                     return (
                         f"the {component}'s attention is computed by {kind}, which has no fused form in diffusers; "

@@ -6,10 +6,10 @@ Why: the residual of all blocks keeps its direction over neighbouring steps, and
     Z-Image it computes the refining ones), and nothing is read back from the GPU.
 Costs: the image drifts with every hit. One residual is kept (FLUX at 1024 px: 25 MB per image in bf16). The rival is
     always fewer plain steps: bench both.
-Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image or CogView4, and a table. That of FLUX.1 [dev] comes with
-    diffusers, and is used for all models of its architecture. For others `vivace calibrate magcache --model M` measures
-    one, keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and reports how much it differs between images; it is then
-    preferred to the published one. A fixed schedule needs none.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image (also 2.1), CogView4 or Krea 2, and a table. That of FLUX.1
+    [dev] comes with diffusers, and is used for all models of its architecture. For others `vivace calibrate magcache
+    --model M` measures one, keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and reports how much it differs between
+    images; it is then preferred to the published one. A fixed schedule needs none.
 Source: Ma et al., MagCache: Fast Video Generation with Magnitude-Aware Cache, arXiv 2506.09045; FLUX's ratios as in
     diffusers' FLUX_MAG_RATIOS.
 

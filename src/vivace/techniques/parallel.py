@@ -138,6 +138,8 @@ class Parallel(Technique):
         family = family_of(denoiser)
         if family is not None and family.rows_in_lists:
             return f"{type(denoiser).__name__} takes its rows in lists, which are not divided among GPUs"
+        if family is not None and family.text_in_first_step_alone:
+            return f"{family.name} keeps keys and values of its first step, which are not divided among GPUs"
         if (
             target.model.has_weights
             and machine.is_gpu

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from vivace.families import family_of
 from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
+from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, last_tokens
 from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
 from vivace.technique import Target, knob
 from vivace.technique.script import Script, literal, written_call
@@ -94,6 +95,9 @@ class PyramidAttention(StepCache):
         # On a UNet diffusers never resets the cache, so a second image would go on with the first one's.
         if self.hits is not None or not hasattr(type(denoiser), "enable_cache"):
             return None
+        family = family_of(denoiser)
+        if family is not None and family.text_in_first_step_alone:
+            return None  # what diffusers keeps of the first step would be too long for the second
         if not names_its_calls(target.pipe):
             return None
         config = written_call(
@@ -127,7 +131,8 @@ class _ReusableForward:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.kept is not None:
-            return self.kept
+            tokens = args[0] if args else kwargs["hidden_states"]
+            return last_tokens(self.kept, tokens) if isinstance(self.kept, type(tokens)) else self.kept
         self.computed = self._whole(*args, **kwargs)
         return self.computed
 

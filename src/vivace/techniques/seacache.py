@@ -9,8 +9,8 @@ Costs: the image drifts with every hit. Each step takes a 2-D FFT of the image's
     and between steps the filtered input in fp32 (50 MB). The rival is always fewer plain steps: bench both. On
     tiny-flux it stays closer to the baseline than the other caches between 1.4x and 2.4x, from 2.5x on it does not
     (docs/step-curves.md).
-Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image or CogView4, with trained weights; a fixed schedule takes
-    random ones too. Sana-Sprint's timesteps are angles, not noise levels: only a fixed schedule fits.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image (also 2.1), CogView4 or Krea 2, with trained weights; a fixed
+    schedule takes random ones too. Sana-Sprint's timesteps are angles, not noise levels: only a fixed schedule fits.
 Source: Chung et al., SeaCache: Spectral-Evolution-Aware Cache for Accelerating Diffusion Models, CVPR 2026, arXiv
     2602.18993; diffusers' SeaCacheConfig, which is for video and leaves FLUX as it is.
 

@@ -25,9 +25,15 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.families import family_of
 from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
+from vivace.machinery.step_caching.cached_denoiser import (
+    CachedDenoiser,
+    StepForwards,
+    last_tokens,
+    latents_of,
+)
 from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 from vivace.technique.script import Script, literal, written_call
@@ -84,13 +90,15 @@ class Taylorseer(StepCache):
         factors = [computed[0].float()]
         steps = state.step - state.notes.get("computed_at", state.step)
         for previous in state.previous[: self.order] if steps else ():
-            factors.append((factors[-1] - previous) / steps)
+            factors.append((factors[-1] - last_tokens(previous, factors[-1])) / steps)
         state.notes["computed_at"] = state.step
         return tuple(factors)
 
     def script(self, target: Target) -> Script | None:
-        denoiser = target.module("denoiser")
+        denoiser, family = target.module("denoiser"), family_of(target.module("denoiser"))
         is_plain = hasattr(type(denoiser), "enable_cache") and names_its_calls(target.pipe)
+        if family is not None and family.text_in_first_step_alone:
+            return None  # diffusers takes differences of outputs of two lengths
         # diffusers takes differences in the model's own precision.
         if self.hits is not None or not is_plain or str(denoiser.dtype) != "torch.float32":
             return None

@@ -7,10 +7,10 @@ Why: the first block's input, modulated by the timestep embedding, shows before 
 Costs: the image drifts with every hit. The change is read back from the GPU in every step, and a batch is decided as
     one. One residual is kept (FLUX at 1024 px: 25 MB per image in bf16). The rival is always fewer plain steps: bench
     both.
-Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image or CogView4, and a polynomial. That of FLUX.1 [dev] is
-    published, and used for all models of its architecture. For others `vivace calibrate teacache --model M` fits one,
-    keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and reports how well it fits; it is then preferred to the
-    published one. A fixed schedule needs none.
+Needs: FLUX.1, FLUX.2, SD 3.5, Sana, Z-Image, Qwen-Image (also 2.1), CogView4 or Krea 2, and a polynomial. That of
+    FLUX.1 [dev] is published, and used for all models of its architecture. For others `vivace calibrate teacache
+    --model M` fits one, keeps it in $VIVACE_CACHE (else ~/.cache/vivace) and reports how well it fits; it is then
+    preferred to the published one. A fixed schedule needs none.
 Source: Liu et al., Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model, CVPR 2025, arXiv 2411.19108;
     FLUX's coefficients: github.com/ali-vilab/TeaCache, TeaCache4FLUX.
 

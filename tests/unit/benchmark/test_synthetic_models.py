@@ -62,6 +62,8 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
         "sd35-large": 256,
         "z-image-turbo": 512,
         "flux2-dev": 512,
+        "krea-2-turbo": 512,
+        "krea-2-raw": 512,
     }
     if name in lengths or name not in FLOW:
         assert found.call.get("max_sequence_length") == lengths.get(name)
@@ -70,7 +72,7 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
     if entry.scheduler is not None:
         assert scheduler.class_name == entry.scheduler.class_name
         assert entry.scheduler.overrides.items() <= scheduler.config.items()
-    without = name == "playground" or name.startswith(("sana", "qwen", "flux2", "cogview"))
+    without = name == "playground" or name.startswith(("sana", "qwen", "flux2", "cogview", "krea"))
     assert (found.tiny_vae is None) == without, "latents that no AutoencoderTiny decodes"
     workload = comparison_of(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)

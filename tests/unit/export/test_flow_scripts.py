@@ -11,7 +11,7 @@ import pytest
 
 from tests import exported
 from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
-from tests.narrow import SIDE, small_areas
+from tests.narrow import small_areas
 from vivace.benchmark import comparison
 from vivace.benchmark.comparison import workload_of
 from vivace.export import script
@@ -86,7 +86,7 @@ def test_it_draws_what_vivace_draws(
         )
         stack.enter_context(loads)
         picture = exported.run(written.text, tmp_path)
-    assert picture.shape == (SIDE, SIDE, 3)
+    assert picture.shape == expected.shape
     difference = np.abs(picture.astype(float) - np.round(expected * 255)).max()
     assert difference <= 1
     file.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import torch
 
 from tests.flow_models import MODELS, draw, pipeline, session
 from tests.narrow import SIDE
+from vivace.errors import Unsupported, UsageError
 from vivace.families import FAMILIES, family_of, family_of_pipeline
 from vivace.machinery.step_caching.block_residual import (
     blocks_of,
@@ -49,6 +50,15 @@ def one_call(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return transformer, found[0], found[1]
 
 
+TEXT_FIRST = ("qwen-image-2.1", "krea-2-turbo", "krea-2-raw")
+"""Their blocks get text and image as one tensor; what is reused is of the image alone."""
+
+
+def of_the_image(model: str, output: torch.Tensor) -> torch.Tensor:
+    """Qwen-Image 2.1's first call returns what becomes of the text too, which its pipeline leaves out."""
+    return output[:, -((SIDE // 16) ** 2) :] if model == "qwen-image-2.1" else output
+
+
 def tensor(output: Any) -> torch.Tensor:
     return torch.stack(output) if isinstance(output, list) else output
 
@@ -71,16 +81,17 @@ def test_its_blocks_are_one_residual(model: str) -> None:
         output, (residual,) = forwards.compute(*args, **kwargs)
         (theirs,) = watched
     with torch.no_grad():
-        plain = tensor(output)
-        reused = tensor(forwards.reuse((residual,), *args, **kwargs))
-        without = tensor(forwards.reuse((torch.zeros_like(residual),), *args, **kwargs))
+        plain = of_the_image(model, tensor(output))
+        reused = of_the_image(model, tensor(forwards.reuse((residual,), *args, **kwargs)))
+        without = of_the_image(model, tensor(forwards.reuse((torch.zeros_like(residual),), *args, **kwargs)))
         assert forwards.look is not None
         looked = forwards.look(*args, **kwargs)
     hook.remove()
     assert torch.equal(theirs, residual)
     assert torch.allclose(reused, plain, atol=1e-5), "with what the blocks added, they need not be computed"
     assert not torch.allclose(without, plain, atol=1e-2), "and they add something"
-    assert torch.equal(looked, attended[0]), "what the first attention gets"
+    first_gets = attended[0][:, -looked.shape[1] :] if model in TEXT_FIRST else attended[0]
+    assert torch.equal(looked, first_gets), "what the first attention gets"
     rows, columns = blocks.grid(transformer, (args, kwargs))
     assert rows * columns == TOKENS.get(model, (SIDE // 16) ** 2)
     assert residual.shape[1] >= rows * columns
@@ -90,7 +101,7 @@ def test_its_blocks_are_one_residual(model: str) -> None:
 
 
 def vae_cell(model: str) -> int:
-    return 32 if model.startswith("sana") else 8
+    return 32 if model.startswith("sana") else 16 if model == "qwen-image-2.1" else 8
 
 
 @pytest.mark.parametrize("model", ["z-image-turbo", "sana-1600m"])
@@ -115,6 +126,45 @@ def test_a_polynomial_s_pairs_are_collected(model: str) -> None:
         "of two calls a step each with its own kind"
     )
     assert all(0 < change < 2 for pair in changes for change in pair)
+
+
+@pytest.mark.parametrize(("scale", "works"), [(0.0, True), (0.5, False)])
+def test_krea_2_guides_at_any_scale_and_a_cache_would_mix_its_calls(scale: float, works: bool) -> None:
+    if works:
+        opened = session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)
+        draw(opened)
+        assert opened.evidence()["cache_hit_rate"] == 0.25
+        with pytest.raises(UsageError, match=r"would mix them; give a guidance_scale that is off"):
+            draw(opened, guidance_scale=4.5)
+        return
+    with pytest.raises(Unsupported, match="does not say which call is which"):
+        session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)
+
+
+def test_qwen_image_21_s_second_calls_are_cached_apart_and_cut() -> None:
+    guided = {"true_cfg_scale": 4.0, "negative_prompt": "blue"}
+    plain = draw(session("qwen-image-2.1"), **guided)
+    cached = session("qwen-image-2.1", "seacache(hits=0.5)")
+    picture = draw(cached, **guided)
+    assert cached.evidence()["cache_hit_rate"] == 0.25
+    assert 0 < np.abs(picture - plain).mean() < 0.1
+    cut = session("qwen-image-2.1", "cfg_cutoff(0.5)")
+    calls: list[int] = []
+    cut.pipe.transformer.img_in.register_forward_pre_hook(lambda _, __: calls.append(1))
+    draw(cut, **guided)
+    assert len(calls) == 2 + 2 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    "recipe", ["seacache(hits=0.5)", "dual_block_cache(mask=2c1h1c)", "taylorseer(hits=0.5)"]
+)
+def test_qwen_image_21_s_text_may_be_padded_or_computed_in_each_step(recipe: str) -> None:
+    """The image's positions come after the padding, so the image differs a little."""
+    pair = draw(session("qwen-image-2.1", recipe), ["a star", "a red circle above a blue square"])
+    alone = draw(session("qwen-image-2.1", recipe), "a star")
+    assert np.abs(pair[:1] - alone).max() < 0.05
+    whole = draw(session("qwen-image-2.1", recipe), "a star", use_kv_cache=False)
+    assert np.abs(whole - alone).max() < 1e-3
 
 
 def test_residuals_are_those_of_conditional_calls() -> None:

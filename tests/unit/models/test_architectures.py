@@ -30,10 +30,15 @@ from vivace.models.flow_architectures import (
     FLUX2_VAE,
     GEMMA2_2B,
     GLM4_9B,
+    KREA2,
     MISTRAL_SMALL_24B,
     QWEN3_8B,
+    QWEN3_VL_4B_BODY,
+    QWEN3_VL_8B,
     QWEN25_VL_7B,
     QWEN_IMAGE,
+    QWEN_IMAGE21,
+    QWEN_IMAGE21_VAE,
     SANA_1600M,
     SD35_LARGE,
     SD35_MEDIUM,
@@ -78,6 +83,11 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
         (SANA_1600M, 1604.5),
         (Z_IMAGE, 6154.9),
         (QWEN_IMAGE, 20430.4),
+        (QWEN_IMAGE21, 7115.124736),  # to the last digit, as its quantised copies count them
+        (QWEN3_VL_8B, 8767.1),  # 8.77 B
+        (QWEN_IMAGE21_VAE, 337.7),  # the class's default
+        (KREA2, 12820.1),  # 12.9 B with two layers that diffusers leaves out
+        (QWEN3_VL_4B_BODY, 4437.8),  # 4.44 B
         (FLUX2_KLEIN_4B, 3875.5),
         (FLUX2_KLEIN_9B, 9078.6),
         (FLUX2_DEV, 32223.3),

@@ -32,7 +32,7 @@ TOKENS = (SIDE // 16) ** 2
 
 
 @pytest.mark.parametrize("model", EDITING)
-@pytest.mark.slow("qwen-image-edit-2509")
+@pytest.mark.slow("qwen-image-edit-25*")
 def test_it_looks_at_the_picture_and_hears_the_prompt(model: str) -> None:
     opened = session(model)
     tokens: list[int] = []
@@ -114,9 +114,10 @@ def test_its_entry_says_how_it_is_run(model: str) -> None:
         ("flux-kontext", 33.75, 36.3, 33.9),
         ("qwen-image-edit", 57.75, 61.45, 58.87),
         ("qwen-image-edit-2509", 57.75, 61.43, 57.98),
+        ("qwen-image-edit-2511", 57.75, 61.43, 57.98),
     ],
 )
-@pytest.mark.exhaustive("qwen-image-edit-2509*")
+@pytest.mark.exhaustive("qwen-image-edit-25*")
 @pytest.mark.soak
 def test_its_memory_is_predicted_with_the_picture(
     model: str, model_gb: float, peak_gb: float, encoder_mb: float

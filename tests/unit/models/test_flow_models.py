@@ -6,6 +6,7 @@ import torch
 
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
+from vivace.errors import WorkloadError
 from vivace.export.script import _call_block
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -18,7 +19,9 @@ from vivace.recipes.resolve import resolve
 @pytest.mark.parametrize("model", MODELS)
 def test_it_draws_something(model: str) -> None:
     picture = reference(model)
-    assert picture.shape == (1, SIDE, SIDE, 3)
+    assert picture.shape == (1, SIDE, SIDE, 4 if model == "qwen-image-2.1" else 3), (
+        "that one has an alpha channel"
+    )
     assert np.isfinite(picture).all()
     assert picture.std() > 0.05
     assert ((picture == 0) | (picture == 1)).mean() < 0.2, "hardly any pixel is clipped"
@@ -62,6 +65,42 @@ def test_qwen_image_s_template_is_as_long_as_what_its_pipeline_drops() -> None:
     assert rows["attention_mask"].sum(dim=1).tolist() == [7, 1]
 
 
+def test_qwen_image_21_drops_its_first_turn_and_knows_a_picture_s_tokens() -> None:
+    pipe = session("qwen-image-2.1").pipe
+    before, _, _ = pipe.prompt_template_t2i.partition("<|im_start|>user")
+    processor = pipe.processor
+    assert len(processor.tokenizer.encode(before)) == pipe._drop_idx == 12
+    assert pipe._img_token_id == pipe.text_encoder.config.image_token_id
+    embeddings, mask, is_image = pipe.encode_prompt(["a", PROMPT])
+    assert embeddings.shape[:2] == mask.shape == is_image.shape
+    assert mask.sum(dim=1).tolist() == [9, 15], "prompts are as long as they are"
+    assert not is_image.any()
+
+
+def test_qwen_image_21_takes_multiples_of_32_pixels() -> None:
+    with pytest.raises(WorkloadError, match="takes multiples of 32 pixels; the nearest is 1024"):
+        predict(find_weightless("qwen-image-2.1"), resolve("baseline"), height=1040)
+
+
+def test_krea_2_raw_is_guided_at_any_scale() -> None:
+    picture, plain = reference("krea-2-raw"), draw(session("krea-2-raw", guidance_scale=0.0))
+    assert np.isfinite(picture).all()
+    assert 0.05 < picture.std() < 0.5
+    assert np.abs(draw(session("krea-2-raw", guidance_scale=0.5)) - plain).max() > 0.001
+    assert np.abs(picture - plain).max() > 0.01
+
+
+def test_the_text_is_computed_in_the_first_step_alone() -> None:
+    opened = session("qwen-image-2.1")
+    lengths: list[int] = []
+    opened.pipe.transformer.transformer_blocks[0].register_forward_pre_hook(
+        lambda _, __, kwargs: lengths.append(kwargs["hidden_states"].shape[1]), with_kwargs=True
+    )
+    draw(opened)
+    tokens = (SIDE // 16) ** 2
+    assert lengths == [tokens + 15, *[tokens] * (STEPS - 1)]
+
+
 def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
     def call_of(model: str, **defaults: object) -> str:
         return " ".join("".join(_call_block(session(model, **defaults), "pipe", "a star", 7, [], [])).split())
@@ -82,9 +121,11 @@ def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
         ("sana-sprint-1600m", 9.16, 10.94),
         ("z-image-turbo", 20.69, 23.28),
         ("qwen-image", 57.75, 61.42),
+        ("qwen-image-2.1", 32.46, 39.85),
         ("flux2-klein-4b", 16.03, 18.62),
         ("flux2-dev", 112.65, 115.25),
         ("cogview4-6b", 31.15, 37.4),
+        ("krea-2-turbo", 34.83, 38.53),
     ],
 )
 @pytest.mark.slow("qwen*", "sana-1600m*", "flux2-klein*")

@@ -14,6 +14,7 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from torch.utils._pytree import tree_leaves
 
 import vivace
+from tests import flow_models
 from tests.families import FAMILIES, STEPS, build, draw, psnr
 from tests.targets import target_of
 from vivace.benchmark import Timing
@@ -55,6 +56,15 @@ def captured(function: Callable[..., Any], max_graphs: int = 4) -> CapturedFunct
 
 def counts(made: CapturedFunction) -> tuple[int, int]:
     return made.num_captured, made.num_replays
+
+
+@pytest.mark.parametrize("recipe", [CudaGraph(), Compile(mode="reduce-overhead")])
+def test_a_forward_that_reads_values_is_not_captured(recipe: CudaGraph | Compile) -> None:
+    pipe = flow_models.pipeline("qwen-image-2.1")
+    reason = recipe.unsupported(target_of(GPU, pipe))
+    assert reason is not None
+    assert "reads back from the GPU where the image's tokens are" in reason
+    assert CudaGraph(targets=("vae",)).unsupported(target_of(GPU, pipe)) is None
 
 
 def test_new_values_go_in_and_earlier_results_stay() -> None:

@@ -239,8 +239,12 @@ def head_sizes(module: Any) -> set[int]:
 
 
 def attention_layers(module: Any) -> list[Any]:
-    """Return all diffusers attention layers in the module."""
-    return [part for part in module.modules() if hasattr(part, "heads") and hasattr(part, "processor")]
+    """Return all diffusers attention layers in the module. Krea 2's call their heads `num_heads`."""
+    return [
+        part
+        for part in module.modules()
+        if hasattr(part, "processor") and (hasattr(part, "heads") or hasattr(part, "num_heads"))
+    ]
 
 
 def _version(capability: tuple[int, int]) -> str:

@@ -9,10 +9,11 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vivace.families import FAMILIES, Blocks, family_of
-from vivace.machinery.step_caching.cached_denoiser import StepForwards
+from vivace.machinery.step_caching.cached_denoiser import StepForwards, last_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -68,12 +69,13 @@ def residual_forwards(transformer: Any) -> StepForwards:
     class AddResidual(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             image = args[0] if args else kwargs["hidden_states"]
-            return blocks.returned(image + passing.residual, blocks.text_of((args, kwargs)))
+            return blocks.returned(_added(image, passing.residual), blocks.text_of((args, kwargs)))
 
     class Modulate(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             image = args[0] if args else kwargs["hidden_states"]
-            passing.modulated = blocks.modulated(first, image, (args, kwargs))
+            modulated = blocks.modulated(first, image, (args, kwargs))
+            passing.modulated = last_tokens(modulated, passing.entering)
             return blocks.returned(image, blocks.text_of((args, kwargs)))
 
     def entered(tokens: Any) -> None:
@@ -87,8 +89,8 @@ def residual_forwards(transformer: Any) -> StepForwards:
     whole, plain = transformer.forward, type(transformer).forward
     of_all_tokens = getattr(transformer, WHOLE_TOKENS, None)
     reusing, looking = (
-        _with_block(transformer, blocks, AddResidual()),
-        _with_block(transformer, blocks, Modulate()),
+        _with_block(transformer, blocks, asked_as(first, AddResidual())),
+        _with_block(transformer, blocks, asked_as(first, Modulate())),
     )
 
     def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -125,6 +127,27 @@ def own_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
         if kwargs.get(name):
             kwargs[name] = dict(kwargs[name])
     return kwargs
+
+
+def _added(tokens: torch.Tensor, residual: Any) -> torch.Tensor:
+    """Add a residual to the tokens that it is of: all, or the image's, which come last."""
+    import torch
+
+    start = tokens.shape[1] - residual.shape[1]
+    if not start:
+        return tokens + residual
+    return torch.cat([tokens[:, :start], tokens[:, start:] + residual], dim=1)
+
+
+def asked_as(block: Any, stand: Any) -> Any:
+    """Return a stand-in for a block, which has what transformers ask of their blocks besides calling them.
+
+    Qwen-Image 2.1's asks each for its attention processor.
+    """
+    processor = getattr(getattr(block, "attn", None), "processor", None)
+    if processor is not None:
+        stand.attn = SimpleNamespace(processor=processor)
+    return stand
 
 
 def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
@@ -198,12 +221,19 @@ def watching_modulated(transformer: Any) -> Iterator[list[torch.Tensor]]:
     first = getattr(transformer, blocks.chains[0])[0]
     modulated: list[Any] = []
 
+    entering: list[Any] = []
+
     def enters(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         image = args[0] if args else kwargs["hidden_states"]
-        modulated.append(blocks.modulated(first, image, (args, kwargs)).detach())
+        whole = blocks.modulated(first, image, (args, kwargs)).detach()
+        modulated.append(last_tokens(whole, entering.pop()))
 
-    hook = first.register_forward_pre_hook(enters, with_kwargs=True)
+    handles = [
+        blocks.entering(transformer, entering.append),
+        first.register_forward_pre_hook(enters, with_kwargs=True),
+    ]
     try:
         yield modulated
     finally:
-        hook.remove()
+        for handle in handles:
+            handle.remove()

@@ -161,6 +161,14 @@ def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
+def last_tokens(kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return as many of the last tokens (batch, tokens, channels) as another tensor has.
+
+    What Qwen-Image 2.1's first step makes of the text is in front of the image's; later steps have the image's alone.
+    """
+    return kept[:, -like.shape[1] :] if kept.ndim == like.ndim == 3 else kept
+
+
 def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """Shape, dtype and device of the noisy latents."""
     latents = latents_of(args, kwargs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.families import Blocks
-from vivace.machinery.step_caching.block_residual import blocks_of, own_arguments
+from vivace.machinery.step_caching.block_residual import asked_as, blocks_of, own_arguments
 from vivace.machinery.step_caching.cached_denoiser import StepForwards
 
 if TYPE_CHECKING:
@@ -89,13 +89,15 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             self.adds = role == "adding" and self.leaves
             # SD3's transformer asks its blocks for it where a ControlNet adds something.
             self.context_pre_only = getattr(block, "context_pre_only", None)
+            asked_as(block, self)
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             tokens = _given(blocks, self.joined, args, kwargs)
+            start = blocks.image_starts_at((args, kwargs))
             if self.begins:
-                passing.begin = tokens
+                passing.begin = _from(start, tokens)
             if self.enters:
-                passing.entering = tokens
+                passing.entering = _from(start, tokens)
             if self.block is not None:
                 returned = self.block(*args, **kwargs)
             elif self.resumes:
@@ -113,7 +115,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             if self.ends_first:
                 passing.first = returned
             if self.leaves:
-                passing.leaving = _taken(blocks, returned)
+                passing.leaving = _from(start, _taken(blocks, returned))
             return returned
 
     def entering() -> Tokens:
@@ -168,7 +170,10 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
     def look(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         run("look", args, kwargs)
         begin = _joined(passing.begin) if joins_in_first else passing.begin
-        added, returned = _taken(blocks, passing.first)[0] - begin[0], passing.first
+        returned = passing.first
+        after = _taken(blocks, returned)[0]
+        # In front of the image's tokens there may be others.
+        added = after[:, after.shape[1] - begin[0].shape[1] :] - begin[0]
         passing.clear()
         return added, returned
 
@@ -193,6 +198,11 @@ def _given(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str
     image = args[0] if args else kwargs["hidden_states"]
     text = None if joined else blocks.text_of((args, kwargs))
     return (image,) if text is None else (image, text)
+
+
+def _from(start: int, tokens: Tokens) -> Tokens:
+    """The tokens without the first ones of the image's tensor."""
+    return (tokens[0][:, start:], *tokens[1:]) if start else tokens
 
 
 def _returned(blocks: Blocks, tokens: Tokens) -> Any:

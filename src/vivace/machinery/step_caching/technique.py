@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from vivace.errors import UsageError
 from vivace.families import family_of_pipeline
 from vivace.families.pipeline_code import guides_by_the_usual_scale, names_its_calls, number_of_denoiser_calls
 from vivace.machinery.step_caching.cache_state import IsHit
+from vivace.machinery.step_caching.cached_denoiser import latents_of
 from vivace.machinery.step_caching.schedule import StepCounter, evenly_spaced, never
 from vivace.technique import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 
@@ -144,6 +146,8 @@ class StepCache(Technique):
 
     def _attached(self, target: Target, decision: StepDecision) -> Effect:
         attached = self.attach(target, decision.is_hit)
+        if guides_in_unnamed_calls(target.pipe):
+            _refuse_second_calls(target.module("denoiser"), type(target.pipe).__name__)
         changed: Changed = {f"denoiser.{self.name}": self._decided_by()}
         return Effect(
             changed={**changed, **attached.changed, **decision.changed},
@@ -176,12 +180,36 @@ def _mixes_guidance(target: Target) -> str | None:
             f"{name} does not say which of true CFG's two calls is which, and a cache would mix them; leave true CFG "
             "out"
         )
-    if guides_in_unnamed_calls(target.pipe) and target.model.defaults.get("guidance_scale", 2) > 1:
+    family = family_of_pipeline(name)
+    off = 1.0 if family is None else family.second_call_above
+    # A distilled model's pipeline is the same, and its call's default guides; a call without guidance can be cached.
+    is_distilled = bool(target.pipe.config.get("is_distilled")) and not target.model.name
+    is_guided = target.model.defaults.get("guidance_scale", 2) > off and not is_distilled
+    if guides_in_unnamed_calls(target.pipe) and is_guided:
         return (
             f"{name} guides with a second call of the denoiser and does not say which call is which, so a cache would "
             "mix them"
         )
     return None
+
+
+def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
+    """Raise an error in a step that is guided after all, by an argument of the call: both calls get one tensor.
+
+    The last latents are kept, so that no other tensor is taken for them.
+    """
+    last: list[Any] = [None]
+
+    def check(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        latents = latents_of(args, kwargs)
+        if latents is last[0]:
+            raise UsageError(
+                f"{pipeline} guides with a second call of the denoiser and does not say which call is which, so a step "
+                "cache would mix them; give a guidance_scale that is off for this model, or leave the cache out"
+            )
+        last[0] = latents
+
+    denoiser.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def guides_in_unnamed_calls(pipe: Any) -> bool:
