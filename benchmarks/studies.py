@@ -37,7 +37,7 @@ from benchmarks.study_groups import (
     record_file,
     record_of,
 )
-from vivace.benchmark import Timing, studies
+from vivace.benchmark import RunSettings, Timing, studies
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.schedule import SITTING_S
 from vivace.benchmark.store import Store
@@ -332,7 +332,9 @@ def _measured(
 ) -> Record:
     """Measure one round of a recipe."""
     study = group.parts[0].study.model_copy(update={"recipes": (recipe,), "timing": timing, "device": device})
-    found = studies.run_study(study, store=store, rerun=True, progress=for_this_terminal(), launcher=launcher)
+    found = studies.run_study(
+        study, RunSettings(store=store, rerun=True, progress=for_this_terminal(), launcher=launcher)
+    )
     return found.records[0]
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vivace.benchmark.pairs import Paired, compare
     from vivace.benchmark.profiles import Profiled, profile
     from vivace.benchmark.run import Compared, Run
+    from vivace.benchmark.settings import RunSettings
     from vivace.benchmark.store import DEFAULT_STORE, Store
     from vivace.benchmark.studies import bench, run_study, start_launcher
     from vivace.spec.study import QualityRequest, Study, WorkloadRequest
@@ -23,6 +24,7 @@ __all__ = [
     "Profiled",
     "QualityRequest",
     "Run",
+    "RunSettings",
     "Store",
     "Study",
     "Timing",
@@ -39,6 +41,7 @@ _PLACES = {
     "benchmark.pairs": ("Paired", "compare"),
     "benchmark.profiles": ("Profiled", "profile"),
     "benchmark.run": ("Compared", "Run"),
+    "benchmark.settings": ("RunSettings",),
     "benchmark.store": ("DEFAULT_STORE", "Store"),
     "benchmark.studies": ("bench", "run_study", "start_launcher"),
     "spec.study": ("QualityRequest", "WorkloadRequest", "Study"),

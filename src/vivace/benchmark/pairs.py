@@ -13,7 +13,8 @@ from vivace.benchmark.comparison import comparisons, default_threads
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.pictures import save_sources
-from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
+from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.runner import ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
@@ -152,7 +153,7 @@ def compare(
 
         def measure(number: int) -> list[Record]:
             timing_ = timing.model_copy(update={"rounds": number})
-            return run_trials(trials, environment, timing_, opened, launcher, progress=progress or Silent())
+            return run_trials(trials, environment, timing_, opened, launcher, progress=progress or SILENT)
 
         number, max_s = _num_pairs(trials, environment, timing, opened), max_minutes * 60
         stored = [list(opened.rounds(trial.key(environment)).values()) for trial in trials]

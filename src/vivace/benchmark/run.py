@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vivace.benchmark.planned import Planned
 from vivace.benchmark.run_page import page_of
 from vivace.report.charts import charts
 from vivace.report.dataframe import dataframe
@@ -36,11 +37,19 @@ class Compared:
 
 @dataclass(frozen=True)
 class Run:
-    """A study's result. `print(run)` shows tables and verdicts; iterating yields the records of all comparisons."""
+    """A study's result. `print(run)` shows tables and verdicts; iterating yields the records of all comparisons.
+
+    Attributes:
+        answers: with `until`: a line for each recipe: the answer that it reached, or that it has none.
+        planned: the memory that `vivace plan` predicts for each trial, beside what was measured; empty on a CPU, and
+            where nothing was measured anew.
+    """
 
     study: Study
     store: Path
     comparisons: tuple[Compared, ...]
+    answers: tuple[str, ...] = ()
+    planned: tuple[Planned, ...] = ()
 
     @property
     def records(self) -> list[Record]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
+from vivace.cli.spec_options import SpecCommand
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
@@ -44,7 +45,7 @@ def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-@calibrate.command()
+@calibrate.command(cls=SpecCommand)
 @_measuring_options
 @click.option(
     "--degree", type=click.IntRange(1, 8), default=4, show_default=True, help="Degree of the polynomial."
@@ -89,7 +90,7 @@ def teacache(
     return guarded(prepared.located, fit_it)
 
 
-@calibrate.command()
+@calibrate.command(cls=SpecCommand)
 @_measuring_options
 def magcache(model: str, pictures: int, device: str, threads: int | None, as_json: bool, **size: Any) -> int:
     """Measure the magnitude ratios that magcache uses, for a FLUX model.
@@ -156,7 +157,7 @@ def _prepare(
     }
 
 
-@calibrate.command()
+@calibrate.command(cls=SpecCommand)
 @options.model
 @click.option(
     "--cache", "caches", multiple=True, metavar="NAME", help="Step cache; repeat for more; default: all."

@@ -21,7 +21,7 @@ _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 _NEEDS_PEFT = "# Needs peft."  # how scripts say it
 
 
-@click.command()
+@options.command()
 @options.model
 @click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to export.")
 @click.option(

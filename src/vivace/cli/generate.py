@@ -39,7 +39,7 @@ _IMAGE_DESCRIPTION = 0x010E  # of EXIF
 _QUALITY = 95
 
 
-@click.command()
+@options.command()
 @click.argument("prompt")
 @options.model
 @click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to apply.")

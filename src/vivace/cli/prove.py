@@ -60,7 +60,7 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     return key
 
 
-@click.command()
+@options.command()
 @click.argument("a")
 @click.argument("b")
 @options.prompts()

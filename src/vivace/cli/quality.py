@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMPARISON_FAILED = 1
 
 
-@click.command()
+@options.command()
 @click.argument("dir_a", type=click.Path(path_type=Path))
 @click.argument("dir_b", type=click.Path(path_type=Path))
 @click.option(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vivace.benchmark.comparison import Comparison
 
 
-@click.command()
+@options.command()
 @click.argument("model", required=False)
 @click.option("--recipe", metavar="R", help="Recipe to compile; default: compile.")
 @click.option(

@@ -107,6 +107,13 @@ class ModelSampler:
         self._tested_names: set[str] = set()
         self._alone = False
 
+    def expected_gains(
+        self, recipes: Sequence[Recipe], history: Sequence[Result]
+    ) -> list[tuple[float, float]]:
+        self.learn(history)
+        means, deviations = self.gain.estimate(recipes)
+        return [(float(mean), float(sd)) for mean, sd in zip(means, deviations, strict=True)]
+
     def learn(self, history: Sequence[Result]) -> None:
         """Take in what has been measured."""
         history = self._read(history)

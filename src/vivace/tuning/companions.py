@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Re
         return []
     result = latest(search.history).get(recipe)
     if result is None:
-        if search.num_trials >= getattr(search.budget, "number", math.inf):
+        if search.num_trials >= search.budget.number:
             return []
     elif result.rung is Rung.PROVEN or result.is_ruined or not result.keeps(search.objective):
         return []

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.launcher import Launcher
-from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.planned import predict_by_worker
-from vivace.benchmark.runner import Progress
+from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.support import ask_support
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
@@ -46,7 +44,8 @@ class Bench:
     Attributes:
         prompts: all prompts of the final.
         judges: whether images are compared with the baseline's, by `judged_by`.
-        timeout_s: of a round.
+        run: the store, the places and the launcher.
+        timing: the time limit of a round, and the threads.
         time: when the parts of the search have to end.
         finals: comparisons of finalists with the baseline, with all images that were drawn of them.
         left_out: finalists that the last final had no time for.
@@ -60,15 +59,10 @@ class Bench:
     asked: ImageRequest
     prompts: tuple[str, ...]
     judges: bool
-    store: Path
-    launcher: Launcher
+    run: RunSettings
     environment: Environment
     device: str
-    threads: int
-    progress: Progress
-    command: str
-    gpus: NumGpus | None = None
-    timeout_s: float = 600.0
+    timing: Timing
     left_out: tuple[Recipe, ...] = ()
     baseline: Result | None = None
     judged_by: QualityJudge = field(default_factory=QualityJudge)
@@ -84,7 +78,7 @@ class Bench:
         self.finals = Finals(
             self.plan,
             tuple(further) if self.judges else (),
-            self.store,
+            self.run.folder,
             self.objective.limits,
             self.time.looks,
         )
@@ -155,7 +149,7 @@ class Bench:
         if look >= len(self.plan.batches):
             return []
         chosen = [recipe for recipe in recipes if looks[recipe] == look]
-        timing = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=self.timeout_s, threads=self.threads)
+        timing = self.timing.model_copy(update={"rounds": 1, "repeats": 1, "max_warmup": 1})
         self._rows(chosen, self.plan.batches[look], timing, True, self.time.deadline_of_images(chosen, look))
         self.finals.read()
         return [
@@ -165,6 +159,18 @@ class Bench:
             for result in self._seen(self.finals.rows(recipe), Rung.PROVEN, 0.0)
             if result.recipe == recipe
         ]
+
+    @property
+    def launcher(self) -> Launcher:
+        """The launcher of all rounds."""
+        assert self.run.launcher is not None
+        return self.run.launcher
+
+    @property
+    def command(self) -> str:
+        """The command line of the search."""
+        assert self.run.command is not None
+        return self.run.command
 
     @property
     def rounds_asked(self) -> int:
@@ -203,12 +209,13 @@ class Bench:
             Rung.JUDGED: (1, 4),
             Rung.PROVEN: (self._final_rounds(recipes), self.pace.repeats),
         }[rung]
+        usual_s = self.timing.timeout_s
         return Timing(
             rounds=rounds,
             repeats=repeats,
             max_warmup=WARM_UP,
-            timeout_s=self.timeout_s if rung is Rung.PROVEN else self.time.timeout_s(recipes, self.timeout_s),
-            threads=self.threads,
+            timeout_s=usual_s if rung is Rung.PROVEN else self.time.timeout_s(recipes, usual_s),
+            threads=self.timing.threads,
         )
 
     def _final_rounds(self, recipes: Sequence[Recipe]) -> int:
@@ -301,16 +308,14 @@ class Bench:
             rivals=False,
         )
         started = time.monotonic()
-        spread = self.gpus if timing.rounds == 1 and len(recipes) > 1 else None
-        run = run_study(
-            study,
-            store=self.store,
-            progress=TimedQualityPasses(self.progress, self.pace),
-            command=self.command,
-            launcher=self.launcher,
+        spread = self.run.gpus if timing.rounds == 1 and len(recipes) > 1 else None
+        settings = replace(
+            self.run,
+            progress=TimedQualityPasses(self.run.progress, self.pace),
             gpus=spread,
             deadline=None if spread is not None else deadline,
         )
+        run = run_study(study, settings)
         rows = [row for compared in run.comparisons for row in compared.rows(self.objective.limits)]
         calls = sum(s.total_s for row in rows for r in row.record.rounds for s in r.samples) + sum(
             sum(r.warmup_s) for row in rows for r in row.record.rounds

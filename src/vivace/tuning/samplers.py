@@ -45,6 +45,12 @@ class Sampler(Protocol):
         """Return the recipe with techniques that are believed to make it faster, and to keep its quality as it is."""
         ...
 
+    def expected_gains(
+        self, recipes: Sequence[Recipe], history: Sequence[Result]
+    ) -> list[tuple[float, float]] | None:
+        """Return the mean and the standard deviation of each recipe's gain; None without a model of gains."""
+        ...
+
 
 def sampler_of(
     name: Name,

@@ -87,7 +87,7 @@ class Search:
 
     def _explore(self, stops: Callable[[], bool]) -> None:
         """Screen and judge recipes until `stops` says so, or only the final still fits."""
-        number = getattr(self.budget, "number", math.inf)
+        number = self.budget.number
         if self.judges and number >= _MANY:
             number -= 1  # for what a final has shown to pass, with all that works; see `_assembled`
         while (

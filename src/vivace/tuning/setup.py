@@ -24,9 +24,8 @@ from vivace.tuning.measuring import Bench
 from vivace.tuning.objective import Objective
 from vivace.tuning.peaks import recorded
 from vivace.tuning.results import Result
+from vivace.tuning.settings import DEFAULT_MINUTES
 from vivace.tuning.space import Space, fitted
-
-DEFAULT_MINUTES = 8.0
 
 
 def start_of(text: str | None, objective: Objective) -> Recipe | None:

@@ -19,7 +19,7 @@ def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
     """Return the results of the same search, and the figures of other runs. Its finals are read in, too."""
     results: list[Result] = []
     others: list[Datum] = []
-    with Store.create(bench.store) as store:
+    with Store.create(bench.run.folder) as store:
         for run in store.runs():
             records = comparable([store.record(key) for key in run.keys], run.rounds)
             if not records or not records[0].trial.recipe.is_baseline:

@@ -47,6 +47,9 @@ class AsMeasured:
     def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         return recipe
 
+    def expected_gains(self, recipes: Sequence[Recipe], history: Sequence[Result]) -> None:
+        """There is no model of gains."""
+
 
 def chance_of(result: Result) -> float:
     """Return the probability that the quality of a recipe passes in full, by its own figures alone."""

@@ -21,7 +21,7 @@ import pytest
 import vivace
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.launcher import WORKER, Launcher
-from vivace.benchmark.runner import Silent
+from vivace.benchmark.progress import Silent
 from vivace.benchmark.studies import start_launcher
 from vivace.spec.record import Outcome, Round
 

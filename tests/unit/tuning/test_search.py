@@ -38,7 +38,7 @@ from vivace.tuning.results import Result, Rung
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
 from vivace.tuning.space import FixedSpace, Space
-from vivace.tuning.tuner import _expected, _known_of
+from vivace.tuning.tuner import _known_of, expected_neighbours
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
 
@@ -427,7 +427,7 @@ def test_what_a_neighbour_is_expected_to_cost_is_what_the_model_believes_of_the_
     search = made(["tiny_vae"])
     pick = result("tiny_vae+dtype(bf16)", 0.9, error=0.2)
     search.history = [result("baseline", 0.0), result("tiny_vae", 0.2), pick]
-    found = _expected(search.sampler, search, pick)
+    found = expected_neighbours(search, pick)
     mean, _ = search.sampler.gain.estimate([pick.recipe, resolve("tiny_vae")])  # type: ignore[attr-defined]
     assert found["tiny_vae"] == pytest.approx(0.9 + mean[1] - mean[0])
     assert mean[0] < 0.88

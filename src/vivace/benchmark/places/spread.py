@@ -18,7 +18,8 @@ from typing import Protocol
 
 from vivace.benchmark.pictures import save_picture
 from vivace.benchmark.places.jobs import Done, Job
-from vivace.benchmark.runner import Progress, keep, pictures_folder, sources_folder
+from vivace.benchmark.progress import Progress
+from vivace.benchmark.runner import keep, pictures_folder, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Invocation, Store
 from vivace.errors import WorkerError
