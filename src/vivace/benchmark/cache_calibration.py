@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import comparisons
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
@@ -117,7 +118,9 @@ def calibrate_caches(
         "device": device,
         "rivals": False,
     }
-    settings = RunSettings(store=store, progress=progress or SILENT, canaries=True)
+    settings = RunSettings(
+        store=store, progress=progress or SILENT, canaries=True, purpose=Purpose.CALIBRATION
+    )
     comparisons(Study.of(model, ["baseline"], **fields))  # report invalid input before anything starts
     with start_launcher(device) as launcher:
 

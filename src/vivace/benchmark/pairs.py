@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from vivace.benchmark.comparison import comparisons, default_threads
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.pictures import save_sources
@@ -149,7 +150,7 @@ def compare(
             )
         ]
         shown = command or f"vivace compare '{first}' '{second}' --model {model}"
-        opened.start_run(shown, trials, environment, rounds=max_pairs)
+        opened.start_run(shown, trials, environment, rounds=max_pairs, purpose=Purpose.PAIRS)
 
         def measure(number: int) -> list[Record]:
             timing_ = timing.model_copy(update={"rounds": number})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread import Pool
@@ -34,6 +35,7 @@ class RunSettings:
             what the machine did meanwhile is taken off, or widens the interval. In one place only.
         until: go on beyond the study's rounds until each recipe has one of these answers; in one place only.
         max_minutes: with `until`: no more rounds that would end later.
+        purpose: what the run is for, as the store keeps it.
         plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; takes seconds.
     """
 
@@ -49,6 +51,7 @@ class RunSettings:
     canaries: bool = False
     until: Until | None = None
     max_minutes: float = 60.0
+    purpose: Purpose = Purpose.COMPARISON
     plan: bool = False
 
     @property

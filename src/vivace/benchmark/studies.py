@@ -167,7 +167,9 @@ class _Comparing:
         if self.comparison.largest_batch:
             batch = ask_largest_batch(self.launcher, trials[0], timing, sources_folder(self.store))
             trials = [with_batch(trial, batch) for trial in trials]
-        run = self.store.start_run(command, trials, environment, self._scorer_id(), timing.rounds)
+        run = self.store.start_run(
+            command, trials, environment, self._scorer_id(), timing.rounds, self.settings.purpose
+        )
         records = run_trials(
             trials,
             environment,
@@ -203,11 +205,11 @@ class _Comparing:
         try:
             pool.run(spread)
         except BaseException:
-            spread.note_runs(command, self._scorer_id(), interrupted=True)
+            spread.note_runs(command, self._scorer_id(), self.settings.purpose, interrupted=True)
             raise
         finally:
             self.settings.progress.end()
-        runs = spread.note_runs(command, self._scorer_id())
+        runs = spread.note_runs(command, self._scorer_id(), self.settings.purpose)
         if spread.waiting:
             raise WorkerError(
                 f"no place is left for {spread.waiting} of the trials; finished rounds are kept, and the same command "
@@ -225,7 +227,7 @@ class _Comparing:
                 device = ask_environment(self.launcher, "auto", threads).device
             self._judge(records, device, threads)
         records = add_work(records, self.store, self.launcher, self.settings.deadline)
-        return Compared(tuple(records), self.store.quality_pass(run))
+        return Compared(tuple(records), self.store.quality_pass(run), run)
 
     def _judge(self, records: list[Record], device: str, threads: int | None) -> None:
         """Draw the noise floor and compute the images' metrics, with progress."""

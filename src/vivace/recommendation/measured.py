@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from vivace.benchmark.schedule import comparable
-from vivace.benchmark.store import Invocation, Store
+from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
 from vivace.machinery.step_caching.technique import StepCache
 from vivace.models.find import SYNTHETIC
@@ -15,7 +14,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recommendation.evidence import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality, Kind
 from vivace.report.gate import LOST
 from vivace.report.quality import KeptShare
-from vivace.report.rows import Row, rows_of
+from vivace.report.rows import Row
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.recipe import RecipeSpec
 from vivace.spec.record import Outcome
@@ -37,16 +36,10 @@ def tables_of_store(folder: Path, limits: Limits | None = None) -> list[Evidence
         StoreError: the folder is not a store.
     """
     with Store.read_only(folder) as store:
-        runs: dict[tuple[str, ...], Invocation] = {}
-        for run in reversed(store.runs()):
-            runs.setdefault(run.keys, run)  # a repeated or resumed run counts once
-        tables = []
-        for run in runs.values():
-            records = comparable([store.record(key) for key in run.keys], run.rounds)
-            if records:
-                rows = rows_of(records, store.quality_pass(run), limits or DEFAULT_LIMITS)
-                tables.append(table_of("own", str(folder), rows))
-        return tables
+        return [
+            table_of("own", str(folder), compared.rows(limits or DEFAULT_LIMITS))
+            for compared in store.comparisons()
+        ]
 
 
 def table_of(

@@ -68,6 +68,7 @@ class Session:
         on_step: called after each denoising step of a call, in its thread; see `runtime.cancelling`.
         warnings: what was assumed of the model's files, techniques that were left out because the pipeline already was
             as they would make it, and what else a user must know of the recipe.
+        idle: the techniques that were left out, by their text, and why.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Session:
         self.device = target.machine.device
         self.effects: dict[str, dict[str, int | float | str]] = {}
         self.warnings: list[str] = []
+        self.idle: dict[str, str] = {}
         self.on_step: OnStep | None = None
         self._calls = CallInProgress()
         self._applied: list[tuple[str, Effect]] = []
@@ -140,6 +142,7 @@ class Session:
             if not error.already_so or alone:
                 raise NoEffect(f"{technique.name}: {error}", already_so=error.already_so) from None
             self.warnings.append(f"{technique.name}: {error}")
+            self.idle[technique.text] = str(error)
             if on_technique is not None:
                 on_technique(technique, None, str(error))
             return None

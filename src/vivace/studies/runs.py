@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark import studies as benches
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
@@ -277,6 +278,7 @@ def run_parts(
     check(planned)
     for model_part in planned:
         settings.check(model_part.study)
+    settings = replace(settings, purpose=Purpose.STUDY)
     parts = []
     with ExitStack() as stack:
         if planned:

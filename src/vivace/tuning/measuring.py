@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.planned import predict_by_worker
 from vivace.benchmark.settings import RunSettings
@@ -35,6 +36,8 @@ from vivace.tuning.results import Result, Rung, recipe_of, seen_of
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 
 _FEWEST_STEPS = 4
+_PURPOSES = {Rung.SCREENED: Purpose.SCREENING, Rung.JUDGED: Purpose.JUDGEMENT, Rung.PROVEN: Purpose.FINAL}
+RUNGS = {purpose: rung for rung, purpose in _PURPOSES.items()} | {Purpose.BASELINE: Rung.SCREENED}
 
 
 @dataclass
@@ -90,7 +93,7 @@ class Bench:
         """
         steps = self._few_steps if self.objective.same_picture_only else None
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
-        row = self._rows((), workload, timing, judges=False)[0]
+        row = self._rows((), workload, timing, Purpose.BASELINE, judges=False)[0]
         self.baseline = seen_of(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
         if self.baseline is not None and self.baseline.seconds:
             batch = self.asked.batch
@@ -150,7 +153,13 @@ class Bench:
             return []
         chosen = [recipe for recipe in recipes if looks[recipe] == look]
         timing = self.timing.model_copy(update={"rounds": 1, "repeats": 1, "max_warmup": 1})
-        self._rows(chosen, self.plan.batches[look], timing, True, self.time.deadline_of_images(chosen, look))
+        self._rows(
+            chosen,
+            self.plan.batches[look],
+            timing,
+            Purpose.IMAGES,
+            self.time.deadline_of_images(chosen, look),
+        )
         self.finals.read()
         return [
             result
@@ -227,7 +236,10 @@ class Bench:
         self, recipes: Sequence[Recipe], workload: WorkloadRequest, rung: Rung, judges: bool
     ) -> list[Result]:
         timing = self._timing(rung, recipes)
-        rows = self._rows(recipes, workload, timing, judges, self.time.deadline(recipes, rung))
+        purpose = _PURPOSES[rung]
+        rows = self._rows(
+            recipes, workload, timing, purpose, self.time.deadline(recipes, rung), judges=judges
+        )
         if not rows:  # the time ended before the baseline's round
             self.left_out = tuple(recipes) if rung is Rung.PROVEN else ()
             return []
@@ -235,7 +247,13 @@ class Bench:
             rows = self.finals.add(self._compared)
             if needs_floor(rows):
                 self._rows(
-                    recipes, workload, timing, judges, self.time.deadline(recipes, rung), draws_floor=True
+                    recipes,
+                    workload,
+                    timing,
+                    purpose,
+                    self.time.deadline(recipes, rung),
+                    judges=judges,
+                    draws_floor=True,
                 )
                 rows = self.finals.add(self._compared)
         results = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
@@ -292,9 +310,10 @@ class Bench:
         recipes: Sequence[Recipe],
         workload: WorkloadRequest,
         timing: Timing,
-        judges: bool,
+        purpose: Purpose,
         deadline: Deadline | None = None,
         *,
+        judges: bool = True,
         draws_floor: bool = False,
     ) -> list[Row]:
         """Run a comparison; with several GPUs each has its own baseline, which precedes its rows."""
@@ -313,6 +332,7 @@ class Bench:
             self.run,
             progress=TimedQualityPasses(self.run.progress, self.pace),
             gpus=spread,
+            purpose=purpose,
             deadline=None if spread is not None else deadline,
         )
         run = run_study(study, settings)
@@ -325,16 +345,21 @@ class Bench:
         self._compared = run.comparisons[0]
         return rows
 
-    def rung_of(self, workload: Workload, rounds: int | None) -> tuple[Rung | None, float]:
-        """Return at which rung a comparison was measured, None for none, and the steps it left out over its own."""
-        number = rounds or 1
-        if number >= FINAL_ROUNDS and workload == self.full:
-            return Rung.PROVEN, 0.0
-        judged: list[tuple[Rung, int | None]] = [(Rung.JUDGED, None)] if self.judges else []
-        for rung, steps in (*judged, (Rung.SCREENED, None), (Rung.SCREENED, self._few_steps)):
-            if workload == workload_of(self.located, self._workload(rung, steps), self.asked.batch):
-                return rung, 0.0 if steps is None else self._steps / steps - 1
-        return None, 0.0
+    def rung_of(self, run: Invocation, workload: Workload) -> tuple[Rung | None, float]:
+        """Return at which rung of this search a stored run measured, None for none, and the steps that it left out.
+
+        A comparison that was typed counts as a final if it is as thorough.
+        """
+        rung = RUNGS.get(run.purpose)
+        if run.purpose is Purpose.COMPARISON and (run.rounds or 1) >= FINAL_ROUNDS:
+            rung = Rung.PROVEN
+        if rung is None or (rung is Rung.JUDGED and not self.judges):
+            return None, 0.0
+        is_short = rung is Rung.SCREENED and workload.num_inference_steps == self._few_steps
+        request = self._workload(rung, self._few_steps if is_short else None)
+        if workload != workload_of(self.located, request, self.asked.batch):
+            return None, 0.0
+        return rung, self._left_of(request)
 
     def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
         trials = [

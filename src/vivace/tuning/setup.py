@@ -14,7 +14,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.report.rows import rows_of
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
@@ -115,13 +114,13 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
     passed: set[Recipe] = set()
     try:
         with Store.read_only(store) as opened:
-            for run in opened.runs():
-                records = [record for key in run.keys if (record := opened.record(key)) is not None]
-                if not records or records[0].trial.model.name != name:
-                    continue
-                for row in rows_of(records, opened.quality_pass(run), limits):
-                    if row.judgement is not None and row.judgement.gate is Gate.PASSED:
-                        passed.add(Recipe.from_spec(row.record.trial.recipe))
+            passed = {
+                Recipe.from_spec(row.record.trial.recipe)
+                for compared in opened.comparisons(repeated=True)
+                if compared.records[0].trial.model.name == name
+                for row in compared.rows(limits)
+                if row.judgement is not None and row.judgement.gate is Gate.PASSED
+            }
     except StoreError:
         pass
     if not passed:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
+from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.pictures import save_picture
 from vivace.benchmark.places.jobs import Done, Job
 from vivace.benchmark.progress import Progress
 from vivace.benchmark.runner import keep, pictures_folder, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds
-from vivace.benchmark.store import Invocation, Store
+from vivace.benchmark.store import Store
 from vivace.errors import WorkerError
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
@@ -204,7 +205,12 @@ class SpreadTrials:
             self._measured_at[trial] = ticket.environment
 
     def note_runs(
-        self, command: str, scorer: str | None, *, interrupted: bool = False
+        self,
+        command: str,
+        scorer: str | None,
+        purpose: Purpose = Purpose.COMPARISON,
+        *,
+        interrupted: bool = False,
     ) -> list[tuple[list[Record], Invocation]]:
         """Store a run for each place that measured a trial; return it with the records, their baseline first.
 
@@ -214,7 +220,7 @@ class SpreadTrials:
         runs = []
         for environment, members in self._by_place(interrupted):
             trials = [self._trials[member] for member in members]
-            run = self._store.start_run(command, trials, environment, scorer, self._timing.rounds)
+            run = self._store.start_run(command, trials, environment, scorer, self._timing.rounds, purpose)
             stored = [self._store.record(trial.key(environment)) for trial in trials]
             if records := comparable(stored, self._timing.rounds):
                 runs.append((records, run))
