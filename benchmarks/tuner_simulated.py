@@ -26,7 +26,6 @@ import click
 import numpy as np
 
 from benchmarks.command import run
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
 from vivace.memory.predict import predict_trial
@@ -34,6 +33,7 @@ from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.workloads import workload_of
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.studies.recorded import recorded_figures

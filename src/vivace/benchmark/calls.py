@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.pictures import read_sources
 from vivace.models.sources import picture_arguments
+from vivace.runtime.calls import Call as Call
+from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
 from vivace.spec.workload import Workload
 
-Call = Sequence[tuple[int, str, int]]
-"""Index, prompt and seed of each image of one call."""
 PromptArguments = Callable[[Call], dict[str, Any]]
 
 
@@ -47,7 +47,7 @@ class Arguments:
             def prompts(call: Call) -> dict[str, Any]:
                 if self._workload.text == "prompts":
                     session.forget_prompts()
-                return as_prompts(call) | self._pictures_of(call)
+                return prompts_of(call) | self._pictures_of(call)
 
             return prompts
         by_key: dict[tuple[int, ...], dict[str, Any]] = {}
@@ -65,24 +65,14 @@ class Arguments:
         return picture_arguments(self._pipeline, self._workload, indices, self._pictures)
 
 
-def as_prompts(call: Call) -> dict[str, Any]:
-    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
-    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
-
-
 def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
     """Generate a call's images, each with its own generator; return the pipeline's output.
-
-    The noise is drawn on the CPU, so that it is the same on every device.
 
     Args:
         prompt_arguments: the prompts or embeddings, as keyword arguments.
         overrides: other arguments of the pipeline's call.
     """
-    import torch
-
-    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
-    return session(**prompt_arguments, generator=generators[0] if len(call) == 1 else generators, **overrides)
+    return session(**prompt_arguments, **generators_of(call), **overrides)
 
 
 def num_graphs() -> int:

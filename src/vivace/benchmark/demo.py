@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.benchmark.comparison import default_threads
 from vivace.benchmark.launcher import WORKER
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Run
@@ -15,6 +14,7 @@ from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.models.find import find_model
+from vivace.runtime.workloads import default_threads
 from vivace.spec.study import Study
 from vivace.spec.timing import Timing
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from vivace.benchmark.comparison import comparisons, default_threads
+from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.outlook import outlook, pair_seconds
@@ -20,6 +20,7 @@ from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.report.rows import Row, rows_of
+from vivace.runtime.workloads import default_threads
 from vivace.spec.environment import Environment
 from vivace.spec.keywords import CallKeywords
 from vivace.spec.record import Outcome, Record

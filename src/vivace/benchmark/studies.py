@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Unpack
 
 from vivace.benchmark import planned
-from vivace.benchmark.comparison import Comparison, comparisons, default_threads
+from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.figures import add_figures, draw_noise_floor
 from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.pictures import save_sources
@@ -33,6 +33,7 @@ from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
+from vivace.runtime.workloads import default_threads
 from vivace.spec.keywords import StudyKeywords
 from vivace.spec.record import Record
 from vivace.spec.study import QualityRequest, Study

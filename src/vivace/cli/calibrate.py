@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
-from vivace.cli.spec_options import SpecCommand
+from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.benchmark.comparison import Comparison
+    from vivace.runtime.request import CheckedRequest
     from vivace.spec.limits import Limits
+    from vivace.spec.study import WorkloadRequest
 
 
 @click.group()
@@ -26,6 +27,7 @@ def calibrate() -> None:
 
 
 def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
+    function = collect(workload=WORKLOAD)(function)
     num_pictures = click.option(
         "--pictures",
         type=click.IntRange(1, 1000),
@@ -51,7 +53,13 @@ def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
     "--degree", type=click.IntRange(1, 8), default=4, show_default=True, help="Degree of the polynomial."
 )
 def teacache(
-    model: str, pictures: int, degree: int, device: str, threads: int | None, as_json: bool, **size: Any
+    model: str,
+    pictures: int,
+    degree: int,
+    device: str,
+    threads: int | None,
+    as_json: bool,
+    workload: WorkloadRequest,
 ) -> int:
     """Fit the polynomial that teacache uses, for a FLUX model.
 
@@ -61,7 +69,7 @@ def teacache(
     \b
         vivace calibrate teacache --model flux-dev --pictures 16
     """
-    prepared, arguments = _prepare(model, pictures, device, threads, size)
+    prepared, arguments = _prepare(model, pictures, device, threads, workload)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_teacache
@@ -92,7 +100,9 @@ def teacache(
 
 @calibrate.command(cls=SpecCommand)
 @_measuring_options
-def magcache(model: str, pictures: int, device: str, threads: int | None, as_json: bool, **size: Any) -> int:
+def magcache(
+    model: str, pictures: int, device: str, threads: int | None, as_json: bool, workload: WorkloadRequest
+) -> int:
     """Measure the magnitude ratios that magcache uses, for a FLUX model.
 
     A ratio says how the residual of the model's blocks grows from one step to the next. The ratios are measured on
@@ -102,7 +112,7 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
     \b
         vivace calibrate magcache --model flux-dev --pictures 16
     """
-    prepared, arguments = _prepare(model, pictures, device, threads, size)
+    prepared, arguments = _prepare(model, pictures, device, threads, workload)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_magcache
@@ -136,12 +146,13 @@ def _progress(pictures: int, is_read: Callable[[], None]) -> Callable[[int], Non
 
 
 def _prepare(
-    model: str, pictures: int, device: str, threads: int | None, size: dict[str, Any]
-) -> tuple[Comparison, dict[str, Any]]:
-    """Return the checked comparison, and the arguments of its calibration."""
-    from vivace.benchmark.comparison import comparison_of, default_threads
+    model: str, pictures: int, device: str, threads: int | None, request: WorkloadRequest
+) -> tuple[CheckedRequest, dict[str, Any]]:
+    """Return the checked request, and the arguments of its calibration."""
+    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import default_threads
 
-    prepared = comparison_of(model, "baseline", **size)
+    prepared = checked_request(model, "baseline", workload=request)
 
     import torch
 

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from vivace import __version__
 from vivace.cli import options
+from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError, UsageError
 from vivace.untrusted.destinations import (
     check_folder,
@@ -29,7 +30,8 @@ from vivace.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
-    from vivace.benchmark.comparison import Comparison
+    from vivace.runtime.request import CheckedRequest
+    from vivace.spec.study import WorkloadRequest
     from vivace.spec.workload import Workload
 
 Write = Callable[[Any, dict[str, str], str], Path]
@@ -52,6 +54,7 @@ _QUALITY = 95
 )
 @click.option(
     "--num-images",
+    "num_seeds",
     type=click.IntRange(min=1, max=10_000),
     default=1,
     show_default=True,
@@ -75,19 +78,14 @@ _QUALITY = 95
 @options.pictures(with_task=False)
 @options.device
 @options.threads
+@collect(workload=WORKLOAD)
 def generate(
     prompt: str,
     model: str,
     recipe: str,
-    seed: int,
-    num_images: int,
     out: Path,
     output: Path | None,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    sources: options.Sources,
+    workload: WorkloadRequest,
     device: str,
     threads: int | None,
 ) -> int:
@@ -105,21 +103,12 @@ def generate(
         vivace generate "a red circle above a blue square" -o circle.png
         vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
-    from vivace.benchmark.comparison import comparison_of, default_threads
     from vivace.cli.guarded import guarded
+    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import default_threads
 
-    prepared = comparison_of(
-        model,
-        recipe,
-        prompts=[prompt],
-        seed=seed,
-        num_seeds=num_images,
-        height=height,
-        width=width,
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        **sources,
-    )
+    prepared = checked_request(model, recipe, workload=workload.model_copy(update={"prompts": (prompt,)}))
+    num_images = prepared.workload.num_pictures
     write = _writer(click.get_current_context(), out, output, num_images)
     chosen = device, threads if threads is not None else default_threads(prepared.located)
     return guarded(
@@ -154,7 +143,7 @@ def _writer(context: click.Context, out: Path, output: Path | None, num_images: 
 
 
 def _draw(
-    prepared: Comparison,
+    prepared: CheckedRequest,
     prompt: str,
     num_images: int,
     write: Write,
@@ -168,9 +157,7 @@ def _draw(
     from vivace.measure.machine import choose_device
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
-    from vivace.models.sources import picture_arguments
     from vivace.report.summary import seconds
-    from vivace.runtime.opening import open_session
     from vivace.runtime.safety import HiddenImageWarning, hidden_images
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
@@ -179,15 +166,7 @@ def _draw(
     chosen = choose_device(device)
     click.echo(f"loading {prepared.located.model.name}", err=True)
     with explained(prepared.located):
-        session = open_session(
-            prepared.located,
-            prepared.recipes[0],
-            chosen,
-            workload.call,
-            workload.prompts,
-            workload.task,
-            workload.controlnet,
-        )
+        session = prepared.open(chosen)
         notes = truncation(session.pipe, prompt, session.arguments)
     is_read()
     notes += [] if prepared.pictures is None else prepared.pictures.notes
@@ -201,17 +180,15 @@ def _draw(
         click.echo(
             "note: the ControlNet has random weights: it disturbs the images and follows nothing", err=True
         )
-    pictures = {} if prepared.pictures is None else prepared.pictures.by_sha
     silence_diffusers()  # it prints every token that it truncates
     took: list[float] = []
     for index, text, picture_seed in workload.pictures():
         with explained(prepared.located, "does not run"):
-            arguments = picture_arguments(prepared.located.pipeline, workload, [index], pictures)
-            generator = torch.Generator("cpu").manual_seed(picture_seed)
+            arguments = prepared.arguments([(index, text, picture_seed)])
             began = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HiddenImageWarning)  # said below, with the image's path
-                output = session(prompt=text, generator=generator, **arguments)
+                output = session(**arguments)
             took.append(time.perf_counter() - began)
             picture = output.images[0]
         facts = {

@@ -13,6 +13,7 @@ from vivace.machinery.step_caching.magcache_ratios import Ratios
 from vivace.machinery.step_caching.teacache_fit import Fit, watching_changes
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
+from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.opening import open_session
 from vivace.runtime.session import Session
 from vivace.technique import component_of
@@ -104,9 +105,8 @@ def _open(
 
 
 def _generate(session: Session, prompts: Sequence[str], k: int) -> None:
-    import torch
-
-    session(prompts[k % len(prompts)], generator=torch.Generator("cpu").manual_seed(k))
+    call = [(k, prompts[k % len(prompts)], k)]
+    session(**prompts_of(call), **generators_of(call))
 
 
 def _name(located: LocatedModel) -> str:

@@ -16,7 +16,25 @@ from vivace.technique import CallContext, call_parameters, ignores_guidance_scal
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+Call = Sequence[tuple[int, str, int]]
+"""Index, prompt and seed of each image of one call."""
 _PICTURES = ("image", "control_image")
+
+
+def prompts_of(call: Call) -> dict[str, Any]:
+    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
+    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
+
+
+def generators_of(call: Call) -> dict[str, Any]:
+    """Return a call's generators, one for each image.
+
+    The noise is drawn on the CPU, so that it is the same on every device.
+    """
+    import torch
+
+    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
+    return {"generator": generators[0] if len(call) == 1 else generators}
 
 
 def with_size_of_picture(

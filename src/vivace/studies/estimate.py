@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
 from vivace.machinery.step_caching.technique import StepCache
@@ -29,6 +28,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
 from vivace.report.table import broken
 from vivace.report.text import count
+from vivace.runtime.workloads import workload_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.run import Compared
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.models.find import LocatedModel, find_model
+from vivace.runtime.workloads import workload_of
 from vivace.spec.base import Spec
 from vivace.spec.ceilings import Ceilings
 from vivace.spec.environment import Environment

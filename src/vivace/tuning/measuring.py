@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.launcher import Launcher
@@ -18,6 +17,7 @@ from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import size
+from vivace.runtime.workloads import workload_of
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome

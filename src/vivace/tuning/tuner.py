@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from vivace.benchmark.comparison import default_threads, workload_of
 from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
@@ -21,6 +20,7 @@ from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import priced
+from vivace.runtime.workloads import default_threads, workload_of
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.timing import Timing
 from vivace.tuning.answer import Tuned

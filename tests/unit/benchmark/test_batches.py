@@ -16,7 +16,6 @@ from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
 from vivace.benchmark import Store, Timing
 from vivace.benchmark import round as rounds
-from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.fitting import largest, reduce_until
 from vivace.benchmark.launcher import Ending
 from vivace.benchmark.pictures import picture_path
@@ -26,6 +25,7 @@ from vivace.benchmark.studies import start_launcher
 from vivace.errors import Unsupported, WorkerError, WorkloadError
 from vivace.report.rows import rows_of
 from vivace.runtime.embeddings import encode
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome, Record
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
@@ -233,10 +233,10 @@ def test_a_rehearsal_runs_a_shorter_round(
 
 
 def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
-    prepared = comparison_of("tiny-sd", recipe, num_inference_steps=num_steps, batch=2)
+    prepared = checked_request("tiny-sd", recipe, num_inference_steps=num_steps, batch=2)
     return Trial(
         model=prepared.located.model,
-        recipe=prepared.recipes[0].spec,
+        recipe=prepared.recipe.spec,
         workload=prepared.workload,
         device="cpu",
     )
@@ -304,4 +304,4 @@ def test_wrong_batches(tmp_path: Path, value: str) -> None:
 
 def test_wrong_text_from_python() -> None:
     with pytest.raises(WorkloadError, match="--text 'tokens'"):
-        comparison_of("tiny-sd", "baseline", text="tokens")
+        checked_request("tiny-sd", "baseline", text="tokens")

@@ -13,12 +13,12 @@ from tests import exported
 from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
 from tests.narrow import SIDE, small_areas
 from vivace.benchmark import comparison
-from vivace.benchmark.comparison import workload_of
 from vivace.export import script
 from vivace.export.pictures import source_files
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
+from vivace.runtime.workloads import workload_of
 from vivace.spec.model import Model
 from vivace.spec.study import WorkloadRequest
 

@@ -20,7 +20,6 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import NoEffect, Unsupported, UnusableModel
 from vivace.export.script import write_script
 from vivace.memory.weightless import find_weightless
@@ -28,6 +27,7 @@ from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
+from vivace.runtime.request import checked_request
 
 
 def draw(model: str) -> np.ndarray:
@@ -61,7 +61,7 @@ def test_a_script_of_it_draws_the_same(
 ) -> None:
     file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
     found, call = (
-        comparison_of(file, "baseline").located,
+        checked_request(file, "baseline").located,
         {"height": 64, "width": 64, "num_inference_steps": 2},
     )
     text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
@@ -138,7 +138,7 @@ def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
     ):
         file.write_bytes(content)
         with pytest.raises(UnusableModel, match=f"model.safetensors {says}") as caught:
-            comparison_of(str(file), "baseline")
+            checked_request(str(file), "baseline")
         assert caught.value.exit_code == 3
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_environment, make_round
-from vivace.benchmark.comparison import workload_of
 from vivace.errors import StoreError
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
+from vivace.runtime.workloads import workload_of
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
 from vivace.studies import StudyFile, StudyRun

@@ -18,7 +18,6 @@ from tests import typed
 from tests.exported import check, run
 from tests.families import load
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.pictures import picture_path, read_sources
 from vivace.benchmark.run_page import page_of
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
@@ -35,6 +34,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report.gate import judge_figures
 from vivace.report.quality import Fidelity, KeptShare, Worst
 from vivace.runtime.opening import session_of
+from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
 from vivace.spec.limits import Limits
 from vivace.spec.study import WorkloadRequest
@@ -227,7 +227,7 @@ def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> 
     index = tmp_path / "kontext" / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "FluxKontextPipeline"}))
     model = str(tmp_path / "kontext")
-    prepared = comparison_of(model, "baseline", images=(IMAGE,), prompts=[PROMPT])
+    prepared = checked_request(model, "baseline", images=(IMAGE,), prompts=[PROMPT])
     assert (prepared.workload.task, prepared.workload.strength) == ("edit", None)
     session = vivace.load(model, "seacache(hits=0.5)")
     drawn = session(prompt=PROMPT, image=Image.open(IMAGE).convert("RGB"), num_inference_steps=4).images[0]
@@ -247,7 +247,7 @@ def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> 
     drawn_by_script = run(script, tmp_path / "runs").astype(int)
     assert np.abs(drawn_by_script - np.asarray(drawn)).max() <= 1, "threads decide the last bit"
     with pytest.raises(Unsupported, match="no pipeline for the task 'inpaint'"):
-        comparison_of(model, "baseline", images=(IMAGE,), masks=(MASK,), task="inpaint")
+        checked_request(model, "baseline", images=(IMAGE,), masks=(MASK,), task="inpaint")
 
 
 def test_keys_of_text_workloads_are_those_of_earlier_versions() -> None:
@@ -270,7 +270,7 @@ def test_keys_of_text_workloads_are_those_of_earlier_versions() -> None:
 def test_pictures_are_fitted_and_known_by_their_pixels(tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     Image.open(IMAGE).convert("RGB").resize((400, 300)).save(photo)
-    prepared = comparison_of("tiny-flux", "baseline", images=(str(photo),), prompts=[PROMPT])
+    prepared = checked_request("tiny-flux", "baseline", images=(str(photo),), prompts=[PROMPT])
     workload, pictures = prepared.workload, prepared.pictures
     assert pictures is not None
     assert (workload.width, workload.height) == (144, 112), (
@@ -283,18 +283,18 @@ def test_pictures_are_fitted_and_known_by_their_pixels(tmp_path: Path) -> None:
     assert "cutting 4% off at left and right" in pictures.notes[0]
     copy = tmp_path / "copy.png"
     fitted.save(copy)
-    again = comparison_of("tiny-flux", "baseline", images=(str(copy),), prompts=[PROMPT]).pictures
+    again = checked_request("tiny-flux", "baseline", images=(str(copy),), prompts=[PROMPT]).pictures
     assert again is not None
     assert again.sources == pictures.sources
     assert sha_of(fitted) == source.image
 
 
 def test_without_files_each_prompt_has_its_own_picture() -> None:
-    workload = comparison_of("tiny-sd", "baseline", task="inpaint").workload
+    workload = checked_request("tiny-sd", "baseline", task="inpaint").workload
     assert len(workload.sources) == len(workload.prompts) == 6
     assert workload.source_of(7) == workload.sources[1]
     assert workload.strength == 0.9
-    assert comparison_of("tiny-sd", "baseline", task="control").workload.controlnet == "random"
+    assert checked_request("tiny-sd", "baseline", task="control").workload.controlnet == "random"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_without_files_each_prompt_has_its_own_picture() -> None:
 )
 def test_mistakes_are_said_before_anything_is_loaded(given: dict[str, Any], said: str) -> None:
     with pytest.raises(WorkloadError) as error:
-        comparison_of("tiny-sd", "baseline", **given)
+        checked_request("tiny-sd", "baseline", **given)
     assert said in str(error.value)
 
 
@@ -326,12 +326,12 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     Image.new("L", (128, 128), 0).save(black)
     for file, said in ((small, "it has 64x64 pixels, and its picture 128x128"), (black, "it is black")):
         with pytest.raises(WorkloadError, match=said):
-            comparison_of("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
+            checked_request("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
 
 
 def test_a_model_without_such_a_pipeline_says_which_tasks_it_has() -> None:
     with pytest.raises(Unsupported, match=r"not trained to edit.*: text, image, inpaint, control"):
-        comparison_of("tiny-sd", "baseline", task="edit")
+        checked_request("tiny-sd", "baseline", task="edit")
 
 
 @pytest.mark.parametrize("task", ["image", "inpaint", "control"])
@@ -363,11 +363,11 @@ def test_sdxl_casts_its_vae_back_after_encoding() -> None:
 @pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
 def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) -> None:
     asked = WorkloadRequest(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
-    prepared = comparison_of("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
+    prepared = checked_request("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
     found, workload = prepared.located, prepared.workload
     written = write_script(
         found,
-        prepared.recipes[0],
+        prepared.recipe,
         "cpu",
         prompt=PROMPT,
         call=workload.call,
@@ -383,7 +383,7 @@ def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) ->
 
 
 def test_a_script_needs_a_file() -> None:
-    prepared = comparison_of("tiny-sd", "baseline", task="image")
+    prepared = checked_request("tiny-sd", "baseline", task="image")
     with pytest.raises(UsageError, match="a script needs a file to open; give --image FILE"):
         source_files(prepared.located, prepared.workload, WorkloadRequest(task="image"))
 

@@ -11,12 +11,12 @@ from tests.families import FAMILIES, build, draw, drawn, session
 from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.round import measure_round
 from vivace.errors import NoEffect, Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.technique import Machine, component_of
@@ -176,8 +176,8 @@ def test_a_prompt_counts_as_new_after_it_is_forgotten() -> None:
 def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     text: str, outcome: Outcome, hits: int
 ) -> None:
-    one = comparison_of("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
-    trial = Trial(model=one.located.model, recipe=one.recipes[0].spec, workload=one.workload, device="cpu")
+    one = checked_request("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
+    trial = Trial(model=one.located.model, recipe=one.recipe.spec, workload=one.workload, device="cpu")
     timing = Timing(repeats=2, max_warmup=1)
     found = measure_round(trial, 0, timing, None, lambda event: None)
     assert found.outcome is outcome, found.reason
