@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.command import run
 from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
+from vivace.evidence.recorded import recorded_figures
 from vivace.memory.predict import predict_trial
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
@@ -36,7 +37,6 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import workload_of
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
-from vivace.studies.recorded import recorded_figures
 from vivace.technique import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.tuning.budget import Minutes
 from vivace.tuning.image_request import ImageRequest

@@ -20,11 +20,11 @@ from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import read_records
 from docs.technique_lines import lines_of
 from vivace.errors import RecipeError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.tables import EvidenceTable
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
-from vivace.recommendation.committed import committed_tables
-from vivace.recommendation.evidence import EvidenceTable
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import ratio, seconds, size
 from vivace.spec.recipe import BASELINE

@@ -15,7 +15,6 @@ from benchmarks import (
     committed_tables,
     community_tables,
     every_model,
-    known_figures,
     overhead,
     technique_cases,
 )
@@ -74,9 +73,8 @@ def _searches() -> list[Path]:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "src/vivace/recommendation/committed.json": committed_tables.content,
-    "src/vivace/recommendation/community.json": community_tables.content,
-    "src/vivace/studies/published/known.csv": known_figures.content,
+    "src/vivace/evidence/committed.json": committed_tables.content,
+    "src/vivace/evidence/community.json": community_tables.content,
     "README.md": _readme,
     "docs/api.md": partial(api.page, NOTE),
     "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),

@@ -7,8 +7,8 @@ from functools import cache
 from itertools import groupby
 
 from vivace.errors import RecipeError
+from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.recipes.recipe import Recipe
-from vivace.recommendation.evidence import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.recommendation.parsed import resolve
 from vivace.stats import Gate, Interval
 from vivace.studies.file import StudyFile, published_studies, read_study

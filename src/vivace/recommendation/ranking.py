@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.recommendation.criteria import Goal
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
 from vivace.stats import ONE_ROUND_MARGIN, Interval
 
 NOISE = 0.03

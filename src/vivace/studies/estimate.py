@@ -20,6 +20,7 @@ from rich.text import Text
 
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
+from vivace.evidence.recorded import recorded_figures
 from vivace.machinery.step_caching.technique import StepCache
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
@@ -34,7 +35,6 @@ from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Workload
 from vivace.studies.expand import ModelPart
-from vivace.studies.recorded import recorded_figures
 from vivace.techniques.compile import Compile
 from vivace.techniques.steps import Steps
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vivace.errors import RecipeError
+from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
 
 Predict = Callable[[Sequence[Recipe]], Sequence[float | None]]
 

@@ -1,9 +1,9 @@
 """Rows and tables of evidence, and questions to them."""
 
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.recipes.resolve import resolve
 from vivace.recommendation import Criteria, Recommendation
 from vivace.recommendation.advise import recommend_from
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
 from vivace.stats import Interval
 
 

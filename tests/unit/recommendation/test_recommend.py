@@ -17,10 +17,10 @@ from tests.unit.recommendation.tables import ask, seen, table
 from vivace.benchmark.store import Store
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
+from vivace.evidence.tables import EvidenceTable
 from vivace.recipes.resolve import resolve
 from vivace.recommendation import Recommendation
 from vivace.recommendation.criteria import parse_size
-from vivace.recommendation.evidence import EvidenceTable
 from vivace.recommendation.speed_limit import chip_limit
 from vivace.spec.record import Outcome
 

@@ -4,12 +4,12 @@ import pytest
 
 import vivace
 from tests.unit.recommendation.tables import ask, seen, table
+from vivace.evidence.recorded import all_recorded
+from vivace.evidence.tables import EvidenceRow, JudgedQuality
 from vivace.hardware import Near, capability_of, near
 from vivace.recommendation import Criteria
 from vivace.recommendation.advise import recommend_from
-from vivace.recommendation.evidence import EvidenceRow, JudgedQuality
 from vivace.stats import Gate, Interval
-from vivace.studies.recorded import all_recorded
 
 
 def test_evidence_is_ordered() -> None:

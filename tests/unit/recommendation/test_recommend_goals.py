@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.recommendation.tables import ask, seen, table
-from vivace.recommendation.evidence import CallSpread, JudgedQuality
+from vivace.evidence.tables import CallSpread, JudgedQuality
 from vivace.stats import Gate, Interval
 
 

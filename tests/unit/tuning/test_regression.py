@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
 from vivace.tuning.improvement import improvement
 from vivace.tuning.objective import Objective
 from vivace.tuning.priors import effects, known_sources, touched_share

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
-from vivace.recommendation.committed import TABLES
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable, JudgedQuality
-from vivace.recommendation.measured import seen_of, table_of
+from vivace.evidence.committed import TABLES
+from vivace.evidence.measured import seen_of, table_of
+from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.report.rows import rows_of
 from vivace.spec.contribution import Bounds, Closeness, Contributed, Contribution
 from vivace.stats import Gate, Interval
@@ -22,7 +22,7 @@ FILE = "community.json"
 @cache
 def community_tables() -> tuple[EvidenceTable, ...]:
     """Return the tables of the contributions that ship with vivace."""
-    return TABLES.validate_json(resources.files("vivace.recommendation").joinpath(FILE).read_bytes())
+    return TABLES.validate_json(resources.files("vivace.evidence").joinpath(FILE).read_bytes())
 
 
 def tables_of(contribution: Contribution, place: str) -> list[EvidenceTable]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
+from vivace.evidence.tables import CallParts, CallSpread, EvidenceRow, EvidenceTable, JudgedQuality, Kind
 from vivace.machinery.step_caching.technique import StepCache
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
-from vivace.recommendation.evidence import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality, Kind
 from vivace.report.gate import LOST
 from vivace.report.quality import KeptShare
 from vivace.report.rows import Row
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.recipe import RecipeSpec
-from vivace.spec.record import Outcome
+from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval, Verdict
+from vivace.techniques.steps import Steps
 
 DISTURBED = "other programs, or a change of the CPU's speed, disturbed its times"
 CPU_MOVED = "the CPU's speed changed between it and the baseline"
@@ -118,9 +120,28 @@ def seen_of(
         spread=_spread(row) if is_timed and timed_steps is None else None,
         num_rounds=sum(r.outcome is Outcome.MEASURED for r in record.rounds),
         timed_steps=timed_steps,
+        parts=parts_of(record),
         judged=judged(row),
         note="; ".join((*record.rounds[0].warnings, *doubts)),
     )
+
+
+def parts_of(record: Record) -> CallParts | None:
+    """Return what the calls of a record are made of; None for a CPU, for batches and for trained weights."""
+    trial = record.trial
+    if not trial.model.is_synthetic or trial.workload.batch != 1 or record.environment.device != "cuda":
+        return None
+    samples = [sample for round_ in record.rounds for sample in round_.samples]
+    memories = [round_.memory for round_ in record.rounds if round_.memory is not None]
+    if record.outcome is not Outcome.MEASURED or not samples or not memories:
+        return None
+    steps_s = statistics.median(sample.stages_s["steps"] for sample in samples)
+    rest_s = statistics.median(sample.total_s - sample.stages_s["steps"] for sample in samples)
+    if any(call.name == Steps.name for call in trial.recipe.techniques):
+        rest_s, steps_s = rest_s + steps_s, 0.0
+    steps = trial.workload.num_inference_steps
+    largest = max(memories, key=lambda memory: memory.peak_bytes)
+    return CallParts(steps=steps, rest_s=rest_s, step_s=steps_s / steps, model_bytes=largest.model_bytes)
 
 
 def decides_on_values(recipe: RecipeSpec) -> bool:

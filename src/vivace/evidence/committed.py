@@ -10,7 +10,7 @@ from importlib import resources
 
 from pydantic import TypeAdapter
 
-from vivace.recommendation.evidence import EvidenceTable
+from vivace.evidence.tables import EvidenceTable
 
 FILE = "committed.json"
 TABLES = TypeAdapter(tuple[EvidenceTable, ...])
@@ -19,4 +19,4 @@ TABLES = TypeAdapter(tuple[EvidenceTable, ...])
 @cache
 def committed_tables() -> tuple[EvidenceTable, ...]:
     """Return the tables of the records that ship with vivace."""
-    return TABLES.validate_json(resources.files("vivace.recommendation").joinpath(FILE).read_bytes())
+    return TABLES.validate_json(resources.files("vivace.evidence").joinpath(FILE).read_bytes())

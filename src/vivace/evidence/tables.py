@@ -55,6 +55,23 @@ class CallSpread(Spec):
     num_calls: int | None = None
 
 
+class CallParts(Spec):
+    """What a call on a GPU is made of, to estimate one of another number of steps.
+
+    Attributes:
+        steps: that were timed.
+        rest_s: seconds outside of the denoising steps; of the whole call where the recipe sets the number of steps,
+            which takes as long whatever the workload's is.
+        step_s: seconds of a step; 0 where the recipe sets their number.
+        model_bytes: memory of the weights.
+    """
+
+    steps: int
+    rest_s: float
+    step_s: float
+    model_bytes: int
+
+
 class EvidenceRow(Spec):
     """One recipe of a table, with its figures. What is unknown is None.
 
@@ -75,6 +92,7 @@ class EvidenceRow(Spec):
         timed_steps: the number of steps that was timed, where the time was scaled from fewer to the table's.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
         measured_s: what that record has.
+        parts: what the timed calls are made of, of single images of random weights on a GPU.
     """
 
     recipe: str
@@ -96,6 +114,7 @@ class EvidenceRow(Spec):
     timed_steps: int | None = None
     predicted_from: str | None = None
     measured_s: float | None = None
+    parts: CallParts | None = None
     judged: JudgedQuality | None = None
     note: str = ""
 
