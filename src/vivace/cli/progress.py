@@ -15,7 +15,7 @@ from rich.text import Text
 
 from vivace.cli.terminal import console
 from vivace.report.summary import clock, seconds
-from vivace.report.table import whole_words
+from vivace.report.text import whole_words
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial

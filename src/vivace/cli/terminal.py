@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from vivace.report.table import whole_words
+from vivace.report.text import whole_words
 from vivace.untrusted.streams import unchecked
 from vivace.untrusted.text import plain
 

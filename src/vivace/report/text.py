@@ -49,3 +49,19 @@ def date(text: str) -> str:
     except ValueError:
         return text
     return f"{time.astimezone(UTC) if time.tzinfo else time:%Y-%m-%d %H:%M} UTC"
+
+
+def broken(recipe: str, width: int) -> list[str]:
+    """Return a recipe in lines of at most `width` characters, broken after plus signs where that is possible."""
+    lines = [""]
+    for part in re.split(r"(?<=\+)", recipe):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return lines
+
+
+def whole_words(text: str, width: int) -> str:
+    """Break words that are longer than a line after plus signs, so that no technique is torn apart by the terminal."""
+    words = ("\n".join(broken(word, width)) if len(word) > width else word for word in text.split(" "))
+    return " ".join(words)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from vivace.benchmark.store import Store
@@ -27,8 +26,8 @@ from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
-from vivace.report.table import broken
 from vivace.report.text import count
+from vivace.report.text_table import TextTable
 from vivace.runtime.workloads import workload_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
@@ -308,14 +307,12 @@ def print_estimates(estimates: Sequence[Estimate], console: Console, *, without_
     for (part, model, measured_on), rows in groups.items():
         stand_in = "" if measured_on == model else f" ({measured_on})"
         console.print(Text(f"{model}{stand_in}, part {part}", style="bold"))
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        table.add_column("recipe", overflow="fold")
-        for heading in ("s/image", "trial", "peak"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for estimate in rows:
-            recipe = "\n".join(broken(estimate.recipe, max(24, console.width - 40)))
-            table.add_row(Text(recipe), *map(Text, _cells(estimate, without_gpu)))
-        console.print(table)
+        TextTable(
+            ("recipe", "s/image", "trial", "peak"),
+            [(estimate.recipe, *_cells(estimate, without_gpu)) for estimate in rows],
+            label_width=max(24, console.width - 40),
+            keeps_figures=True,
+        ).print(console)
         for source in dict.fromkeys(
             s for estimate in rows for s in (estimate.time_from, estimate.memory_from) if s != "unknown"
         ):

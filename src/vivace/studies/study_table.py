@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace.report.summary import ratio, seconds
-from vivace.report.table import broken
+from vivace.report.text_table import TextTable, csv_text
 from vivace.studies.claims import Claim, JudgedClaim, tally
 from vivace.studies.columns import FIGURES
 from vivace.studies.usage import SHORT, numbers, usage_table
@@ -27,7 +26,7 @@ from vivace.studies.view import (
     value_text,
     views,
 )
-from vivace.untrusted.text import csv_cell, markdown_cell
+from vivace.untrusted.text import markdown_cell
 
 if TYPE_CHECKING:
     from vivace.studies.runs import StudyRun
@@ -45,11 +44,7 @@ def render(run: StudyRun, format_: str) -> str:
     if format_ == "json":
         return json.dumps(to_json(run), indent=2) + "\n"
     if format_ == "csv":
-        out = io.StringIO()
-        writer = csv.DictWriter(out, _FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in flat(run))
-        return out.getvalue()
+        return csv_text(_FIELDS, flat(run))
     if format_ == "md":
         return _markdown(run)
     out = io.StringIO()
@@ -147,11 +142,14 @@ def print_tables(run: StudyRun, console: Console) -> None:
             console.print()
         console.print(Text(view.title, style="bold"))
         for figure in _terminal_figures(view):
-            _print_block(view, figure, console)
-        _print_taken(view, console)
-        for row, reason in [*notes(view), *stand_ins(run.file, view), *usage_table(view, SHORT).reasons]:
+            _block(view, figure).print(console)
+        usage = usage_table(view, SHORT)
+        if usage.rows:
+            usage.shown(_LABEL_WIDTH).print(console)
+        for row, reason in [*notes(view), *stand_ins(run.file, view), *usage.reasons]:
             console.print(Text(f"{row}: {reason}"))
-        _print_gains(view, console)
+        if view.gains:
+            _gains(view).print(console)
     _print_claims(run.claims(), console)
 
 
@@ -162,43 +160,31 @@ def _terminal_figures(view: PartView) -> list[str]:
     return [name for name in shown if name in kept]
 
 
-def _print_block(view: PartView, figure: str, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(FIGURES[figure].title, overflow="fold", max_width=_LABEL_WIDTH)
+def _block(view: PartView, figure: str) -> TextTable:
+    """Return one figure of a part: its rows, published and measured, and what is here over what was published."""
     columns = [
         k
         for k, column in enumerate(view.columns)
         if column.kind == "measured" or any(row.cells[figure][k].cell.value is not None for row in view.rows)
     ]
-    for k in columns:
-        column = view.columns[k]
-        heading = column.name if column.kind == "published" else f"here: {column.name}"
-        table.add_column(heading, justify="right", overflow="fold")
     over = [k for k in columns if any(row.cells[figure][k].over is not None for row in view.rows)]
-    for k in over:
-        table.add_column(f"here / {view.columns[k].name}", justify="right", overflow="fold")
-    for row in view.rows:
-        cells = [row.cells[figure][k] for k in columns]
-        quotients = [quotient(row.cells[figure][k].over) for k in over]
-        style = "dim" if row.row is None or row.row.latency is None else None
-        label = "\n".join(broken(row.case.label, _LABEL_WIDTH))
-        texts = [*(_text(figure, shown) for shown in cells), *quotients]
-        table.add_row(Text(label), *map(Text, texts), style=style)
-    console.print(table)
-
-
-def _print_taken(view: PartView, console: Console) -> None:
-    """Print how far each row is from the limit, its energy and its price."""
-    summary = usage_table(view, SHORT)
-    if not summary.rows:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("measured here", overflow="fold", max_width=_LABEL_WIDTH)
-    for heading in summary.headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    for label, cells in summary.rows:
-        table.add_row(Text("\n".join(broken(label, _LABEL_WIDTH))), *map(Text, cells))
-    console.print(table)
+    names = [
+        ("" if view.columns[k].kind == "published" else "here: ") + view.columns[k].name for k in columns
+    ]
+    rows = [
+        (
+            row.case.label,
+            *(_text(figure, row.cells[figure][k]) for k in columns),
+            *(quotient(row.cells[figure][k].over) for k in over),
+        )
+        for row in view.rows
+    ]
+    return TextTable(
+        (FIGURES[figure].title, *names, *(f"here / {view.columns[k].name}" for k in over)),
+        rows,
+        label_width=_LABEL_WIDTH,
+        styles=["dim" if row.row is None or row.row.latency is None else None for row in view.rows],
+    )
 
 
 def _text(figure: str, shown: ComparedCell) -> str:
@@ -213,17 +199,19 @@ def _text(figure: str, shown: ComparedCell) -> str:
     )
 
 
-def _print_gains(view: PartView, console: Console) -> None:
-    if not view.gains:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("contributes", overflow="fold", max_width=44)
-    table.add_column("speed-up", justify="right", no_wrap=True)
-    table.add_column("verdict")
-    for member, gain in view.gains:
-        cells = ("–", "not measured") if gain is None else (ratio(gain.ratio), gain.verdict.value)
-        table.add_row(Text(member), *map(Text, cells))
-    console.print(table)
+def _gains(view: PartView) -> TextTable:
+    """Return what each member of a stack contributes."""
+    rows = [
+        (member, "–", "not measured") if gain is None else (member, ratio(gain.ratio), gain.verdict.value)
+        for member, gain in view.gains
+    ]
+    return TextTable(
+        ("contributes", "speed-up", "verdict"),
+        rows,
+        left=frozenset({"verdict"}),
+        label_width=44,
+        keeps_figures=True,
+    )
 
 
 def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Console) -> None:
@@ -268,24 +256,18 @@ def _markdown(run: StudyRun) -> str:
             headings.append(f"{FIGURES[figure].title}, {kind}{view.columns[k].name}")
             if (figure, k) in over:
                 headings.append(f"{FIGURES[figure].title}, here / {view.columns[k].name}")
-        lines += [
-            "| " + " | ".join(map(markdown_cell, headings)) + " |",
-            "|" + " --- |" * len(headings),
-        ]
+        rows = []
         for row in view.rows:
             cells = [row.case.label, row.case.recipe]
             for figure, k in columns:
                 shown = row.cells[figure][k]
                 cells.append(_text(figure, shown))
                 cells += [quotient(shown.over)] if (figure, k) in over else []
-            lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
+            rows.append(cells)
+        lines += TextTable(tuple(headings), rows).markdown()
         summary = usage_table(view)
         if summary.rows:
-            lines += ["", f"| {' | '.join(map(markdown_cell, ('measured here', *summary.headings)))} |"]
-            lines.append("|" + " --- |" * (1 + len(summary.headings)))
-            lines += [
-                f"| {' | '.join(map(markdown_cell, (label, *cells)))} |" for label, cells in summary.rows
-            ]
+            lines += ["", *summary.shown().markdown()]
         remarks = [*notes(view), *stand_ins(run.file, view), *summary.reasons]
         lines += ["", *(f"- {markdown_cell(f'{label}: {reason}')}" for label, reason in remarks)]
         for member, gain in view.gains:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vivace.report.energy import cost_per_1000
 from vivace.report.rows import Row
 from vivace.report.summary import joules, money, seconds, signed_seconds
+from vivace.report.text_table import TextTable
 from vivace.studies.view import PartView
 
 
@@ -34,6 +35,11 @@ class UsageTable:
     headings: tuple[str, ...] = ()
     rows: tuple[tuple[str, tuple[str, ...]], ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
+
+    def shown(self, label_width: int | None = None) -> TextTable:
+        """Return the table with its labels under "measured here"."""
+        rows = [(label, *cells) for label, cells in self.rows]
+        return TextTable(("measured here", *self.headings), rows, label_width=label_width)
 
 
 def _of_limit(name: str) -> Callable[[Row], float | None]:

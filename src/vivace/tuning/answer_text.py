@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vivace.report.rows import Row
 from vivace.report.summary import change, clock, money, ratio, seconds, size
-from vivace.report.table import broken
+from vivace.report.text import broken
 from vivace.stats import Gate, Verdict
 from vivace.tuning.results import Result, Rung
 
