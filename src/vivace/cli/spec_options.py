@@ -27,6 +27,8 @@ STUDY = "vivace.spec.study:Study"
 SETTINGS = "vivace.benchmark.settings:RunSettings"
 IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.settings:SearchSettings"
+IMAGE_SETTINGS = "vivace.prove.drawing:Settings"
+PROOF = "vivace.prove.sources:DrawRequest"
 
 
 class FiniteFloat(click.FloatRange):

@@ -98,9 +98,10 @@ class RandomSampler(AsMeasured):
     def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
         measured = {result.recipe for result in history}
         recipes: dict[Recipe, None] = {}
-        fixed = getattr(self.space, "recipes", None)
-        if fixed is not None:
-            left = [recipe for recipe in fixed if recipe not in measured and self.space.holds(recipe)]
+        if self.space.listed is not None:
+            left = [
+                recipe for recipe in self.space.listed if recipe not in measured and self.space.holds(recipe)
+            ]
             order = self.rng.permutation(len(left))[:number]
             return [left[int(i)] for i in order]
         for _ in range(TRIES * number):

@@ -141,6 +141,11 @@ class Space:
     combined: frozenset[Technique] = frozenset()
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
+    @property
+    def listed(self) -> list[Recipe] | None:
+        """All recipes, where the space is a list of them."""
+        return None
+
     @classmethod
     def of(
         cls,
@@ -277,6 +282,10 @@ class FixedSpace(Space):
         self._known = set(recipes)
         self._held_before: dict[Recipe, bool] = {}
         self.options = list(dict.fromkeys(t for recipe in recipes for t in recipe))
+
+    @property
+    def listed(self) -> list[Recipe]:
+        return self.recipes
 
     def holds(self, recipe: Recipe) -> bool:
         if recipe not in self._held_before:
