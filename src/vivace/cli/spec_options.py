@@ -85,9 +85,9 @@ class SpecCommand(click.Command):
         self._params.append(option)
 
 
-def command() -> Callable[[Callable[..., Any]], click.Command]:
+def command(kind: type[SpecCommand] = SpecCommand) -> Callable[[Callable[..., Any]], click.Command]:
     """Return a decorator that makes a command of a function, with options of specs."""
-    return click.command(cls=SpecCommand)
+    return click.command(cls=kind)
 
 
 def option(spec: str, field: str, *flags: str, **attributes: Any) -> Callable[[F], F]:

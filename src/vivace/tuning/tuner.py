@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from vivace.runtime.workloads import default_threads, workload_of
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.timing import Timing
 from vivace.tuning.answer import Tuned
-from vivace.tuning.budget import Budget, Trials
+from vivace.tuning.budget import Budget
 from vivace.tuning.explanation import explanation_of
 from vivace.tuning.first_calls import FirstCalls
 from vivace.tuning.image_request import ImageRequest
@@ -258,7 +259,7 @@ def _sampler(
             is_cpu=bench.environment.device == "cpu",
         ),
         start=start,
-        seconds_of=None if isinstance(budget, Trials) else bench.time.seconds_of_trial,
+        seconds_of=None if math.isinf(budget.most_s) else bench.time.seconds_of_trial,
         most_s=lambda: budget.most_s,
         peaks=bench.peaks.known,
         seed=settings.seed,
