@@ -290,7 +290,7 @@ def _card(view: PartView) -> Iterator[str]:
     if not found.rows:
         return
     yield "<details><summary>Distance from the limit, energy, clocks, GPU hours</summary>\n"
-    table = found.shown()
+    table = found.as_text()
     yield from replace(table, rows=[(_shortened(label), *cells) for label, *cells in table.rows]).markdown()
     yield ""
     yield from (f"- {markdown_cell(f'{_shortened(labels)}: {reason}')}" for labels, reason in found.reasons)

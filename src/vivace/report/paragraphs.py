@@ -43,5 +43,5 @@ def command_lines(command: str, label: str, room: int) -> Iterator[str]:
 
 def few(names: Sequence[str], most: int) -> str:
     """Return the first names of a list, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, and {len(names) - most} more"
+    first = ", ".join(names[:most])
+    return first if len(names) <= most else f"{first}, and {len(names) - most} more"

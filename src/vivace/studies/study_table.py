@@ -145,7 +145,7 @@ def print_tables(run: StudyRun, console: Console) -> None:
             _block(view, figure).print(console)
         usage = usage_table(view, SHORT)
         if usage.rows:
-            usage.shown(_LABEL_WIDTH).print(console)
+            usage.as_text(_LABEL_WIDTH).print(console)
         for row, reason in [*notes(view), *stand_ins(run.file, view), *usage.reasons]:
             console.print(Text(f"{row}: {reason}"))
         if view.gains:
@@ -267,7 +267,7 @@ def _markdown(run: StudyRun) -> str:
         lines += TextTable(tuple(headings), rows).markdown()
         summary = usage_table(view)
         if summary.rows:
-            lines += ["", *summary.shown().markdown()]
+            lines += ["", *summary.as_text().markdown()]
         remarks = [*notes(view), *stand_ins(run.file, view), *summary.reasons]
         lines += ["", *(f"- {markdown_cell(f'{label}: {reason}')}" for label, reason in remarks)]
         for member, gain in view.gains:

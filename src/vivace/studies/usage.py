@@ -36,7 +36,7 @@ class UsageTable:
     rows: tuple[tuple[str, tuple[str, ...]], ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
 
-    def shown(self, label_width: int | None = None) -> TextTable:
+    def as_text(self, label_width: int | None = None) -> TextTable:
         """Return the table with its labels under "measured here"."""
         rows = [(label, *cells) for label, cells in self.rows]
         return TextTable(("measured here", *self.headings), rows, label_width=label_width)
