@@ -183,7 +183,8 @@ def all_measurements(results: Path = RESULTS) -> tuple[Measurement, ...]:
         results: the folder of the records.
     """
     own = every_model.RECORD.name
-    fused = sorted(path.name for path in results.glob("flux-fused-*.json"))
+    patterns = ("flux-fused-*.json", "fused-model-*.json")
+    fused = sorted(path.name for pattern in patterns for path in results.glob(pattern))
     techniques = {technique_cases.record_file(name).name: name for name in technique_cases.FAMILIES}
     measurements = [*of_every_model(read_records(results / own), _place(own))]
     for file, name in techniques.items():

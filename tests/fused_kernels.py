@@ -108,6 +108,13 @@ def check_qk_norm_rope(
     qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)
     for got, want, factor in zip(made, wanted, factors, strict=True):
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
+    if tokens.batch > 1:  # each image has positions of its own
+        of_images = [torch.stack([part * (1 - 0.1 * k) for k in range(tokens.batch)]) for part in (cos, sin)]
+        own = [torch.empty_like(each) for each in made]
+        qk_norm_rope(qkv, bias, weights, *of_images, tokens, *own, scales)
+        wanted = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *of_images, tokens, heads)
+        for got, want, factor in zip(own, wanted, factors, strict=True):
+            assert error(got.double() * factor.double(), want) < allowed(quantize, device)
     # Queries apart, and a token's key and value side by side. Neither reads the other.
     q, both = torch.zeros_like(made[0]), torch.zeros_like(torch.stack(made[1:], dim=2))
     first, rest = qkv.clone(), qkv.clone()
@@ -205,6 +212,69 @@ def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: boo
         out = poisoned(rows, channels, dtype=eight_bits(device), device=device)
         quantize_rows(x, out, scales)
         assert error(out.double() * scales.double()[:, None], x) < allowed(True, device)
+
+
+def check_swiglu(kind: str, rows: int, hidden: int, channels: int, quantize: bool, device: str) -> None:
+    """Alone without channels, else beside attention's output in bf16, and in e4m3 with a scale."""
+    from vivace.machinery.kernels.swiglu import swiglu
+
+    wide = random(kind, rows, 24 + 2 * hidden, device=device)
+    up = wide[:, 24:]
+    mean = random(kind, rows, channels, device=device, seed=1)
+    for unit in (None, torch.full((1,), 3e-3, device=device)) if channels and quantize else (None,):
+        eight = None if unit is None else (mean.float() / unit).clamp(-448, 448).to(eight_bits(device))
+        attended = mean if eight is None else eight
+        wanted = ref.swiglu(up.double())
+        if channels:
+            wanted = torch.cat([attended.double() * (1 if unit is None else unit.double()), wanted], dim=1)
+        dtype = eight_bits(device) if quantize else torch.bfloat16
+        out = poisoned(rows, channels + hidden, dtype=dtype, device=device)
+        scales = torch.full((rows,), float("nan"), device=device) if quantize else None
+        swiglu(up, out, scales, attended if channels else None, unit)
+        assert error(out.double() * (1 if scales is None else scales.double()[:, None]), wanted) < allowed(
+            quantize, device
+        )
+        if scales is None:
+            continue
+        assert out.double().abs().amax() <= ref.E4M3_MAX * (1 + 1e-6)
+        if unit is not None:
+            assert (torch.frexp(scales / unit).mantissa == 0.5).all(), (
+                "a power of two times attention's scale"
+            )
+            of_attention = out[:, :channels].double() * scales.double()[:, None]
+            assert device == "cuda" or error(of_attention, wanted[:, :channels]) < 1e-6, "not rounded twice"
+
+
+def check_rms_residual(
+    kind: str, images: int, length: int, channels: int, adds: bool, scaled: bool, quantize: bool, device: str
+) -> None:
+    from vivace.machinery.kernels.rms_residual import rms_residual
+
+    rows = images * length
+    x = random(kind, rows, channels, device=device)
+    y = random(kind, rows, channels, device=device, seed=1)
+    vectors = random("normal", images, 3 * channels, device=device, seed=2).float()
+    row_scales = torch.linspace(0.1, 3, rows, device=device) if scaled else None
+    scale = torch.tensor([0.05], device=device) if quantize else None
+    change = y.double() if row_scales is None else y.double() * row_scales.double()[:, None]
+    wanted_x = x.double()
+    if adds:
+        gate = ref.for_each_row(vectors.double(), channels, channels, rows)
+        wanted_x = wanted_x + ref.rms_normal(change, 1e-5) * gate
+    out = poisoned(rows, channels, dtype=eight_bits(device) if quantize else torch.bfloat16, device=device)
+    rms_residual(x, y if adds else None, row_scales, vectors, channels, 2 * channels, out, scale, 1e-5)
+    assert error(x, wanted_x) < SIXTEEN_BITS
+    weight = ref.for_each_row(vectors.double(), 2 * channels, channels, rows)
+    wanted = ref.rms_normal(x.double(), 1e-5) * weight
+    if scale is not None:
+        wanted = (wanted / scale.double()).clamp(-ref.E4M3_MAX, ref.E4M3_MAX)
+        out = out.float().clamp(-ref.E4M3_MAX, ref.E4M3_MAX)
+    assert error(out, wanted) < allowed(quantize, device)
+    before = x.clone()
+    rms_residual(x, y, row_scales, vectors, 0, 0, None, None, 1e-5)
+    assert error(x, before.double() + ref.rms_normal(change, 1e-5) * ref.for_each_row(
+        vectors.double(), 0, channels, rows
+    )) < SIXTEEN_BITS  # fmt: skip
 
 
 def check_cross_attention(

@@ -26,6 +26,7 @@ An image of 28 steps still takes 21,682 kernels, text encoders and VAE included 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -40,10 +41,20 @@ from vivace.technique.anatomy import Component
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places
 
+    _Fused = tuple[Callable[[], int], Callable[[], dict[str, int | float | str]]]
+    """How often the fused forward was called, and further evidence."""
+
 _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _HOPPER = (9, 0)
 _FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
+_FLUX, _FLUX2, _Z_IMAGE = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ZImageTransformer2DModel"
+_CHAINS = {
+    _FLUX: ("transformer_blocks", "single_transformer_blocks"),
+    _FLUX2: ("transformer_blocks", "single_transformer_blocks"),
+    _Z_IMAGE: ("noise_refiner", "context_refiner", "layers"),
+}
+"""Lists of blocks of the transformers that have a fused form, in the order in which `bf16_blocks` counts."""
 
 
 class Fused(Technique):
@@ -150,7 +161,7 @@ class Fused(Technique):
         if self.attention == "fp8":
             if _is_unet(denoiser):
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and a UNet's are others"
-            head = denoiser.config.attention_head_dim
+            _, head = _heads(denoiser)
             if head != _FP8_HEAD:
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
         return None
@@ -168,7 +179,7 @@ class Fused(Technique):
             if name == "vae":
                 changed |= self._fuse_vae(target, _places(target, module))
             else:
-                fuse = self._fuse_unet if _is_unet(module) else self._fuse_flux
+                fuse = self._fuse_unet if _is_unet(module) else self._fuse_transformer
                 effect = fuse(target, _places(target, module))
                 changed |= {**effect.changed, "denoiser.matmuls": self.precision}
             changed[f"{name}.fused_by"] = by
@@ -177,6 +188,7 @@ class Fused(Technique):
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
+        from vivace.machinery.fused.casts import cast_all
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.vae_blocks import fuse_vae
 
@@ -184,7 +196,7 @@ class Fused(Technique):
         torch.nn.Module.to(vae, torch.bfloat16)
         for part in (vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv):
             if part is not None:
-                part.register_forward_pre_hook(_cast_all)
+                part.register_forward_pre_hook(cast_all)
         with torch.no_grad():
             num_blocks = fuse_vae(vae, self.convolutions, _enlarges(target), places)
         setattr(vae, _ATTRIBUTE, True)
@@ -193,6 +205,7 @@ class Fused(Technique):
     def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
 
+        from vivace.machinery.fused.casts import SampleCasts
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.text_projections import TextHoisting
         from vivace.machinery.fused.unet_blocks import fuse_unet
@@ -207,7 +220,7 @@ class Fused(Technique):
         if not _is_sent(target):
             # Before the cast, which makes a new tensor of the same text in each step.
             unet.register_forward_pre_hook(hoisting, with_kwargs=True)
-        casts = _Casts()
+        casts = SampleCasts()
         unet.register_forward_pre_hook(casts.before, with_kwargs=True)
         unet.register_forward_hook(casts.after)
         setattr(unet, _ATTRIBUTE, True)
@@ -220,45 +233,26 @@ class Fused(Technique):
             evidence=lambda: {"denoiser.texts_projected": hoisting.num_projected},
         )
 
-    def _fuse_flux(self, target: Target, places: Places) -> Effect:
+    def _fuse_transformer(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.machinery.fused.first_norm import FirstBlock
-        from vivace.machinery.fused.flux_forward import FluxForward
-        from vivace.machinery.fused.flux_weights import fused_flux
-        from vivace.machinery.fused.modulations import Hoisting
+        from vivace.machinery.fused.casts import cast_output
 
         transformer = target.module("denoiser")
-        num_doubles = len(transformer.transformer_blocks)
-        num_blocks = num_doubles + len(transformer.single_transformer_blocks)
+        fuse = {_FLUX: self._fuse_flux, _FLUX2: self._fuse_flux2, _Z_IMAGE: self._fuse_z_image}
+        num_blocks = sum(len(getattr(transformer, name)) for name in _CHAINS[type(transformer).__name__])
         bounded = tuple(
             self.attention == "fp8" and self.bf16_blocks <= index < num_blocks - self.bf16_blocks
             for index in range(num_blocks)
         )
         torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
-        for layer in (transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed):
-            # Step caches call diffusers' forward, which gives these what the pipeline has, in any dtype.
-            layer.register_forward_pre_hook(_cast_last)
-        transformer.register_forward_hook(_cast_output, with_kwargs=True)
+        transformer.register_forward_hook(cast_output, with_kwargs=True)
         with torch.no_grad():
-            fused = fused_flux(transformer, self.precision == "fp8", bounded, places)
-        setattr(transformer, _ATTRIBUTE, fused)
-        if num_doubles:
-            transformer.transformer_blocks.append(FirstBlock(fused.modulations))
-        forward = FluxForward(transformer, fused)
-        transformer.forward = forward
-        hoisting = Hoisting(target.pipe, fused.modulations, forward.inputs_of)
-        transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
+            num_calls, evidence = fuse[type(transformer).__name__](target, bounded, places)
         num_fp8 = sum(bounded)
 
-        def evidence() -> dict[str, int | float | str]:
-            return {
-                "denoiser.modulations_hoisted": hoisting.num_hoisted,
-                "denoiser.modulations_computed_in_the_loop": int(fused.modulations.num_computed),
-            }
-
         def refuted(_: dict[str, Any]) -> str | None:
-            return None if forward.num_calls else "the fused forward was never called"
+            return None if num_calls() else "the fused forward was never called"
 
         return Effect(
             changed={
@@ -268,6 +262,39 @@ class Fused(Technique):
             evidence=evidence,
             refuted=refuted,
         )
+
+    def _fuse_flux(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
+        from vivace.machinery.fused.flux_forward import fuse_flux
+
+        transformer = target.module("denoiser")
+        fused, forward, hoisting = fuse_flux(
+            transformer, target.pipe, self.precision == "fp8", bounded, places
+        )
+        setattr(transformer, _ATTRIBUTE, fused)
+
+        def evidence() -> dict[str, int | float | str]:
+            return {
+                "denoiser.modulations_hoisted": hoisting.num_hoisted,
+                "denoiser.modulations_computed_in_the_loop": int(fused.modulations.num_computed),
+            }
+
+        return lambda: forward.num_calls, evidence
+
+    def _fuse_flux2(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
+        from vivace.machinery.fused.flux2_forward import fuse_flux2
+
+        transformer = target.module("denoiser")
+        fused, forward = fuse_flux2(transformer, self.precision == "fp8", bounded, places)
+        setattr(transformer, _ATTRIBUTE, fused)
+        return lambda: forward.num_calls, dict
+
+    def _fuse_z_image(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
+        from vivace.machinery.fused.z_image_blocks import fuse_z_image
+
+        transformer = target.module("denoiser")
+        chains = fuse_z_image(transformer, self.precision == "fp8", bounded, places)
+        setattr(transformer, _ATTRIBUTE, True)
+        return lambda: min(chain.num_calls for chain in chains), dict
 
 
 def _places(target: Target, module: Any) -> Places:
@@ -300,57 +327,14 @@ def _is_unet(denoiser: Any) -> bool:
     return type(denoiser).__name__ == "UNet2DConditionModel"
 
 
-class _Casts:
-    """Casts a UNet's inputs to bf16, and its output back to the dtype of the latents."""
-
-    _KEPT = (1, "timestep", "added_cond_kwargs")
-    """Times and sizes, which bf16 cannot count to."""
-
-    def before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        self._dtype = (args[0] if args else kwargs["sample"]).dtype
-        cast = [value if index in self._KEPT else _cast(value) for index, value in enumerate(args)]
-        named = {name: value if name in self._KEPT else _cast(value) for name, value in kwargs.items()}
-        return tuple(cast), named
-
-    def after(self, _: Any, args: tuple[Any, ...], output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (output[0].to(self._dtype), *output[1:])
-        output.sample = output.sample.to(self._dtype)
-        return output
-
-
-def _cast_all(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_cast(value) for value in args)
-
-
-def _cast(value: Any) -> Any:
-    """Cast floating-point tensors, also those of a list or tuple, to bf16."""
-    import torch
-
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item) for item in value)
-    return value.bfloat16() if torch.is_tensor(value) and value.is_floating_point() else value
-
-
-def _cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast the last input: of the embeddings of time and guidance it is the text, which decides their dtype."""
-    return (*args[:-1], args[-1].bfloat16())
-
-
-def _cast_output(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """Cast the output to the latents' dtype, which it has unless a step cache has called diffusers' forward."""
-    latents = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-    if not isinstance(output, tuple):
-        output.sample = output.sample.to(latents.dtype)
-        return output
-    return (output[0].to(latents.dtype), *output[1:])
-
-
 def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     """Why this denoiser has no fused form, or None."""
     kind = type(denoiser).__name__
-    if kind != "FluxTransformer2DModel" and not _is_unet(denoiser):
-        return f"the fused kernels are made for FLUX's transformer and for UNets, and this is a {kind}"
+    if kind not in _CHAINS and not _is_unet(denoiser):
+        return (
+            "the fused kernels are made for the transformers of FLUX.1, FLUX.2 and Z-Image, and for UNets, and this is "
+            f"a {kind}"
+        )
     if hasattr(denoiser, _ATTRIBUTE):
         return None
     for name, layer in denoiser.named_modules():
@@ -365,10 +349,17 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
         if quantize and on_gpu and any(number % 16 for number in channels):
             return "matmuls in fp8 need channels in multiples of 16"
         return unsuited(denoiser)
-    config = denoiser.config
-    if quantize and on_gpu and (config.num_attention_heads * config.attention_head_dim) % 16:
+    num_heads, head = _heads(denoiser)
+    if quantize and on_gpu and num_heads * head % 16:
         return "matmuls in fp8 need channels in multiples of 16"
-    head = config.attention_head_dim
     if on_gpu and (head & (head - 1) or head < 16):
         return f"the kernels take heads whose channels are a power of two from 16 on; these have {head}"
     return None
+
+
+def _heads(transformer: Any) -> tuple[int, int]:
+    """Return the number of heads, and their channels."""
+    config = transformer.config
+    if type(transformer).__name__ == _Z_IMAGE:
+        return config.n_heads, config.dim // config.n_heads
+    return config.num_attention_heads, config.attention_head_dim

@@ -21,7 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from tests import fused_unets
+from tests.unit.fused import test_flux2_forward as flux2
 from tests.unit.fused import test_flux_forward as flux
+from tests.unit.fused import test_z_image_blocks as z_image
 from tests.unit.kernels.stored_in_place import assert_all_threads_have_loaded
 from vivace.machinery.fused import image_operations, operations
 from vivace.machinery.kernels import (
@@ -32,6 +34,8 @@ from vivace.machinery.kernels import (
     peer_barrier,
     qk_norm_rope,
     reference,
+    rms_residual,
+    swiglu,
 )
 from vivace.techniques.fused import Fused
 
@@ -96,6 +100,12 @@ def fused_models() -> None:
         made = flux.transformer()
         given.apply(flux.target(made))
         made(**flux.inputs(1, 7, 5, 4))
+        made = flux2.transformer()
+        given.apply(flux.target(made))
+        made(**flux2.inputs(1, 7, 5, 4))
+        made = z_image.transformer()
+        given.apply(flux.target(made))
+        made(**z_image.inputs((7, 40), 4, 8))
 
 
 def group_norms_of_sd15() -> None:
@@ -140,6 +150,25 @@ def queries_apart() -> None:
         qk_norm_rope.qk_norm_rope(qkv, qkv[:2], norms, angles, angles, tokens, *onto, scales)
 
 
+def mlps_of_flux2() -> None:
+    """Of [klein] 4B and 9B and of [dev], alone and beside attention's output in e4m3."""
+    for channels in (3072, 4096, 6144):
+        hidden = 3 * channels
+        up = torch.zeros(2, 3 * channels + 2 * hidden, dtype=torch.bfloat16)[:, 3 * channels :]
+        attended, unit = torch.zeros(2, channels, dtype=torch.float8_e4m3fn), torch.ones(1)
+        for beside in ((), (attended, unit)):
+            out = torch.zeros(2, hidden + (channels if beside else 0), dtype=torch.float8_e4m3fn)
+            print(f"{channels} channels:", flush=True)
+            swiglu.swiglu(up, out, torch.zeros(2), *beside)
+
+
+def norms_of_z_image() -> None:
+    x, vectors = torch.zeros(4, 3840, dtype=torch.bfloat16), torch.zeros(1, 4 * 3840)
+    out = torch.zeros(4, 3840, dtype=torch.float8_e4m3fn)
+    for scales in (None, torch.ones(4)):
+        rms_residual.rms_residual(x, x, scales, vectors, 0, 3840, out, torch.ones(1), 1e-5)
+
+
 def barriers() -> None:
     for gpus in (2, 4):
         count, abandoned = (torch.zeros(1, dtype=torch.int64) for _ in range(2))
@@ -162,5 +191,7 @@ if __name__ == "__main__":
         all_divisions()
         attention_to_texts()
         queries_apart()
+        mlps_of_flux2()
+        norms_of_z_image()
         barriers()
     print(f"{len(compiled.by_hash)} kernels")

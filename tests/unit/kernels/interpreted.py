@@ -70,6 +70,14 @@ if __name__ == "__main__":
             if kind == "normal":
                 kernels.check_qk_norm_rope(kind, tokens, 9, 128, quantize, "cpu")
         kernels.check_quantize(kind, 5, 200, "cpu")
+    for kind in kernels.KINDS:
+        for quantize in (False, True):
+            kernels.check_swiglu(kind, 5, 72, 0, quantize, "cpu")
+            kernels.check_swiglu(kind, 3, 128, 48, quantize, "cpu")
+            kernels.check_swiglu(kind, 3, 96, 64, quantize, "cpu")
+            for adds, scaled in ((False, False), (True, False), (True, True)):
+                kernels.check_rms_residual(kind, 2, 4, 96, adds, scaled, quantize, "cpu")
+                kernels.check_rms_residual(kind, 3, 1, 64, adds, scaled, quantize, "cpu")
     for quantize in (False, True):
         kernels.check_skinny_product(3, 130, 144, quantize, "cpu")
         kernels.check_skinny_product(33, 64, 256, quantize, "cpu")

@@ -19,6 +19,8 @@ KERNELS = {
     "_cross_attention",
     "_qk_norm_rope",
     "_skinny_product",
+    "_swiglu",
+    "_rms_residual",
 }
 """Some of those that have to be checked."""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from vivace.machinery.fused.operations import takes_kernels
+from vivace.machinery.fused.operations import RowScaled, row_scaled, takes_kernels
 from vivace.machinery.kernels import reference
 from vivace.machinery.kernels.reference import PaddedImages
 
@@ -36,17 +35,9 @@ def _num_operations_of_attention(q: Sequence[int], k: Sequence[int], *_: Any, **
     return 4 * math.prod(q) * k[1]
 
 
-@dataclass(frozen=True)
-class RowScaled:
-    """Rows of a matmul's input, (rows, channels): in bf16, or in e4m3 with a scale for each row, (rows,), in fp32."""
-
-    values: torch.Tensor
-    scales: torch.Tensor | None = None
-
-
 def geglu(up: torch.Tensor, bias: torch.Tensor | None, quantize: bool) -> RowScaled:
     """Return h GELU(g) of `up` (rows, 2 channels) and its bias (2 channels,)."""
-    made = _empty(up, up.shape[1] // 2, quantize)
+    made = row_scaled(len(up), up.shape[1] // 2, up, quantize)
     if takes_kernels(up):
         from vivace.machinery.kernels import geglu as kernels
 
@@ -58,7 +49,7 @@ def geglu(up: torch.Tensor, bias: torch.Tensor | None, quantize: bool) -> RowSca
 
 def quantized_rows(x: torch.Tensor) -> RowScaled:
     """Return `x` (rows, channels) in e4m3."""
-    made = _empty(x, x.shape[1], True)
+    made = row_scaled(len(x), x.shape[1], x, True)
     if takes_kernels(x):
         from vivace.machinery.kernels import quantize as kernels
 
@@ -197,11 +188,6 @@ def pixels(x: torch.Tensor) -> torch.Tensor:
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
-
-
-def _empty(x: torch.Tensor, channels: int, quantize: bool) -> RowScaled:
-    values = x.new_empty((len(x), channels), dtype=torch.float8_e4m3fn if quantize else x.dtype)
-    return RowScaled(values, x.new_empty(len(x), dtype=torch.float32) if quantize else None)
 
 
 def _fill(made: RowScaled, wide: torch.Tensor) -> None:

@@ -37,6 +37,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class RowScaled:
+    """Rows of a matmul's input, (rows, channels): in bf16, or in e4m3 with a scale for each row, (rows,), in fp32."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class AttentionScales:
     """Scales of attention's e4m3 inputs and output, in fp32.
 
@@ -56,8 +64,9 @@ class AttentionPreparation:
     Attributes:
         bias: (1 or 2, outputs), of all rows, or of the text's and the image's; None: is added already.
         weights: (1 or 2, 2, channels), of the norms of queries and keys.
-        rope: cosines and sines, each (tokens, channels / 2).
+        rope: cosines and sines, each (tokens, channels / 2), of all images, or (batch, tokens, channels / 2).
         scales: None: no rounding to e4m3.
+        eps: of the norms.
     """
 
     bias: torch.Tensor | None
@@ -66,6 +75,7 @@ class AttentionPreparation:
     tokens: TokenLayout
     num_heads: int
     scales: AttentionScales | None
+    eps: float = 1e-6
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -128,6 +138,47 @@ def add_and_norm(
     return Rows(reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens)), scale)
 
 
+def add_and_rms_norm(
+    x: torch.Tensor,
+    branch: RowScaled | None,
+    vectors: torch.Tensor,
+    gate: int,
+    weight: int | None,
+    scale: torch.Tensor | None,
+    eps: float,
+) -> Rows:
+    """Add the norm of a branch to the stream, and return the norm of the sum.
+
+    For the arguments see `vivace.machinery.kernels.rms_residual`.
+
+    Args:
+        weight: None: nothing is normalised, and the stream is returned.
+    """
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    values, row_scales = (None, None) if branch is None else (branch.values, branch.scales)
+    rows, channels = x.shape
+    out = None
+    if weight is not None:
+        out = torch.empty_like(x, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
+    if takes_kernels(x):
+        from vivace.machinery.kernels.rms_residual import rms_residual
+
+        rms_residual(x, values, row_scales, vectors, gate, weight or 0, out, scale, eps)
+    elif not x.is_meta:
+        if values is not None:
+            change = values.float() if row_scales is None else values.float() * row_scales[:, None]
+            change = reference.rms_normal(change, eps)
+            x.copy_(x.float() + change * reference.for_each_row(vectors, gate, channels, rows))
+        if out is not None:
+            assert weight is not None
+            normed = reference.rms_normal(x, eps) * reference.for_each_row(vectors, weight, channels, rows)
+            out.copy_(normed if scale is None else reference.to_e4m3(normed / scale))
+    return Rows(x if out is None else out, scale)
+
+
 def attention_inputs(
     qkv: torch.Tensor, preparation: AttentionPreparation
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -161,10 +212,13 @@ def write_attention_inputs(
     if takes_kernels(qkv):
         from vivace.machinery.kernels.qk_norm_rope import qk_norm_rope
 
-        qk_norm_rope(*arguments, *onto, None if scales is None else (scales.queries_keys, scales.values))
+        of_rounding = None if scales is None else (scales.queries_keys, scales.values)
+        qk_norm_rope(*arguments, *onto, of_rounding, preparation.eps)
     elif not qkv.is_meta:
         assert scales is None, "attention in fp8 is for GPUs"
-        for made, new in zip(onto, reference.qk_norm_rope(*arguments, num_heads), strict=True):
+        for made, new in zip(
+            onto, reference.qk_norm_rope(*arguments, num_heads, preparation.eps), strict=True
+        ):
             if made is not None:
                 made.copy_(new)
 
@@ -183,3 +237,51 @@ def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = 
     elif not x.is_meta:
         made.copy_(reference.to_e4m3(x.float() / scale))
     return Rows(made, scale)
+
+
+def row_scaled(rows: int, channels: int, like: torch.Tensor, quantize: bool) -> RowScaled:
+    """Return rows on a tensor's device, undefined: in e4m3 with scales, or in the tensor's dtype."""
+    import torch
+
+    values = like.new_empty((rows, channels), dtype=torch.float8_e4m3fn if quantize else like.dtype)
+    return RowScaled(values, like.new_empty(rows, dtype=torch.float32) if quantize else None)
+
+
+def swiglu(up: torch.Tensor, quantize: bool, attended: Rows | None = None) -> RowScaled:
+    """Return attention's output, if it is given, and SiLU(g) h beside it: see `vivace.machinery.kernels.swiglu`.
+
+    Args:
+        up: (rows, 2 channels): g, then h.
+        attended: in bf16, or in e4m3 with one scale.
+    """
+    from vivace.machinery.kernels import reference
+
+    beside = 0 if attended is None else attended.values.shape[1]
+    made = row_scaled(len(up), beside + up.shape[1] // 2, up, quantize)
+    if takes_kernels(up):
+        from vivace.machinery.kernels import swiglu as kernels
+
+        of_attention = () if attended is None else (attended.values, attended.scale)
+        kernels.swiglu(up, made.values, made.scales, *of_attention)
+    elif not up.is_meta:
+        _fill_swiglu(made, reference.swiglu(up), attended)
+    return made
+
+
+def _fill_swiglu(made: RowScaled, hidden: torch.Tensor, attended: Rows | None) -> None:
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    unit = None if attended is None else attended.scale
+    if attended is not None:
+        mean = attended.values.float() if unit is None else attended.values.float() * unit
+        hidden = torch.cat([mean, hidden], dim=1)
+    if made.scales is None:
+        made.values.copy_(hidden)
+        return
+    scales = reference.scale_of(hidden.abs().amax(dim=1))
+    if unit is not None:
+        scales = unit * reference.power_of_two_above(scales / unit)
+    made.scales.copy_(scales)
+    made.values.copy_(reference.to_e4m3(hidden / scales[:, None]))

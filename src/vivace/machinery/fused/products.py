@@ -31,7 +31,7 @@ def _num_operations(values: Sequence[int], weight: Sequence[int], *_: Any, **__:
 
 
 class Product(nn.Module):  # type: ignore[misc]
-    """Weights (streams, outputs, inputs), one or two streams, and biases (streams, outputs).
+    """Weights (streams, outputs, inputs), one or two streams, and biases (streams, outputs) or None.
 
     Args:
         linears: for each stream the Linear layers whose outputs lie side by side.
@@ -53,8 +53,7 @@ class Product(nn.Module):  # type: ignore[misc]
             weights.append(whole)
         self.weight = nn.Parameter(torch.stack(weights), requires_grad=False)
         self.register_buffer("spread_scale", spread(torch.cat(scales)) if quantize else None)
-        biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
-        self.register_buffer("bias", torch.stack(biases).bfloat16())
+        self.register_buffer("bias", _biases(linears))
 
     @property
     def scale(self) -> torch.Tensor | None:
@@ -90,7 +89,7 @@ class Product(nn.Module):  # type: ignore[misc]
             if made.is_meta:
                 torch.ops.vivace.fused_product(rows.values[span], weight, out)
                 continue
-            bias = self.bias[stream, outputs] if self._adds_bias else None
+            bias = self.bias[stream, outputs] if self._adds_bias and self.bias is not None else None
             added = None if onto is None else onto[span, outputs]
             multiply(rows.values[span], weight, self._scales(rows, stream), bias, out, added)
 
@@ -196,6 +195,14 @@ def _quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     if weight.is_meta:
         return torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.new_empty(1, dtype=torch.float32)
     return reference.quantize_whole(weight)
+
+
+def _biases(linears: Sequence[Sequence[nn.Linear]]) -> torch.Tensor | None:
+    """Return the biases (streams, outputs) in bf16, zeros where a layer has none; None if no layer has one."""
+    if all(layer.bias is None for layers in linears for layer in layers):
+        return None
+    biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
+    return torch.stack(biases).bfloat16()
 
 
 def _bias(layer: nn.Linear) -> torch.Tensor:

@@ -19,8 +19,7 @@ from vivace.errors import Unsupported
 from vivace.machinery.fused import image_operations as images
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.convolutions import Precision, fuse_convolutions, scale_of_norm, unsuited_resnet
-from vivace.machinery.fused.image_operations import RowScaled
-from vivace.machinery.fused.operations import Places, Rows
+from vivace.machinery.fused.operations import Places, Rows, RowScaled
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.scales import spread
 from vivace.machinery.fused.text_projections import TextProjections, why_read_otherwise

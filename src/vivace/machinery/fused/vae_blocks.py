@@ -42,7 +42,7 @@ def fuse_vae(vae: Any, convolutions: Precision, enlarges: bool, places: Places) 
     """Replace a VAE's residual blocks and attentions; return the number of both.
 
     Args:
-        vae: an `AutoencoderKL` in bf16.
+        vae: an `AutoencoderKL` or `AutoencoderKLFlux2` in bf16.
         convolutions, enlarges, places: as in `fuse_convolutions`.
     """
     number = fuse_convolutions(vae, convolutions, enlarges, places)
@@ -56,7 +56,7 @@ def fuse_vae(vae: Any, convolutions: Precision, enlarges: bool, places: Places) 
 
 def unsuited(vae: Any) -> str | None:
     """Why a VAE has no fused form, or None."""
-    if type(vae).__name__ != "AutoencoderKL":
+    if type(vae).__name__ not in ("AutoencoderKL", "AutoencoderKLFlux2"):
         return f"the fused kernels are made for the VAEs of Stable Diffusion and FLUX, and this is {type(vae).__name__}"
     for name, part in vae.named_modules():
         kind = type(part).__name__

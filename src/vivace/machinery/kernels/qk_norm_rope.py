@@ -58,6 +58,7 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     q_stride,
     kv_stride,
     kv_token_stride,
+    rope_stride,
     num_text_rows,
     text,
     image,
@@ -92,8 +93,9 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     of_query = picture * q_stride + position * inner + at
     of_key = picture * kv_stride + position * kv_token_stride + at
     half = tl.arange(0, CHANNELS // 2)
-    c = tl.load(cos + position * (CHANNELS // 2) + half)
-    s = tl.load(sin + position * (CHANNELS // 2) + half)
+    angle = picture * rope_stride + position * (CHANNELS // 2) + half
+    c = tl.load(cos + angle)
+    s = tl.load(sin + angle)
 
     if HAS_QUERIES:
         raw_q = _projected(source, of_bias, at, inside, HAS_BIAS)
@@ -137,7 +139,7 @@ def qk_norm_rope(
         qkv: (rows, at least 3 * heads * channels): queries, keys and values side by side; rows may be wider.
         bias: (1 or 2, at least as wide), of all rows, or of the text's and the image's.
         weights: (1 or 2, 2, channels), the norms of queries and keys; channels is a power of two.
-        cos, sin: (tokens, channels / 2), fp32.
+        cos, sin: (tokens, channels / 2), of all images, or (batch, tokens, channels / 2); fp32, contiguous.
         q, k, v: (batch, tokens, heads, channels). q is contiguous. k and v have the same strides, and a token's heads
             lie side by side.
         scales: of e4m3 buffers, fp32: those of queries and keys (2,), and that of values (1 or more,), the first.
@@ -147,6 +149,8 @@ def qk_norm_rope(
     _, _, num_heads, channels = made[0].shape
     qk_scales, v_scale = scales if scales is not None else (cos, cos)
     assert weights.is_contiguous()
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
     assert q is None or q.is_contiguous()
     assert all(each[0, 0].is_contiguous() and each.stride() == keys[0].stride() for each in keys)
     assert 3 * num_heads * channels <= qkv.stride(0)
@@ -165,6 +169,7 @@ def qk_norm_rope(
         made[0].stride(0),
         made[-1].stride(0),
         made[-1].stride(1),
+        cos.stride(0) if cos.ndim == 3 else 0,
         tokens.num_text_rows,
         tokens.text,
         tokens.image,

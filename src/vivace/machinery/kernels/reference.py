@@ -194,7 +194,7 @@ def qk_norm_rope(
         part = part * by_stream(_wide(weights[:, index]), tokens)[:, None]
         joined = to_joint(part, tokens)
         even, odd = joined.unflatten(-1, (-1, 2)).unbind(-1)
-        c, s = cos.to(joined.dtype)[None, :, None], sin.to(joined.dtype)[None, :, None]
+        c, s = (angles.to(joined.dtype).view(-1, *angles.shape[-2:])[:, :, None] for angles in (cos, sin))
         rotated.append(torch.stack([even * c - odd * s, odd * c + even * s], dim=-1).flatten(-2))
     return rotated[0], rotated[1], to_joint(parts[:, 2], tokens)
 
@@ -209,6 +209,29 @@ def geglu(up: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     wide = _wide(up) if bias is None else _wide(up) + _wide(bias)
     hidden, gate = wide.chunk(2, dim=-1)
     return hidden * torch.nn.functional.gelu(gate)
+
+
+def rms_normal(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return rows divided by the root of their mean square, in fp32 or fp64."""
+    wide = _wide(x)
+    return wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+
+
+def for_each_row(vectors: torch.Tensor, start: int, channels: int, rows: int) -> torch.Tensor:
+    """Return the vector from `start` on of each image (images, all vectors) for each of its rows (rows, channels)."""
+    return _wide(vectors[:, start : start + channels]).repeat_interleave(rows // len(vectors), dim=0)
+
+
+def swiglu(up: torch.Tensor) -> torch.Tensor:
+    """Return SiLU(g) h in fp32 or fp64, where `up`, (rows, 2 channels), is g and h."""
+    gate, hidden = _wide(up).chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * hidden
+
+
+def power_of_two_above(x: torch.Tensor) -> torch.Tensor:
+    """Return the smallest powers of two that are not below positive numbers."""
+    mantissa, exponent = torch.frexp(x)  # mantissas from 0.5 to 1
+    return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
 
 
 def group_norm(

@@ -1,11 +1,12 @@
-"""Compare `fused` with the best compiled recipes of FLUX.1, side by side on one GPU.
+"""Compare `fused` with the best compiled recipes of a model, side by side on one GPU.
 
-    python -m benchmarks.flux_fused flux-dev --limit-s 400
-    python -m benchmarks.flux_fused flux-schnell --rounds 1
+    python -m benchmarks.fused_models flux-dev --limit-s 400
+    python -m benchmarks.fused_models flux2-klein-4b --rounds 2
 
-Random weights, native size, the model's own number of steps, prompts encoded before. Recipes are interleaved: each
-round of each recipe is a process of its own, and every second round runs in reverse. Records are written after each
-round, to results/flux-fused-MODEL.json; docs/performance/flux.md tells what they mean. The same command resumes.
+Random weights, native size, the model's own number of steps; FLUX.1's prompts are encoded before, others' in the call.
+Recipes are interleaved: each round of each recipe is a process of its own, and every second round runs in reverse.
+Records are written after each round, to results/fused-model-MODEL.json (FLUX.1's to results/flux-fused-MODEL.json);
+docs/performance/ tells what they mean. The same command resumes.
 """
 
 from __future__ import annotations
@@ -28,28 +29,46 @@ from vivace.report.rows import rows_of
 from vivace.spec.record import Record
 
 _VAE = "channels_last@vae+compile@vae+gpu_postprocess"
-RECIPES = (
+_GRAPHS = "cuda_graph@denoiser,text_encoder,vae+gpu_postprocess"
+_OF_FLUX = (
     "quantize(fp8_static)+channels_last@vae+compile@denoiser,vae+gpu_postprocess",
     f"fused(fp8, attention=fp8)+cuda_graph+{_VAE}",
     f"fused(fp8)+cuda_graph+{_VAE}",
     f"fused(bf16)+cuda_graph+{_VAE}",
     f"{_VAE}+compile(blocks=repeated)@denoiser",
 )
-"""The first is the fastest row of `every_technique`, its VAE compiled too; others are compared with it. The last is
-what diffusers recommends in bf16."""
+"""The first is the fastest row of `every_technique`, its VAE compiled too. The last is what diffusers recommends in
+bf16."""
+_OF_OTHERS = (
+    "baseline",
+    f"fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS}",
+    "quantize(fp8)+compile(blocks=repeated)",
+    f"fused(bf16)@denoiser,vae+{_GRAPHS}",
+)
+"""The third was the fastest before these models had a fused form."""
+RECIPES = {
+    "flux-dev": _OF_FLUX,
+    "flux-schnell": _OF_FLUX,
+    "flux2-klein-4b": _OF_OTHERS,
+    "flux2-klein-9b": _OF_OTHERS,
+    "flux2-dev": _OF_OTHERS,
+    "z-image-turbo": _OF_OTHERS,
+}
+"""Of each model; the first is what the others are compared with."""
 
 
-@click.command("flux_fused")
-@click.argument("name", metavar="MODEL", type=click.Choice(["flux-dev", "flux-schnell"]))
+@click.command("fused_models")
+@click.argument("name", metavar="MODEL", type=click.Choice([*RECIPES]))
 @click.option("--rounds", type=click.IntRange(1, 10), default=2, show_default=True, help="Rounds per recipe.")
 @click.option(
     "--only", multiple=True, metavar="RECIPE", help="These recipes instead; the first is compared with."
 )
-@measures(record="results/flux-fused-MODEL.json", repeats=4, warmup=2)
-def flux_fused(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) -> int:
-    """Compare fused with the best compiled recipes of FLUX.1 on one GPU; resumable."""
-    record = how.record or RESULTS / f"flux-fused-{name}.json"
-    recipes = [resolve(text).text for text in only or RECIPES]
+@measures(record="results/fused-model-MODEL.json", repeats=4, warmup=2)
+def fused_models(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) -> int:
+    """Compare fused with the best compiled recipes of a model on one GPU; resumable."""
+    is_flux = name.startswith("flux-")
+    record = how.record or RESULTS / f"{'flux-fused' if is_flux else 'fused-model'}-{name}.json"
+    recipes = [resolve(text).text for text in only or RECIPES[name]]
     found: dict[str, Record] = {}
     with studies.start_launcher(how.device) as launcher:
         for number in range(1, rounds + 1):
@@ -61,7 +80,7 @@ def flux_fused(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) ->
                 (found[recipe],) = vivace.bench(
                     SYNTHETIC + name,
                     [recipe],
-                    text="embeddings",
+                    text="embeddings" if is_flux else "prompts",
                     timing=how.timing.model_copy(update={"rounds": number}),
                     device=how.device,
                     store=how.store,
@@ -78,4 +97,4 @@ def flux_fused(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) ->
 
 
 if __name__ == "__main__":
-    sys.exit(run(flux_fused))
+    sys.exit(run(fused_models))

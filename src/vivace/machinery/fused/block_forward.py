@@ -1,0 +1,334 @@
+"""The forward of double and single blocks over their fused weights.
+
+One buffer holds the residual stream of text and image: the text's tokens come first, so that a double block's products
+read and write slices of it, and single blocks need no concatenation. Each branch's output is added to the stream by
+the kernel that also makes the next branch's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from vivace.errors import Unsupported
+from vivace.machinery.compilation.stream_capture import MemsetsBeside
+from vivace.machinery.fused import operations
+from vivace.machinery.fused.attention import attend
+from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
+from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
+from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Rows, RowScaled
+from vivace.machinery.fused.products import Product
+from vivace.machinery.fused.rope import tables
+from vivace.machinery.fused.scales import StepScales
+from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, to_joint
+
+
+class Exchange(Protocol):
+    """What processes that hold a part of the tokens each give each other."""
+
+    def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Return what the first process computes, which is like another tensor."""
+
+    def gathering(self, queries: torch.Tensor) -> Gathering:
+        """Begin an attention whose own keys and values are like these queries."""
+
+
+class Gathering(Protocol):
+    """Keys and values of one attention.
+
+    Attributes:
+        own: of own tokens, (batch, own tokens, 2, heads, channels), to be written.
+    """
+
+    own: torch.Tensor
+
+    def send(self) -> None:
+        """Begin to send them, once they are written."""
+
+    def wait(self) -> torch.Tensor:
+        """Return keys and values (batch, all tokens, 2, heads, channels), once all are there."""
+
+
+@dataclass
+class _AttentionInputs:
+    """Queries of own tokens, and a function that returns keys and values of all.
+
+    scales: None in bf16.
+    """
+
+    queries: torch.Tensor
+    keys_values: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    scales: AttentionScales | None
+
+
+@dataclass
+class _Pending:
+    """A branch's output that is not yet added to the stream, and the layout of its rows."""
+
+    tokens: TokenLayout
+    branch: Branch | None = None
+
+
+@dataclass
+class _Step:
+    """What all blocks of one forward share. scales: None in bf16."""
+
+    x: torch.Tensor
+    modulations: torch.Tensor
+    rope: tuple[torch.Tensor, torch.Tensor]
+    tokens: TokenLayout
+    scales: StepScales | None
+
+
+class BlockForward:
+    """Computes all blocks.
+
+    Args:
+        blocks: their weights.
+        channels, num_heads: of the transformer.
+
+    Attributes:
+        exchange: where the tokens given are this process's part of them; None: they are all.
+    """
+
+    def __init__(self, blocks: FusedBlocks, channels: int, num_heads: int) -> None:
+        self.exchange: Exchange | None = None
+        # cuDNN clears three numbers before its kernel. Among four GPUs this takes 12 us, in the way of attention; on
+        # one, where the graph has no other branches, nothing is gained.
+        self._attentions = MemsetsBeside()
+        self._blocks = blocks
+        self._architecture = blocks.architecture
+        self._channels = channels
+        self._num_heads = num_heads
+
+    def __call__(
+        self, text: torch.Tensor, image: torch.Tensor, ids: torch.Tensor, modulations: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the image's tokens behind the last block, (batch, tokens, channels).
+
+        Args:
+            text, image: tokens (batch, tokens, channels), in bf16.
+            ids: (text and image tokens, axes), their positions.
+            modulations: (batch, vectors * channels): see `Architecture`.
+        """
+        blocks = self._blocks
+        step = _Step(
+            x=torch.cat([text.flatten(0, 1), image.flatten(0, 1)]),
+            modulations=modulations,
+            rope=tables(ids, blocks.frequency, blocks.axis),
+            tokens=TokenLayout(image.shape[0], text.shape[1], image.shape[1]),
+            scales=None if blocks.bounds is None else blocks.bounds(modulations, self._channels),
+        )
+        num_image = step.tokens.image
+        self._compute(step)
+        return step.x.unflatten(0, (len(image), -1))[:, -num_image:]
+
+    def _compute(self, step: _Step) -> None:
+        pending = _Pending(step.tokens)
+        for index, block in enumerate(self._blocks.doubles):
+            pending = self._double(block, index, step, pending)
+        if step.tokens.batch > 1:
+            # From here on text and image share their weights, so rows need not be sorted by them.
+            self._norm(step, pending, None)
+            step.x = to_joint(step.x, step.tokens).flatten(0, 1)
+            pending = _Pending(step.tokens.joined)
+        num_text = step.tokens.text
+        step.tokens = step.tokens.joined
+        last = len(self._blocks.singles) - 1
+        for index, block in enumerate(self._blocks.singles):
+            # After the last block only the image's tokens are read; in a batch they do not lie together.
+            dropped = num_text if index == last and step.tokens.batch == 1 else 0
+            pending = self._single(block, index, step, pending, dropped)
+        self._norm(step, pending, None)
+
+    def _double(self, block: BlockWeights, index: int, step: _Step, pending: _Pending) -> _Pending:
+        scales, tokens = step.scales, step.tokens
+        start = self._architecture.double_start(index)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._of_double(start)
+        of_inputs: Any = (None, None) if scales is None else scales.doubles[index]
+        of_values = None if scales is None else scales.values[index]
+        rows = self._norm(step, pending, (shift, scale), of_inputs[0])
+        inputs, _ = self._attention_inputs(rows, block, step, of_values, queries_last=True)
+        attended = self._attend(inputs, tokens, of_values)
+        branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
+        rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1])
+        assert block.up is not None
+        assert block.down is not None
+        if self._architecture.activation == "swiglu":
+            active = operations.swiglu(block.up(rows, tokens), scales is not None)
+            return _Pending(tokens, self._row_scaled(block.down, active, tokens, mlp_gate))
+        of_hidden = None if scales is None or scales.hidden is None else scales.hidden[index]
+        hidden = block.up.activated(rows, tokens, of_hidden)
+        return _Pending(tokens, Branch(block.down(hidden, tokens), mlp_gate, block.down.left_bias))
+
+    def _single(
+        self, block: BlockWeights, index: int, step: _Step, pending: _Pending, dropped: int
+    ) -> _Pending:
+        """dropped: first rows whose output is not needed; they are attended to all the same."""
+        scales, num_doubles = step.scales, len(self._blocks.doubles)
+        shift, scale, gate = self._of_single(self._architecture.single_start(index, num_doubles))
+        of_input = None if scales is None else scales.singles[index : index + 1]
+        rows = self._norm(step, pending, (shift, scale), of_input)
+        tokens = step.tokens
+        if dropped:
+            step.x, tokens = step.x[dropped:], TokenLayout(1, 0, tokens.image - dropped)
+        of_values = None if scales is None else scales.values[num_doubles + index]
+        compute = self._gated_single if self._architecture.activation == "swiglu" else self._gelu_single
+        return _Pending(tokens, compute(block, rows, step, of_values, gate, tokens))
+
+    def _gelu_single(
+        self,
+        block: BlockWeights,
+        rows: Rows,
+        step: _Step,
+        shared: torch.Tensor | None,
+        gate: Modulation,
+        tokens: TokenLayout,
+    ) -> Branch:
+        """Attention beside an MLP with GELU.
+
+        Args:
+            rows: of `step.tokens`.
+            shared: scale of values and hidden channels, and its inverse: the outputs of attention and MLP, side by
+                side, are the input of one product.
+            tokens: the last of them, whose output is needed.
+        """
+        assert block.up is not None
+        kept = slice(len(rows.values) - tokens.num_rows, None)
+        of_kept = Rows(rows.values[kept], rows.scale)
+        width = self._channels + block.up.weight.shape[1]
+        joined = torch.empty((len(rows.values), width), dtype=rows.values.dtype, device=rows.values.device)
+        inputs, _ = self._attention_inputs(
+            rows, block, step, shared
+        )  # what is gathered arrives during the MLP
+        of_hidden = None if shared is None else shared[:, None]
+        block.up.activated(of_kept, tokens, of_hidden, joined[kept, self._channels :])
+        self._attend(inputs, step.tokens, shared, joined[:, : self._channels])
+        out = block.out(Rows(joined[kept], None if shared is None else shared[:1]), tokens)
+        return Branch(out, gate, block.out.left_bias)
+
+    def _gated_single(
+        self,
+        block: BlockWeights,
+        rows: Rows,
+        step: _Step,
+        of_values: torch.Tensor | None,
+        gate: Modulation,
+        tokens: TokenLayout,
+    ) -> Branch:
+        """Attention beside an MLP with SwiGLU. For the arguments see `_gelu_single`."""
+        kept = slice(len(rows.values) - tokens.num_rows, None)
+        inputs, projected = self._attention_inputs(rows, block, step, of_values)
+        # Without a scale attention's output stays in bf16 here: it is rounded with the MLP's, by row.
+        attended = self._attend(inputs, step.tokens, None)
+        active = operations.swiglu(
+            projected[kept, 3 * self._channels :],
+            step.scales is not None,
+            Rows(attended.values[kept], attended.scale),
+        )
+        return self._row_scaled(block.out, active, tokens, gate)
+
+    def _row_scaled(self, product: Product, rows: RowScaled, tokens: TokenLayout, gate: Modulation) -> Branch:
+        """Return a product whose rows are scaled where it is added."""
+        unit = None if rows.scales is None else self._blocks.unit[:1]
+        return Branch(product(Rows(rows.values, unit), tokens), gate, product.left_bias, rows.scales)
+
+    def _norm(
+        self,
+        step: _Step,
+        pending: _Pending,
+        norm: tuple[Modulation, Modulation] | None,
+        scale: torch.Tensor | None = None,
+    ) -> Rows:
+        # One picture's rows are in the same order in either layout.
+        return operations.add_and_norm(step.x, pending.branch, step.modulations, norm, pending.tokens, scale)
+
+    def _attention_inputs(
+        self,
+        rows: Rows,
+        block: BlockWeights,
+        step: _Step,
+        of_values: torch.Tensor | None,
+        queries_last: bool = False,
+    ) -> tuple[_AttentionInputs, torch.Tensor]:
+        """Return what a block attends with, of its rows, and all that its first product has made of them.
+
+        Args:
+            of_values: (2,), the scale of values and attention's output, and its inverse; None in bf16.
+            queries_last: compute them while keys and values are sent, where the caller has nothing else to do.
+        """
+        qkv_product, norms, scales = block.qkv, block.norms, None
+        if norms.scales is not None:
+            assert of_values is not None
+            scales = AttentionScales(norms.scales, of_values)
+        preparation = AttentionPreparation(
+            qkv_product.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales
+        )
+        if self.exchange is None:
+            qkv = qkv_product(rows, step.tokens)
+            q, k, v = operations.attention_inputs(qkv, preparation)
+            return _AttentionInputs(q, lambda: (k, v), scales), qkv
+        qkv = qkv_product.empty(rows)
+        q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
+        gathering = self.exchange.gathering(q)
+        own_keys, own_values = gathering.own.unbind(2)
+
+        def write(outputs: slice, q: Any, k: Any, v: Any) -> None:
+            qkv_product.write(rows, step.tokens, qkv, outputs)
+            operations.write_attention_inputs(qkv, preparation, (q, k, v))
+
+        width = 3 * self._channels
+        if queries_last:
+            write(slice(self._channels, width), None, own_keys, own_values)
+            gathering.send()
+            write(slice(self._channels), q, None, None)
+        else:
+            write(slice(width), q, own_keys, own_values)
+            gathering.send()
+        if qkv.shape[1] > width:  # the MLP's part, while keys and values travel
+            qkv_product.write(rows, step.tokens, qkv, slice(width, None))
+        return _AttentionInputs(q, lambda: gathering.wait().unbind(2), scales), qkv
+
+    def _attend(
+        self,
+        inputs: _AttentionInputs,
+        tokens: TokenLayout,
+        values: torch.Tensor | None,
+        onto: torch.Tensor | None = None,
+    ) -> Rows:
+        """Attention's output as rows of tokens: see `attend`."""
+        k, v = inputs.keys_values()
+        launch = None if self.exchange is None else self._attentions.launch
+        return attend((inputs.queries, k, v), inputs.scales, tokens, values, onto, launch=launch)
+
+    def _of_double(self, vector: int) -> list[Modulation]:
+        """Where the modulations of a double block are, whose first is this vector."""
+        half = OF_DOUBLE // 2
+        image = [(vector + k) * self._channels for k in range(half)]
+        return [Modulation(text=start + half * self._channels, image=start) for start in image]
+
+    def _of_single(self, vector: int) -> list[Modulation]:
+        starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
+        return [Modulation(start, start) for start in starts]
+
+
+def of_image(ids: torch.Tensor) -> torch.Tensor:
+    """Return positions (tokens, axes) of one image, of those of a batch, which are the same."""
+    return ids[0] if ids.ndim == 3 else ids
+
+
+def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:
+    """Refuse what the fused blocks do not compute.
+
+    Raises:
+        Unsupported: there is any.
+    """
+    extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
+    if extras:
+        raise Unsupported(
+            f"fused: the fused blocks take no joint_attention_kwargs ({', '.join(extras)}); leave fused out, or call "
+            "without adapters"
+        )

@@ -1,0 +1,210 @@
+"""The weights of double and single blocks, laid out for the fused forward. The original blocks give theirs up, each in
+turn.
+
+A double block keeps text and image apart, a single one has one stream of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
+from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.products import Product
+from vivace.machinery.fused.rope import frequencies
+from vivace.machinery.fused.scales import Bounds, spread
+
+Activation = Literal["gelu", "swiglu"]
+Layers = list[list[Any]]
+"""For each stream, first the text's, the Linear layers whose outputs lie side by side."""
+
+
+@dataclass(frozen=True)
+class BlockLayers:
+    """The layers of a block.
+
+    Attributes:
+        qkv: queries, keys and values; of a gated single block with the MLP's gates and hidden channels behind them.
+        out: of attention; in a single block of attention and the MLP side by side.
+        up: of the MLP; None where `qkv` has it.
+        down: of the MLP; None in single blocks.
+        norms: of queries and keys, for each stream.
+    """
+
+    qkv: Layers
+    out: Layers
+    up: Layers | None
+    down: Layers | None
+    norms: list[tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A transformer of double blocks, then single ones, as the fused forward needs to know it.
+
+    Attributes:
+        activation: of the MLPs: "gelu", in its tanh form, or "swiglu", SiLU of the first half times the second.
+        shares_modulations: all double blocks have the same, and all single ones; else each block has its own.
+        double, single: the layers of a block of diffusers'.
+    """
+
+    activation: Activation
+    shares_modulations: bool
+    double: Callable[[Any], BlockLayers]
+    single: Callable[[Any], BlockLayers]
+
+    def double_start(self, index: int) -> int:
+        """Return which vector of modulations is a double block's first."""
+        return 0 if self.shares_modulations else index * OF_DOUBLE
+
+    def single_start(self, index: int, num_doubles: int) -> int:
+        """Return which vector of modulations is a single block's first."""
+        if self.shares_modulations:
+            return OF_DOUBLE
+        return num_doubles * OF_DOUBLE + index * OF_SINGLE
+
+
+class Norms(nn.Module):  # type: ignore[misc]
+    """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
+
+    A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
+    """
+
+    def __init__(self, norms: list[tuple[Any, Any]], bounded: bool) -> None:
+        super().__init__()
+        weight = torch.stack([torch.stack([q.weight, k.weight]) for q, k in norms]).detach().bfloat16()
+        self.register_buffer("weight", weight.contiguous())
+        largest = weight.float().abs().amax(dim=(0, 2))
+        scales = (weight.shape[-1] ** 0.5 * largest / 448).contiguous() if bounded else None
+        self.register_buffer("scales", scales)
+
+
+class BlockWeights(nn.Module):  # type: ignore[misc]
+    """The products and norms of one block: see `BlockLayers`."""
+
+    def __init__(self, layers: BlockLayers, activation: Activation, quantize: bool, bounded: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        self.qkv = Product(layers.qkv, quantize)
+        self.out = Product(layers.out, quantize)
+        self.up = None if layers.up is None else Product(layers.up, quantize)
+        self.down = None if layers.down is None else Product(layers.down, quantize)
+        self.norms = Norms(layers.norms, bounded)
+
+    def limits(self) -> torch.Tensor:
+        """What bounds the values, and the MLP's hidden channels where they have a bound: see `Bounds`.
+
+        Returns:
+            Of a double block (1 or 2, 2, 2), for each product and stream; of a single one (2,), of both together.
+        """
+        channels = self.qkv.weight.shape[2]
+        products = [_limits(self.qkv, slice(2 * channels, 3 * channels))]
+        if self.activation == "gelu":
+            assert self.up is not None
+            products.append(_limits(self.up))
+        return torch.stack(products) if self.down is not None else torch.stack(products).amax(dim=(0, 1))
+
+
+class FusedBlocks(nn.Module):  # type: ignore[misc]
+    """All blocks of a transformer, whose weights are taken over and removed from it.
+
+    Args:
+        quantize: store weights in e4m3, with one scale for each; else in bf16.
+        bounded: for each block, whether attention's inputs are to be bounded, for fp8.
+        places: each block is moved to where it computes, and its new weights to where they are kept.
+        taking: is called with each block before its layers are taken.
+
+    Attributes:
+        doubles, singles: of each block, in order.
+        bounds: for fp8, what activations cannot exceed.
+        unit: a scale of one, (4,), of which cuBLASLt takes the first; for fp8.
+        frequency, axis: of the rotary embedding.
+    """
+
+    def __init__(
+        self,
+        transformer: Any,
+        architecture: Architecture,
+        quantize: bool,
+        bounded: tuple[bool, ...],
+        places: Places,
+        taking: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.doubles, self.singles = nn.ModuleList(), nn.ModuleList()
+        is_bounded = iter(bounded)
+        limits: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        for blocks, layers_of, weights, of_products in (
+            (transformer.transformer_blocks, architecture.double, self.doubles, limits[0]),
+            (transformer.single_transformer_blocks, architecture.single, self.singles, limits[1]),
+        ):
+            for block in _removed(blocks):
+                block.to(places.work)
+                taking(block)
+                taken = BlockWeights(layers_of(block), architecture.activation, quantize, next(is_bounded))
+                if quantize:
+                    of_products.append(taken.limits())
+                weights.append(taken.to(places.home))
+        self.bounds = self._bounds(limits, places) if quantize else None
+        unit = spread(torch.ones(1, device=places.home))[0] if quantize else None
+        self.register_buffer("unit", unit, persistent=False)
+        config = transformer.config
+        frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, places.home)
+        self.register_buffer("frequency", frequency, persistent=False)
+        self.register_buffer("axis", axis, persistent=False)
+
+    def _bounds(self, limits: tuple[list[torch.Tensor], list[torch.Tensor]], places: Places) -> Bounds:
+        num_products = 2 if self.architecture.activation == "gelu" else 1
+        shapes = (0, num_products, 2, 2), (0, 2)
+        doubles, singles = (
+            torch.stack(tensors) if tensors else torch.empty(shape, device=places.work)
+            for tensors, shape in zip(limits, shapes, strict=True)
+        )
+        num_doubles = len(self.doubles)
+        starts = (
+            [self.architecture.double_start(index) for index in range(num_doubles)],
+            [self.architecture.single_start(index, num_doubles) for index in range(len(self.singles))],
+        )
+        bounds: Bounds = Bounds(doubles, singles, starts).to(places.home)
+        return bounds
+
+
+def _limits(product: Product, outputs: slice = slice(None)) -> torch.Tensor:
+    """For each stream the largest norm of a row of an e4m3 weight, and the largest bias, of some outputs."""
+    assert product.scale is not None
+    limits = []
+    for stream, (weight, scale) in enumerate(zip(product.weight, product.scale, strict=True)):
+        norms = (weight[outputs].float() * scale).norm(dim=1)
+        bias = (
+            norms.new_zeros(())
+            if product.bias is None
+            else product.bias[stream, outputs].float().abs().amax()
+        )
+        limits.append(torch.stack([norms.amax(), bias]))
+    return torch.stack(limits)
+
+
+def _removed(blocks: Any) -> Any:
+    """Yield the blocks in order, and drop each one from the list, so that its memory is free once it was used."""
+    while len(blocks):
+        block = blocks[0]
+        del blocks[0]
+        yield block
+        del block
+
+
+def projections(attn: Any, stream: Literal["image", "text"]) -> list[Any]:
+    """The Linear layers of queries, keys and values, which may have been fused before."""
+    fused, separate = {
+        "image": ("to_qkv", ("to_q", "to_k", "to_v")),
+        "text": ("to_added_qkv", ("add_q_proj", "add_k_proj", "add_v_proj")),
+    }[stream]
+    if getattr(attn, fused, None) is not None:
+        return [getattr(attn, fused)]
+    return [getattr(attn, name) for name in separate]

@@ -1,0 +1,31 @@
+"""Layers as torchao's fp8 computes them, to compare with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vivace.machinery.kernels import reference
+
+
+def round_by_row(layer: torch.nn.Linear) -> None:
+    """Compute a layer with a scale for each token and for each output."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        factors = []
+        for rows in (x.flatten(0, -2), layer.weight):
+            values, scales = reference.quantize_rows(rows)
+            factors.append(values.float() * scales)
+        return (factors[0] @ factors[1].t()).unflatten(0, x.shape[:-1])
+
+    layer.forward = forward
+
+
+def outliers(blocks: Any, largest: float, change: Callable[[Any], None] | None = None) -> None:
+    """Multiply four outputs of each Linear layer of blocks, and change the layer."""
+    for block in blocks:
+        for layer in block.modules():
+            if isinstance(layer, torch.nn.Linear) and layer.bias is None:
+                layer.weight[:: layer.out_features // 4] *= largest
+                if change is not None:
+                    change(layer)
