@@ -105,7 +105,7 @@ def check_qk_norm_rope(
         values = ref.scale_of(wanted[2].abs().amax().float().reshape(1) * 3)
         scales = (limit, values)
         factors = torch.cat([limit, values])
-    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)
+    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)  # type: ignore[call-arg]
     for got, want, factor in zip(made, wanted, factors, strict=True):
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
     # Queries apart, and a token's key and value side by side. Neither reads the other.
@@ -280,7 +280,7 @@ def check_convolve(
         for more in ((None, None), (bias, residual)):
             wanted = ref.convolve(wide, weight.double(), scales.double(), *more)
             out = poisoned(num_pixels, outputs, dtype=torch.bfloat16, device=device)
-            convolve(x, weight, scales, out, *more, tiles)
+            convolve(x, weight, scales, out, *more, tiles)  # type: ignore[call-arg]
             assert error(out, wanted) < SIXTEEN_BITS, (tiles, more)
 
 

@@ -40,7 +40,9 @@ Call = Callable[..., int]
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The script with a worker that answers at once, on the studies' own models."""
     monkeypatch.setattr(
-        script.studies, "start_launcher", lambda device: Launcher(stub_worker.COMMAND, tries_gpu=False)
+        script.studies,  # type: ignore[attr-defined]
+        "start_launcher",
+        lambda device: Launcher(stub_worker.COMMAND, tries_gpu=False),
     )
 
     def called(*arguments: str, store: str = "store") -> int:

@@ -47,7 +47,7 @@ def measured(
         canaries=canaries,
     )
     stored: dict[int, Round] = {}
-    for done in rounds_of(job, launched):  # type: ignore[arg-type]
+    for done in rounds_of(job, launched):
         assert done.is_update is (done.trial in stored)
         stored[done.trial] = done.round
     return launched.measured, stored

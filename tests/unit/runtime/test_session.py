@@ -140,7 +140,7 @@ def test_components_of_different_dtypes_fit_together(recipe: str) -> None:
     assert -10 * np.log10(np.mean((picture - reference) ** 2)) > 25
     wanted = recipe.partition("@")[2].split(",") if "@" in recipe else ["denoiser", "vae", "text_encoder"]
     for component in ("denoiser", "vae", "text_encoder"):
-        dtype = component_of(session.pipe, component).dtype  # type: ignore[arg-type]
+        dtype = component_of(session.pipe, component).dtype
         assert dtype == (torch.bfloat16 if component in wanted else torch.float32), component
 
 

@@ -217,7 +217,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
 
 def test_random_weights_take_its_schedule() -> None:
     pipe = build("sdxl")
-    target = target_of(pipe=pipe, has_random_weights=True)  # type: ignore[arg-type]
+    target = target_of(pipe=pipe, has_random_weights=True)
     assert Deepcache().unsupported(target) is None
 
 

@@ -27,13 +27,13 @@ GPU = Machine("cuda", "a GPU", (9, 0), None)
 
 def counts(session: Any) -> tuple[int, int, int]:
     found = session.evidence()
-    return tuple(found[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))  # type: ignore[return-value]
+    return tuple(found[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))
 
 
 def count_encodings(pipe: Any) -> list[str]:
     seen: list[str] = []
     for name in ("text_encoder", "text_encoder_2"):
-        encoder = component_of(pipe, name)  # type: ignore[arg-type]
+        encoder = component_of(pipe, name)
         if encoder is not None:
             encoder.register_forward_hook(lambda *_, name=name: seen.append(name))
     return seen
@@ -216,7 +216,7 @@ def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch:
     )
     monkeypatch.setattr("vivace.techniques.prompt_cache._is_managed", lambda module: False)
     effect = PromptCache(free_encoders=True).apply(target_of(machine=GPU, pipe=pipe))
-    encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]  # type: ignore[arg-type]
+    encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]
     names = [type(encoder).__name__ for encoder in encoders]
     plain = vivace.apply(pipe)
     draw(plain, "one")

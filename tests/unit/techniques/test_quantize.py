@@ -39,7 +39,7 @@ SCHEMES = {
 
 
 def machine(*capability: int) -> Machine:
-    return Machine("cuda", "a GPU", capability or None, None)  # type: ignore[arg-type]
+    return Machine("cuda", "a GPU", capability or None, None)
 
 
 @functools.cache
@@ -390,7 +390,7 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
         vivace.apply(session("sd", "int8").pipe, "fp8")
     assert caught.value.already_so
     for scheme in ("fp8",):
-        reason = Quantize(scheme=scheme).unsupported(target_of(machine(8, 0))) or ""  # type: ignore[arg-type]
+        reason = Quantize(scheme=scheme).unsupported(target_of(machine(8, 0))) or ""
         assert "compute capability 8.9" in reason
         assert "8.0" in reason
     assert Quantize(scheme="fp8").unsupported(target_of(machine(8, 9))) is None
