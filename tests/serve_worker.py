@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported
+from vivace.processes.lines import send_event
 from vivace.serve import worker
-from vivace.serve.messages import Draw, Load, image_file, send_event
+from vivace.serve.messages import Draw, Load, image_file
 
 COMMAND = (sys.executable, "-m", "tests.serve_worker")
 SIZE = 16

@@ -21,7 +21,7 @@ from tests import stub_worker
 from tests.make import make_record, make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from vivace.benchmark import Timing
-from vivace.benchmark.launcher import Launcher
+from vivace.processes.launcher import Launcher
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.spec.ceilings import Work, identity_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.benchmark.comparison import default_threads
-from vivace.benchmark.launcher import WORKER
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Run
 from vivace.benchmark.runner import Progress, ask_race
 from vivace.benchmark.store import DEFAULT_STORE

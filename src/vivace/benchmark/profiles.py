@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from vivace.benchmark.comparison import comparison_of, default_threads
-from vivace.benchmark.launcher import Launcher, OnEvent, ask
 from vivace.benchmark.pictures import save_sources
-from vivace.benchmark.requests import ProfileRequest
+from vivace.benchmark.requests import ProfileRequest, ask
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
+from vivace.processes.launcher import Launcher, OnEvent
 from vivace.report.dataframe import dataframe
 from vivace.report.profile import ProfileChange, changes, profile_text, table_rows
 from vivace.spec.keywords import CallKeywords

@@ -8,17 +8,18 @@ from typing import Any, Protocol
 
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.fitting import reduce_until
-from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
 from vivace.benchmark.requests import (
     EnvironmentRequest,
     LargestBatchRequest,
     RaceRequest,
     RehearsalRequest,
+    ask,
 )
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
+from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing

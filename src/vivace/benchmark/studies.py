@@ -13,10 +13,10 @@ from typing import Unpack
 from vivace.benchmark.comparison import Comparison, comparisons, default_threads
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.figures import add_figures, draw_noise_floor
-from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread import Pool, SpreadTrials
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
     Progress,
@@ -32,6 +32,7 @@ from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
+from vivace.processes.launcher import Launcher
 from vivace.spec.keywords import StudyKeywords
 from vivace.spec.record import Record
 from vivace.spec.study import QualityRequest, Study

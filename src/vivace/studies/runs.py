@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark import studies as benches
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.places.spread import Pool
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.store import DEFAULT_STORE
+from vivace.processes.launcher import Launcher
 from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 from vivace.spec.recipe import unpinned

@@ -10,12 +10,12 @@ from pathlib import Path
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.planned import predict_by_worker
 from vivace.benchmark.runner import Progress
 from vivace.benchmark.support import ask_support
 from vivace.models.find import SYNTHETIC, LocatedModel
+from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import size

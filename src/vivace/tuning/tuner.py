@@ -11,7 +11,6 @@ from pathlib import Path
 
 from vivace.benchmark import QualityRequest
 from vivace.benchmark.comparison import default_threads, workload_of
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.runner import Progress, Silent, ask_environment
 from vivace.benchmark.store import DEFAULT_STORE, Store
@@ -19,6 +18,7 @@ from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.models.find import find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
+from vivace.processes.launcher import Launcher
 from vivace.report.rows import priced
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.techniques import TECHNIQUES

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.make import make_round, make_trial
-from vivace.benchmark.launcher import Ending
 from vivace.benchmark.places.jobs import CANARY_CALLS, Job, rounds_of
 from vivace.benchmark.requests import RoundRequest
 from vivace.benchmark.schedule import missing_rounds
+from vivace.processes.launcher import Ending
 from vivace.spec.record import Outcome, Round
 from vivace.spec.timing import Timing
 

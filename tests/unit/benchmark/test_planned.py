@@ -9,12 +9,12 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.benchmark import planned
-from vivace.benchmark.launcher import Ending
 from vivace.benchmark.planned import machine_of, plan_again
 from vivace.benchmark.studies import start_launcher
 from vivace.cli import main
 from vivace.errors import WorkerError
 from vivace.memory.predict import predict_trial
+from vivace.processes.launcher import Ending
 from vivace.spec.model import Model
 from vivace.spec.record import Memory, Outcome, Record, Round
 
