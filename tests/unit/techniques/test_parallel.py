@@ -62,6 +62,7 @@ class TestBoth:
         ],
         ids=["plain", "batch", "odd batch", "size", "prompt", "guidance"],
     )
+    @pytest.mark.slow("*-odd batch", "*-prompt")
     def test_it_draws_the_same_picture(self, both: tuple[str, Any, Any], call: dict[str, Any]) -> None:
         _, sharded, alone = both
         before = sharded.evidence()["forwards_shared"]

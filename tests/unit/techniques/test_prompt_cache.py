@@ -96,6 +96,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize(("family", "change"), [(f, c) for f, changes in CHANGES.items() for c in changes])
 @pytest.mark.slow("flux-*")
 @pytest.mark.exhaustive("flux-change9", "flux-change10")
+@pytest.mark.slow("sdxl-change[4578]")
 def test_whatever_the_encoders_depend_on_is_part_of_the_key(family: str, change: dict[str, Any]) -> None:
     plain, kept = session(family), session(family, "prompt_cache")
     draw(kept)
@@ -187,6 +188,7 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
 @pytest.mark.parametrize(
     "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
 )
+@pytest.mark.slow("bf16", "int8*")
 def test_it_composes(recipe: str) -> None:
     reference, both = drawn("sd", recipe), session("sd", f"prompt_cache+{recipe}")
     for _ in range(2):
