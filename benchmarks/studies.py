@@ -38,11 +38,11 @@ from benchmarks.study_groups import (
     record_of,
 )
 from vivace.benchmark import RunSettings, Timing, studies
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.schedule import SITTING_S
 from vivace.benchmark.store import Store
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import UsageError, nearest
+from vivace.processes.launcher import Launcher
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.report.summary import seconds

@@ -21,7 +21,7 @@ from tests import stub_worker
 from tests.make import make_record, make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from vivace.benchmark import Timing
-from vivace.benchmark.launcher import Launcher
+from vivace.processes.launcher import Launcher
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.spec.ceilings import Work, identity_of
@@ -40,7 +40,9 @@ Call = Callable[..., int]
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """The script with a worker that answers at once, on the studies' own models."""
     monkeypatch.setattr(
-        script.studies, "start_launcher", lambda device: Launcher(stub_worker.COMMAND, tries_gpu=False)
+        script.studies,  # type: ignore[attr-defined]
+        "start_launcher",
+        lambda device: Launcher(stub_worker.COMMAND, tries_gpu=False),
     )
 
     def called(*arguments: str, store: str = "store") -> int:

@@ -39,10 +39,10 @@ from tests.composition.recipes import (
     random_recipes,
 )
 from tests.composition.worker import COMMAND, EQUAL_DB, DrawRequest, without_picture
-from vivace.benchmark.launcher import Launcher, last_line
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.machine import choose_device
 from vivace.models.catalogue import CATALOGUE
+from vivace.processes.launcher import Launcher, last_line
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import BASELINE
 from vivace.techniques import TECHNIQUES

@@ -17,6 +17,7 @@ LAYERS = {
     "families": 1,
     "lint": 1,
     "report": 1,
+    "processes": 1,
     "kernels": 1,
     "samplers": 1,
     "models": 2,

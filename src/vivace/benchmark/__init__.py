@@ -36,22 +36,30 @@ __all__ = [
     "run_study",
     "start_launcher",
 ]
-_PLACES = {
-    "benchmark.comparison": ("Comparison", "comparisons"),
-    "benchmark.pairs": ("Paired", "compare"),
-    "benchmark.profiles": ("Profiled", "profile"),
-    "benchmark.run": ("Compared", "Run"),
-    "benchmark.settings": ("RunSettings",),
-    "benchmark.store": ("DEFAULT_STORE", "Store"),
-    "benchmark.studies": ("bench", "run_study", "start_launcher"),
-    "spec.study": ("QualityRequest", "WorkloadRequest", "Study"),
-    "spec.timing": ("Timing",),
+_MODULES = {
+    "Compared": "benchmark.run",
+    "Comparison": "benchmark.comparison",
+    "DEFAULT_STORE": "benchmark.store",
+    "Paired": "benchmark.pairs",
+    "Profiled": "benchmark.profiles",
+    "QualityRequest": "spec.study",
+    "Run": "benchmark.run",
+    "RunSettings": "benchmark.settings",
+    "Store": "benchmark.store",
+    "Study": "spec.study",
+    "Timing": "spec.timing",
+    "WorkloadRequest": "spec.study",
+    "bench": "benchmark.studies",
+    "compare": "benchmark.pairs",
+    "comparisons": "benchmark.comparison",
+    "profile": "benchmark.profiles",
+    "run_study": "benchmark.studies",
+    "start_launcher": "benchmark.studies",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: `vivace generate` needs neither the store nor the pages."""
-    for place, names in _PLACES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"vivace.{place}"), name)
-    raise AttributeError(f"module 'vivace.benchmark' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vivace.benchmark' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.benchmark.launcher import WORKER
 from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Run
 from vivace.benchmark.runner import ask_race
 from vivace.benchmark.settings import RunSettings

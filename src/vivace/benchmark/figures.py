@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
-from vivace.benchmark.launcher import Launcher, ask, last_line
-from vivace.benchmark.requests import FiguresRequest, ImagesRequest, Scorer
+from vivace.benchmark.requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError, WorkerError
 from vivace.models.scorers import LocatedScorer
+from vivace.processes.launcher import Launcher, last_line
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of

@@ -11,7 +11,6 @@ from typing import Any, Protocol, Unpack
 
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.invocation import Purpose
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.progress import SILENT, Progress
@@ -19,6 +18,7 @@ from vivace.benchmark.runner import ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
+from vivace.processes.launcher import Launcher
 from vivace.report.rows import Row, rows_of
 from vivace.runtime.workloads import default_threads
 from vivace.spec.environment import Environment

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from vivace.benchmark.launcher import Launcher, OnEvent, ask
 from vivace.benchmark.pictures import save_sources
-from vivace.benchmark.requests import ProfileRequest
+from vivace.benchmark.requests import ProfileRequest, ask
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
+from vivace.processes.launcher import Launcher, OnEvent
 from vivace.report.dataframe import dataframe
 from vivace.report.profile import ProfileChange, changes, profile_text, table_rows
 from vivace.runtime.request import checked_request

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.fitting import reduce_until
-from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.requests import (
@@ -15,10 +14,12 @@ from vivace.benchmark.requests import (
     LargestBatchRequest,
     RaceRequest,
     RehearsalRequest,
+    ask,
 )
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
+from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing

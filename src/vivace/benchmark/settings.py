@@ -7,12 +7,12 @@ from pathlib import Path
 
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Purpose
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread import Pool
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
+from vivace.processes.launcher import Launcher
 from vivace.spec.study import Study
 from vivace.stats.until import Until
 

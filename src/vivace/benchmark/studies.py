@@ -13,11 +13,11 @@ from typing import Unpack
 from vivace.benchmark import planned
 from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.figures import add_figures, draw_noise_floor
-from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.pictures import save_sources
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.places.spread import Pool, SpreadTrials
 from vivace.benchmark.progress import SILENT, CountingRounds, Progress
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
     ask_environment,
@@ -33,6 +33,7 @@ from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
+from vivace.processes.launcher import Launcher
 from vivace.runtime.workloads import default_threads
 from vivace.spec.keywords import StudyKeywords
 from vivace.spec.record import Record

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivace.benchmark.launcher import Launcher, ask
-from vivace.benchmark.requests import SupportRequest
+from vivace.benchmark.requests import SupportRequest, ask
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
 from vivace.machinery.lora.distillations import distillations
 from vivace.memory.predict import built_for
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
+from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import OnTechnique, Session

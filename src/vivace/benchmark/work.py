@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
-from vivace.benchmark.launcher import Launcher, last_line
 from vivace.benchmark.planned import machine_of
 from vivace.benchmark.requests import WorkRequest
 from vivace.benchmark.store import Store
@@ -26,6 +25,7 @@ from vivace.memory.without_values import run_without_values
 from vivace.memory.work import VAE_ENCODER, precisions
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
+from vivace.processes.launcher import Launcher, last_line
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode

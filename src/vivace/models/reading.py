@@ -12,8 +12,8 @@ from pathlib import Path
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.files import num_bytes
 from vivace.models.find import LocatedModel
+from vivace.processes.limits import ProcessLimits
 
-LOOK_EVERY_S = 0.1
 _LEAST_S = 120.0  # importing the libraries takes up to 20 s on a busy machine
 _BYTES_PER_S = 20e6  # of a slow disk
 _LEAST_BYTES = 6e9  # libraries, and the host's part of CUDA
@@ -21,11 +21,8 @@ _COPIES = 6  # of the weights: the file's pages, fp16 as fp32, and what conversi
 
 
 @dataclass(frozen=True)
-class ReadingLimits:
+class ReadingLimits(ProcessLimits):
     """Limits until a model is read."""
-
-    seconds: float
-    num_bytes: float
 
     @classmethod
     def of(cls, located: LocatedModel) -> ReadingLimits:
@@ -40,18 +37,6 @@ class ReadingLimits:
     @classmethod
     def of_bytes(cls, size: int) -> ReadingLimits:
         return cls(_LEAST_S + size / _BYTES_PER_S, _LEAST_BYTES + _COPIES * size)
-
-    def excess(self, pid: int, seconds: float) -> str | None:
-        """Return what a process used too much of, reading for so long; None if it is within the limits."""
-        import psutil
-
-        if seconds > self.seconds:
-            return f"{self.seconds:.0f} s"
-        try:
-            held = psutil.Process(pid).memory_info().rss
-        except psutil.Error:  # it ended
-            return None
-        return f"{self.num_bytes / 1e9:.1f} GB of memory" if held > self.num_bytes else None
 
 
 def is_trusted(located: LocatedModel) -> bool:

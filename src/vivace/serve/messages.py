@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,6 @@ def parsed(line: str) -> Message:
     if fields.get("lora") is not None and kind is Draw:
         fields["lora"] = tuple(fields["lora"])
     return kind(**fields)
-
-
-def send_event(events: TextIO, event: dict[str, Any]) -> None:
-    """Write an event of a worker as a line."""
-    events.write(json.dumps(event) + "\n")
-    events.flush()
 
 
 def image_file(folder: Path, job: str, name: str) -> Path:

@@ -11,10 +11,7 @@ are RGB bytes in a file of the folder that `Load` names, which lies in memory; t
 
 from __future__ import annotations
 
-import ctypes
-import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -23,12 +20,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, VivaceError
-from vivace.serve.messages import Cancel, Draw, Load, Message, parsed, send_event
+from vivace.processes.lines import send_event
+from vivace.processes.resident import die_with_parent, open_events
+from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
 
 if TYPE_CHECKING:
     from vivace.serve.drawing import Drawing
 
-_PR_SET_PDEATHSIG = 1
 _MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
 
 
@@ -79,11 +77,8 @@ class Inbox:
 
 
 def main() -> None:
-    _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers
-    # Standard output carries events only; what libraries print goes to standard error.
-    events = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    die_with_parent()
+    events = open_events()
     inbox = Inbox(iter(sys.stdin.readline, ""))
     while (message := inbox.next()) is not None:
         if isinstance(message, Load):
@@ -140,11 +135,6 @@ def _message(error: Exception, is_memory: bool) -> str:
         return "the GPU has not enough memory for an image of this size; ask for a smaller one"
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300] if text else ''}"
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from typing import Any
 
 from vivace.benchmark import studies as benches
 from vivace.benchmark.invocation import Purpose
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
+from vivace.processes.launcher import Launcher
 from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 from vivace.spec.recipe import unpinned

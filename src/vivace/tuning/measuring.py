@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Invocation, Purpose
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.planned import predict_by_worker
 from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.support import ask_support
 from vivace.models.find import SYNTHETIC, LocatedModel
+from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import size

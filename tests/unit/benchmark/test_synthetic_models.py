@@ -126,7 +126,7 @@ def test_load_builds_a_model_that_generates(
     if recipe == "tiny_vae":
         assert type(pipe.vae).__name__ == "AutoencoderTiny"
     picture = session(PROMPT, generator=torch.Generator().manual_seed(0), output_type="pt").images
-    assert picture.shape == (1, 3, SIDE, SIDE)
+    assert picture.shape == (1, 3, SIDE, SIDE)  # type: ignore[attr-defined]
     assert torch.isfinite(picture).all()
 
 
@@ -289,7 +289,7 @@ def test_the_same_from_python(tmp_path: Path) -> None:
             lpips=True,
             quality=False,
             store=tmp_path / "s",
-            launcher=Launcher(),  # type: ignore[arg-type]
+            launcher=Launcher(),
         )
 
 

@@ -76,7 +76,7 @@ def test_it_draws_what_vivace_draws(
                 workload=workload,
                 sources=source_files(found, workload, asked),
             )
-    assert f'"{CATALOGUE[model].origin.repo}"' in written.text  # type: ignore[union-attr]
+    assert f'"{CATALOGUE[model].origin.repo}"' in written.text
     assert written.own == ([] if "taylorseer" not in recipe else ["taylorseer(hits=0.5)"])
     with ExitStack() as stack:
         for module, name, small_area in small_areas():

@@ -96,6 +96,9 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
 @pytest.mark.slow("tiny-sd-bf16*", "tiny-flux-bf16*", "*scheduler(lms*", "*flow_lcm*", "*bitsandbytes*")
 @pytest.mark.exhaustive("tiny-flux-bf16+quantize*", "*flow_lcm*")
+@pytest.mark.slow(
+    "tiny-sd-fp8", "tiny-sd-layerwise*", "tiny-sd-int8_dynamic*", "tiny-sd-quantize(fp8_weight*"
+)
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
         pytest.importorskip("bitsandbytes")

@@ -131,6 +131,7 @@ def draw(session: Any, **call: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("sd15", "sdxl", "sdxl-lightning-2step", "playground", "flux-*")
 def test_it_loads_and_draws(name: str, served: Hub) -> None:
     prepared = checked_request(name, "baseline")
     entry = CATALOGUE[name]
@@ -160,6 +161,7 @@ def test_it_loads_and_draws(name: str, served: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if origin_of(name).tiny_vae is not None])
+@pytest.mark.quick("sd15", "sdxl", "flux-dev")
 def test_its_tiny_vae_is_fetched_when_it_is_asked_for(name: str, served: Hub) -> None:
     checked_request(name, "baseline")
     taken = {file for file in served.files if "/" not in file and file != "model_index.json"}
@@ -245,6 +247,7 @@ def test_a_gated_entry(served: Hub) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick("sd15*", "flux-dev*", "sdxl*")
+@pytest.mark.slow("sdxl-*")
 def test_a_script_of_it_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

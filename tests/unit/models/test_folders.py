@@ -160,7 +160,7 @@ class Silent:
 
 def test_a_first_image_tells_the_time_of_later_ones() -> None:
     told: list[tuple[float, float]] = []
-    calls = FirstCalls(Silent(), lambda least, likely: told.append((least, likely)))  # type: ignore[arg-type]
+    calls = FirstCalls(Silent(), lambda least, likely: told.append((least, likely)))
     calls.event({"event": "phase", "phase": "first call", "done": 0})
     assert told == []
     calls.event({"event": "phase", "phase": "warm-up", "done": 1})

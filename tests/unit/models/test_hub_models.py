@@ -6,13 +6,14 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import constants, file_download
+from huggingface_hub import constants
 
 import vivace
 from tests.hub_server import Hub, Repository, client_of, commit_of, serve
@@ -211,13 +212,12 @@ def test_repositories_that_are_no_model(served: Hub, folder: Path, tmp_path: Pat
 
 
 def test_too_little_disk_is_known_before_anything_large_is_fetched(served: Hub) -> None:
-    import vivace.models.hub as ours
 
     def tiny_disk(path: Path) -> Any:
         return shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours.shutil, "disk_usage", tiny_disk)
+        patch.setattr(shutil, "disk_usage", tiny_disk)
         with pytest.raises(
             Unsupported, match=r"org/model needs 0\.01 GB, and 0\.00 GB are free .* set HF_HOME"
         ):
@@ -246,7 +246,7 @@ def test_an_interrupted_download_keeps_what_arrived(
 ) -> None:
     repository = served.repositories["org/model"]
     repository.cuts[UNET] = 100_000
-    monkeypatch.setattr(file_download.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with pytest.raises(
         Unsupported, match=r"org/model could not be downloaded from .* check the network and try again"
     ):
@@ -263,7 +263,7 @@ def test_a_broken_connection_is_resumed(served: Hub, monkeypatch: pytest.MonkeyP
     size = (WEIGHTS / "tiny-sd" / UNET).stat().st_size
     served.repositories["org/model"].cuts[UNET] = size // 3 + 1
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
-    monkeypatch.setattr(file_download.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     checked_request("org/model", "baseline")
     assert size <= served.sent[UNET] < size + 3 * 100_000, "in parts; of each at most the last chunk again"
 

@@ -50,7 +50,7 @@ def folder(pipe: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def served(client: Hub, folder: Path) -> Hub:
     """SD 1.5's repository, which has the configuration."""
-    revision = str(CATALOGUE["sd15"].origin.revision)  # type: ignore[union-attr]
+    revision = str(CATALOGUE["sd15"].origin.revision)
     client.repositories["stable-diffusion-v1-5/stable-diffusion-v1-5"] = Repository({revision: folder})
     return client
 
@@ -229,7 +229,7 @@ def test_what_is_no_whole_model(shapes: dict[str, tuple[int, ...]], says: str, t
 def serve_flux(client: Hub, flux_weights: Path, tmp_path: Path) -> Path:
     """A small FLUX.1 [dev], as a folder and at the hub."""
     base = Path(shutil.copytree(flux_weights / flux.FOLDER, tmp_path / "base"))
-    revision = str(CATALOGUE["flux-dev"].origin.revision)  # type: ignore[union-attr]
+    revision = str(CATALOGUE["flux-dev"].origin.revision)
     client.repositories["black-forest-labs/FLUX.1-dev"] = Repository({revision: base})
     return base
 

@@ -139,6 +139,7 @@ def test_what_steers_attention_and_blocks_is_of_unit_order() -> None:
         ("playground", {"num_inference_steps": 6}),
     ],
 )
+@pytest.mark.slow("pony*", "playground*", "lcm*")
 def test_latents_end_in_range_under_every_scheduler(name: str, call: dict[str, Any]) -> None:
     # Shallow: what is tried here is the scheduler.
     few = {"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 2]}
@@ -158,6 +159,7 @@ def test_a_unet_returns_its_noise_and_still_hears_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux-dev"])
+@pytest.mark.quick("sd15", "flux-dev")
 def test_a_seed_gives_the_same_weights_whatever_else_ran(name: str) -> None:
     architecture = narrow(name)
     first = build(architecture, "cpu", torch.float32, seed=3)

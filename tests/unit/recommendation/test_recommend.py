@@ -137,7 +137,7 @@ def test_wrong_arguments_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="add --price-per-hour"):
         vivace.recommend("flux-dev", goal="cost")
     with pytest.raises(UsageError, match="goals: latency, memory"):
-        vivace.recommend("flux-dev", goal="speed")  # type: ignore[arg-type]
+        vivace.recommend("flux-dev", goal="speed")
     with pytest.raises(UnknownModel, match="did you mean 'flux-dev'"):
         vivace.recommend("flux-dv")
     with pytest.raises(StoreError, match="no store at"):

@@ -58,7 +58,7 @@ def test_throughput_and_cost_look_at_every_batch() -> None:
         seen("compile", 2.0, latency=Interval(4, 3.9, 4.1), batch=4),
         batch=4,
     )
-    assert ask(one, four).chosen.latency.point == pytest.approx(10 / 1.5)  # type: ignore[union-attr]
+    assert ask(one, four).chosen.latency.point == pytest.approx(10 / 1.5)
     answer = ask(one, four, goal="throughput")
     assert answer.chosen is not None
     assert (answer.chosen.title, answer.chosen.gain) == (

@@ -49,7 +49,7 @@ def test_rows_are_sane() -> None:
 
 
 def test_percentiles_need_samples_enough() -> None:
-    def row(n: int):  # type: ignore[no-untyped-def]
+    def row(n: int):
         return rows_of([make_record("baseline", make_round(0, tuple(1 + i / n for i in range(n))))])[0]
 
     assert row(9).latency.p90_s is None

@@ -41,4 +41,4 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
     recipe: str, fields: dict[str, object], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        checked_request("tiny-sd", recipe, **fields)  # type: ignore[arg-type]
+        checked_request("tiny-sd", recipe, **fields)

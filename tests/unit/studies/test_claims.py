@@ -25,7 +25,7 @@ def part(*recipes: str) -> ModelPart:
         StudyFile(
             name="x",
             title="T",
-            part=(Part(name="p", models=("tiny-sd",), recipes=recipes, figures=FIGURES),),  # type: ignore[arg-type]
+            part=(Part(name="p", models=("tiny-sd",), recipes=recipes, figures=FIGURES),),
         )
     )
     return found
@@ -280,7 +280,7 @@ def cached_part() -> ModelPart:
             Part(
                 name="p", models=("flux-dev",), recipes=(cache, f"{cache}+attention(flash)"), figures=FIGURES
             ),
-        ),  # type: ignore[arg-type]
+        ),
     )
     (found,) = expand(file, synthetic=True)
     return found

@@ -198,7 +198,7 @@ def test_an_unknown_study_names_the_known_ones(name: str) -> None:
 )
 def test_what_a_study_does_not_have_is_refused(asked: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        expand(read_study("001"), **asked)  # type: ignore[arg-type]
+        expand(read_study("001"), **asked)
     assert said in str(caught.value)
 
 

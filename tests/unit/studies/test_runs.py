@@ -281,7 +281,7 @@ def test_a_study_of_ones_own_has_no_source_that_concludes() -> None:
     )
 
     def page(file: StudyFile, claims: list[tuple[Claim, list[JudgedClaim]]]) -> str:
-        return page_of(SimpleNamespace(file=file, parts=(), columns=(), claims=lambda: claims, store=None))  # type: ignore[arg-type]
+        return page_of(SimpleNamespace(file=file, parts=(), columns=(), claims=lambda: claims, store=None))
 
     alone = page(own, [(claim, [here])])
     assert "What this study concludes, judged by what was measured here." in alone

@@ -98,6 +98,7 @@ def test_other_questions_have_other_scales(cache: Path, recipe: str, prompts: li
 @pytest.mark.parametrize(
     "content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}", b"not a file of scales at all"]
 )
+@pytest.mark.quick("not a file*")
 def test_a_damaged_file_is_made_anew(cache: Path, content: bytes) -> None:
     picture = draw(opened())
     (file,) = cache.iterdir()

@@ -60,7 +60,7 @@ def test_a_look_has_to_be_surer_than_the_only_one() -> None:
         assert row.judgement is not None
         assert row.fidelity is not None
         assert row.fidelity.clip is not None
-        assert row.fidelity.clip.bounds.low < bounds.low  # type: ignore[operator]
+        assert row.fidelity.clip.bounds.low < bounds.low
         verdicts.append(row.judgement.gate)
     assert verdicts == [Gate.UNCLEAR, Gate.PASSED]
 

@@ -27,10 +27,10 @@ def test_control_characters_become_visible() -> None:
 def test_streams_pass_nothing_harmful_whoever_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     stream = PlainStream(raw)
-    print(f"x{ESCAPE}é", file=stream)  # type: ignore[call-overload]
+    print(f"x{ESCAPE}é", file=stream)
     stream.writelines(["\x1b"])
     raw.flush()
-    assert raw.buffer.getvalue() == rb"x\x1b]0;owned\x07\x1b[31m\x9b2J\xe9" + b"\n" + rb"\x1b"  # type: ignore[attr-defined]
+    assert raw.buffer.getvalue() == rb"x\x1b]0;owned\x07\x1b[31m\x9b2J\xe9" + b"\n" + rb"\x1b"
     assert not hasattr(stream, "buffer")
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import Field
 
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.requests import RoundRequest
 from vivace.models.reading import complaint
+from vivace.processes.launcher import Ending, Launcher, last_line
 from vivace.spec.base import Spec
 from vivace.spec.record import Canary, Outcome, Round
 from vivace.spec.timing import Timing

@@ -8,10 +8,10 @@ import pytest
 
 from tinyworld import clip
 from vivace.benchmark.image_figures import compute_figures
-from vivace.benchmark.launcher import Launcher, ask
-from vivace.benchmark.requests import GpusRequest, Scorer
+from vivace.benchmark.requests import GpusRequest, Scorer, ask
 from vivace.errors import UnusableModel
 from vivace.models.find import WEIGHTS
+from vivace.processes.launcher import Launcher
 
 _WORKER = """
 import json, os, sys, time
@@ -97,7 +97,7 @@ for number, _ in enumerate(sys.stdin):
     status = child.wait()
     if status == 0:
         say(event="result", value=dict(number=number))
-    say(event="ended", status=0 if status == 0 else -status)
+    say(event="ended", status=status)
 """
 
 
