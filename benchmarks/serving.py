@@ -1,117 +1,104 @@
-"""What serving costs: the time that HTTP adds to an image, throughput beside calls in a loop, start-up, and memory.
+"""What serving costs: start-up, what HTTP adds, throughput beside a loop, goodput, LoRAs at random, several GPUs.
 
-    python -m benchmarks.serving                          tiny-sd on this machine, about four minutes on a CPU
-    python -m benchmarks.serving --model sdxl --recipe "fused(fp8)+cuda_graph" --record results/serving-h200.json
+    python -m benchmarks.serving                          tiny-sd on this machine, about six minutes on a CPU
+    python -m benchmarks.serving --threads 1              the same, with a core for the worker and one for the rest
+    python -m benchmarks.serving --model synthetic:flux-dev --recipe "fused(fp8)+cuda_graph" --minutes 4
+    python -m benchmarks.serving --model sdxl --recipe "bf16+compile" --num-loras 20 --gpus 2
 
-Blocks of calls of a session in this process and blocks of requests at eight clients follow each other; each pair of
-blocks gives one ratio. What HTTP adds is a request's time at the client less the phases that the worker reports.
+Each part prints its line and is written to the record at once; the same command goes on with the parts that are
+missing. Loads are those of `vivace bench --endpoint`. Calls of a session in this process and requests of eight clients
+follow each other in pairs, so that a slow phase of the machine meets both.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import asyncio
+import gc
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
 from benchmarks.command import run
-from benchmarks.record_files import write_list
+from benchmarks.lora import write_random
+from benchmarks.record_files import read_list, write_list
+from benchmarks.serving_rows import Part, ServingRow
+from vivace.load_testing.loads import LoadLimit, closed_loop
+from vivace.load_testing.rows import LoadRow, RequestSettings, Samples, Stage
+from vivace.load_testing.stages import LoadPlan, measure
+from vivace.load_testing.target import Target, Variant
 from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
-from vivace.report.summary import seconds
-from vivace.spec.base import Spec
 from vivace.spec.environment import Environment
-from vivace.stats import median_interval
+
+if TYPE_CHECKING:
+    from vivace.runtime.session import Session
 
 RECORD = Path(__file__).parents[1] / "results" / "serving-cpu.json"
 CLIENTS = 8
 _PROMPT = "a red circle above a blue square"
 _READY_S = 900.0
-
-
-class ServingRow(Spec):
-    """What serving one recipe costs.
-
-    Attributes:
-        ready_s: from the start of the command until /readyz.
-        image_s: of calls in a loop, each block's mean.
-        added_s: what HTTP adds to an image at one client: median and 95 % interval; `format` is what is sent.
-        throughput: images a second at eight clients over those of the loop: geometric mean of the pairs, and interval.
-        rss_bytes_per_1000: slope of the worker's memory over the images, and twice its standard error.
-        images: that were requested.
-    """
-
-    model: str
-    recipe: str
-    environment: Environment
-    ready_s: float
-    image_s: tuple[float, ...]
-    format: str
-    added_s: tuple[float, float, float]
-    throughput: tuple[float, float, float]
-    rss_bytes_per_1000: tuple[float, float]
-    images: int
-
-    @property
-    def line(self) -> str:
-        added, throughput = self.added_s, self.throughput
-        return (
-            f"{self.model}, {self.recipe}: ready in {self.ready_s:.1f} s; HTTP adds {1000 * added[0]:.1f} ms "
-            f"[{1000 * added[1]:.1f}, {1000 * added[2]:.1f}] to {seconds(self.image_s[0])}; eight clients get "
-            f"{throughput[0]:.3f} [{throughput[1]:.3f}, {throughput[2]:.3f}] of a loop's images a second; memory grows "
-            f"by "
-            f"{self.rss_bytes_per_1000[0] / 1e6:+.2f} +- {self.rss_bytes_per_1000[1] / 1e6:.2f} MB in 1,000 images"
-        )
+_PAIRS = 3
+_SHARES = {"pairs": 0.4, "loads": 0.5, "loras": 0.1, "replicas": 0.15}
+"""Of the minutes, by part; starts and loading come on top."""
+_RANK = 16
+_SETTINGS = RequestSettings(
+    model=None, fields={"output_format": "webp"}, variants=((None, None),), prompts_sha256=""
+)
 
 
 @contextmanager
-def server(model: str, recipe: str, device: str) -> Iterator[tuple[str, float]]:
+def server(model: str, recipe: str, device: str, *more: str) -> Iterator[tuple[str, float]]:
     """Run `vivace serve`; yield its URL and the seconds until it was ready."""
-    command = [
-        sys.executable,
-        "-m",
-        "vivace",
-        "serve",
-        model,
+    settings = (
         "--recipe",
         recipe,
         "--device",
         device,
         "--port",
         "0",
-    ]
+        "--max-queue",
+        "1000",
+        "--max-wait",
+        "3600",
+    )
+    command = [sys.executable, "-m", "vivace", "serve", model, *settings, *more]
     began = time.monotonic()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    output: list[str] = []
     try:
         match = None
         while match is None:
             line = process.stderr.readline()
             if not line:
-                raise click.ClickException("the server ended")
+                raise click.ClickException(f"the server ended: {''.join(output[-3:]).strip()}")
+            output.append(line)
             match = re.search(r"(http://\S+)/v1 the API", line)
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        threading.Thread(target=lambda: output.extend(process.stderr or ()), daemon=True).start()
         url = match[1]
         while not _is_ready(url):
             if time.monotonic() - began > _READY_S or process.poll() is not None:
-                raise click.ClickException("the server is not ready")
+                raise click.ClickException(f"the server is not ready: {''.join(output[-3:]).strip()}")
             time.sleep(0.05)
         yield url, time.monotonic() - began
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _is_ready(url: str) -> bool:
@@ -122,94 +109,237 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def draw(url: str, seed: int) -> tuple[float, float]:
-    """Request one image in WebP; return the seconds at the client, and those that its phases took in the worker."""
-    body = json.dumps({"prompt": _PROMPT, "seed": seed, "output_format": "webp"}).encode()
-    headers = {"content-type": "application/json", "accept": "image/webp"}
-    request = urllib.request.Request(f"{url}/v1/images/generations", body, headers)
-    began = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        answer.read()
-        took = time.perf_counter() - began
-        phases = dict(re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]))
-    return took, sum(float(phases[name]) for name in ("lora", "text", "denoise", "decode")) / 1000
+@dataclass
+class Serving:
+    """The measurement of one recipe on one device, part by part."""
+
+    model: str
+    recipe: str
+    environment: Environment
+    record: Path
+    minutes: float
+    threads: int | None = None
+    rows: dict[tuple[str, str, str], ServingRow] = field(default_factory=dict)
+
+    def part(self, part: Part) -> ServingRow | None:
+        """Return what the record has of a part, if it is of the same recipe."""
+        row = self.rows.get((self.model, self.environment.device_name, part))
+        return row if row is not None and row.recipe == self.recipe else None
+
+    def keep(
+        self,
+        part: Part,
+        *,
+        seconds: tuple[tuple[float, ...], ...] = (),
+        loads: tuple[LoadRow, ...] = (),
+        number: int = 1,
+    ) -> None:
+        """Write a part to the record, and print its line."""
+        row = ServingRow(
+            model=self.model,
+            recipe=self.recipe,
+            environment=self.environment,
+            part=part,
+            seconds=seconds,
+            loads=loads,
+            number=number,
+        )
+        self.rows[row.key] = row
+        write_list(self.record, [each.model_dump_json() for each in self.rows.values()])
+        for line in row.lines:
+            click.echo(line)
+
+    def seconds_of(self, part: Part) -> float:
+        return 60 * self.minutes * _SHARES[part]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of each server."""
+        return () if self.threads is None else ("--threads", str(self.threads))
+
+    @property
+    def has_server_parts(self) -> bool:
+        return all(self.part(part) is not None for part in ("ready", "pairs", "loads"))
 
 
-def resident_bytes(url: str) -> float:
-    """Return the worker's resident memory after its last image."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    match = re.search(r'vivace_worker_memory_bytes\{kind="rss",worker="1"\} (\S+)', text)
-    assert match is not None
-    return float(match[1])
+def target_of(url: str, *, loras: tuple[str, ...] = ()) -> Target:
+    variants = tuple(Variant(None, lora) for lora in loras) or (Variant(),)
+    return Target(f"{url}/v1", None, {"output_format": "webp"}, (_PROMPT,), variants)
 
 
-def measured(model: str, recipe: str, device: str, pairs: int, block: int) -> ServingRow:
-    """Measure serving one recipe."""
-    import torch
-
-    import vivace
-
-    session = vivace.load(model, recipe, device=device)
-    added: list[float] = []
-    ratios: list[float] = []
-    images: list[float] = []
-    memory: list[tuple[int, float]] = []
-    with server(model, recipe, device) as (url, ready_s), ThreadPoolExecutor(CLIENTS) as clients:
-        number = 0
-        for pair in range(pairs + 1):  # the first is a warm-up
-            began = time.perf_counter()
-            for seed in range(block):
-                session(_PROMPT, generator=torch.Generator("cpu").manual_seed(seed))
-            loop_s = (time.perf_counter() - began) / block
-            began = time.perf_counter()
-            list(clients.map(lambda seed: draw(url, seed), range(block)))
-            served_s = (time.perf_counter() - began) / block
-            alone = [draw(url, seed) for seed in range(max(4, block // 4))]
-            number += block + len(alone)
-            memory.append((number, resident_bytes(url)))
-            if pair:
-                images.append(loop_s)
-                ratios.append(math.log(loop_s / served_s))
-                added += [took - of_phases for took, of_phases in alone]
-    middle = median_interval([added])
-    mean, error = float(np.mean(ratios)), float(np.std(ratios, ddof=1) / math.sqrt(len(ratios)))
-    return ServingRow(
-        model=model,
-        recipe=recipe,
-        environment=environment(device),
-        ready_s=ready_s,
-        image_s=tuple(images),
-        format="webp",
-        added_s=(middle.point, middle.low or middle.point, middle.high or middle.point),
-        throughput=(math.exp(mean), math.exp(mean - 2 * error), math.exp(mean + 2 * error)),
-        rss_bytes_per_1000=_slope(memory[1:]),
-        images=number,
+def closed(target: Target, clients: int, limit: LoadLimit, label: str, seed: int = 0) -> LoadRow:
+    """Return a closed loop as a row."""
+    samples: Samples = asyncio.run(closed_loop(target, clients, limit, seed, lambda number, seconds: None))
+    variants = tuple((variant.size, variant.lora) for variant in target.variants)
+    return LoadRow(
+        label=label,
+        request=_SETTINGS.model_copy(update={"variants": variants}),
+        server={},
+        client={},
+        began=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+        stage=Stage(kind="closed", clients=clients),
+        samples=samples,
     )
 
 
-def _slope(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return bytes per 1,000 images by least squares, and twice the standard error."""
-    x, y = np.array(points, dtype=float).T
-    x = (x - x.mean()) / 1000
-    slope = float(x @ y / (x @ x))
-    left = y - y.mean() - slope * x
-    error = math.sqrt(float(left @ left) / max(1, len(x) - 2) / float(x @ x))
-    return slope, 2 * error
+def release(device: str) -> None:
+    """Give back the memory of a session that is gone."""
+    import torch
+
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure_pairs(serving: Serving, session: Session, target: Target) -> None:
+    """Measure calls in a loop and requests of eight clients in turn; the first of both are a warm-up."""
+    import torch
+
+    def loop(number: int) -> tuple[float, ...]:
+        times = []
+        for seed in range(number):
+            began = time.perf_counter()
+            session(_PROMPT, generator=torch.Generator("cpu").manual_seed(seed))
+            times.append(time.perf_counter() - began)
+        return tuple(times)
+
+    image_s = loop(2)[-1]
+    closed(target, 1, LoadLimit(2), serving.model)
+    block = max(CLIENTS, min(64, round(serving.seconds_of("pairs") / (1.5 * _PAIRS * image_s))))
+    seconds, loads = [], []
+    for pair in range(_PAIRS):
+        seconds.append(loop(max(3, block // 2)))
+        loads.append(closed(target, CLIENTS, LoadLimit(block), serving.model, pair))
+    serving.keep("pairs", seconds=tuple(seconds), loads=tuple(loads))
+
+
+def measure_loads(serving: Serving, target: Target) -> None:
+    """Measure one client, and users at fractions of the capacity, which the pairs have measured already."""
+    pairs = serving.part("pairs")
+    assert pairs is not None
+    plan = LoadPlan(clients=(CLIENTS,), minutes=serving.seconds_of("loads") / 60)
+    rows = measure(
+        target,
+        plan,
+        serving.model,
+        _SETTINGS,
+        pairs.loads[:1],
+        lambda row: None,
+        lambda stage, number, seconds: None,
+    )
+    serving.keep("loads", loads=tuple(rows))
+
+
+def measure_server(serving: Serving) -> None:
+    """Measure the start, the pairs and the loads of one replica."""
+    import vivace
+
+    device = serving.environment.device
+    starts = []
+    if serving.part("ready") is None:
+        with server(serving.model, serving.recipe, device, *serving.options) as (
+            _,
+            first_s,
+        ):  # it fills the caches of compilers
+            starts.append(first_s)
+    with server(serving.model, serving.recipe, device, *serving.options) as (url, ready_s):
+        if serving.part("ready") is None:
+            serving.keep("ready", seconds=((*starts, ready_s),))
+        target = target_of(url)
+        if serving.part("pairs") is None:
+            session = vivace.load(serving.model, serving.recipe, device=device)
+            session.pipe.set_progress_bar_config(disable=True)
+            measure_pairs(serving, session, target)
+            del session
+            release(device)
+        if serving.part("loads") is None:
+            measure_loads(serving, target)
+
+
+def measure_loras(serving: Serving, number: int) -> None:
+    """Measure requests of one client with one of many LoRAs at random."""
+    import vivace
+
+    device = serving.environment.device
+    with tempfile.TemporaryDirectory() as folder:
+        session = vivace.load(serving.model, "baseline", device=device)
+        for seed in range(number):
+            write_random(session.pipe, Path(folder) / f"random-{seed}.safetensors", _RANK, seed)
+        del session
+        release(device)
+        names = tuple(f"random-{seed}" for seed in range(number))
+        with server(serving.model, serving.recipe, device, "--loras", folder, *serving.options) as (url, _):
+            target = target_of(url, loras=names)
+            closed(target, 2, LoadLimit(2), serving.model)  # a warm-up
+            # Two clients: one alone takes the LoRAs in turn, and these are to come at random.
+            limit = LoadLimit(seconds=serving.seconds_of("loras"), least=8)
+            serving.keep("loras", loads=(closed(target, 2, limit, serving.model),), number=number)
+
+
+def measure_replicas(serving: Serving, number: int) -> None:
+    """Measure several GPUs, one replica on each, beside the one of the pairs."""
+    pairs = serving.part("pairs")
+    assert pairs is not None
+    gpus = ",".join(map(str, range(number)))
+    with server(serving.model, serving.recipe, serving.environment.device, "--gpus", gpus) as (url, _):
+        while _num_up(url) < number:
+            time.sleep(0.1)
+        target = target_of(url)
+        closed(target, CLIENTS * number, LoadLimit(CLIENTS * number), serving.model)  # a warm-up
+        limit = LoadLimit(seconds=serving.seconds_of("replicas"), least=4 * CLIENTS * number)
+        load = closed(target, CLIENTS * number, limit, serving.model)
+        serving.keep("replicas", loads=(pairs.loads[-1], load), number=number)
+
+
+def _num_up(url: str) -> int:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        return len(re.findall(r"(?m)^vivace_worker_up\{[^}]*\} 1\.0$", answer.read().decode()))
 
 
 @click.command()
 @click.option("--model", default="tiny-sd", show_default=True)
 @click.option("--recipe", default="distilled(lcm, steps=4)+tiny_vae", show_default=True)
 @click.option("--device", default="auto", show_default=True)
-@click.option("--pairs", type=click.IntRange(min=3), default=10, show_default=True)
-@click.option("--block", type=click.IntRange(min=8), default=64, show_default=True, help="Images of a block.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.5),
+    default=5.0,
+    show_default=True,
+    help="Of drawing; starts and loading come on top.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads of the loop and of the worker.")
+@click.option("--num-loras", type=click.IntRange(min=0), default=0, show_default=True, help="Random ones.")
+@click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Replicas to measure.")
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
-def serving(model: str, recipe: str, device: str, pairs: int, block: int, record: Path) -> int:
+@click.option("--rerun", is_flag=True, help="Measure again what the record has.")
+def serving(
+    model: str,
+    recipe: str,
+    device: str,
+    minutes: float,
+    threads: int | None,
+    num_loras: int,
+    gpus: int,
+    record: Path,
+    rerun: bool,
+) -> int:
     """Measure what serving costs."""
-    row: Any = measured(model, recipe, choose_device(device), pairs, block)
-    write_list(record, [row.model_dump_json()])
-    click.echo(row.line)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    here = environment(choose_device(device))
+    rows = {row.key: row for row in read_list(record, ServingRow)}
+    measured = Serving(model, recipe, here, record, minutes, threads, rows)
+    if rerun:
+        dropped = [key for key in rows if key[:2] == (model, here.device_name)]
+        measured = replace(measured, rows={key: row for key, row in rows.items() if key not in dropped})
+    if not measured.has_server_parts:
+        measure_server(measured)
+    if num_loras and measured.part("loras") is None:
+        measure_loras(measured, num_loras)
+    if gpus > 1 and measured.part("replicas") is None:
+        measure_replicas(measured, gpus)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from vivace.cli import app
+from vivace.cli.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
 
 
 def page(note: str) -> str:
@@ -25,6 +26,11 @@ def _commands(parent: click.Context, group: click.Group, path: str) -> list[str]
             command, info_name=name, parent=parent, max_content_width=100, terminal_width=100
         )
         lines += [f"## {path} {name}\n", "```text", command.get_help(context), "```\n"]
+        if isinstance(command, ByEndpoint):
+            context = click.Context(
+                bench_endpoint, info_name=name, parent=parent, max_content_width=100, terminal_width=100
+            )
+            lines += [f"## {path} {name} {FLAG}\n", "```text", bench_endpoint.get_help(context), "```\n"]
         if isinstance(command, click.Group):
             lines += _commands(context, command, f"{path} {name}")
     return lines

@@ -22,21 +22,17 @@ from vivace.serve.messages import Draw, Load, image_file
 
 COMMAND = (sys.executable, "-m", "tests.serve_worker")
 SIZE = 16
-
-
-class FakeSession:
-    def __init__(self) -> None:
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
+ENERGY = {"energy_j": 2.5}
 
 
 class FakeDrawing:
     """Stands in for `vivace.serve.drawing.Drawing`."""
 
     def __init__(self, request: Load) -> None:
-        self.request, self.session = request, FakeSession()
+        self.request = request
+
+    def cancel(self) -> None:
+        pass  # `report` raises after the step
 
     def state(self) -> dict[str, Any]:
         return {
@@ -52,11 +48,31 @@ class FakeDrawing:
             "speeds": [[SIZE, SIZE, 0.01, 0.01], [4 * SIZE, 4 * SIZE, 1.0, 1.0]],
             "has_partials": True,
             "notes": [],
+            "draws_text": True,
+            "edits": {
+                "tasks": ["image", "inpaint"],
+                "refused": {},
+                "takes": ["guidance_scale", "negative_prompt", "strength"],
+                "strength": 0.5,
+                "rounds_up": False,
+                "most_images": 1,
+            },
+            "batching": [
+                {
+                    "width": SIZE,
+                    "height": SIZE,
+                    "gains": {"2": 1.5, "4": 2.0},
+                    "allowed": [2, 4],
+                    "difference": 1,
+                }
+            ]
+            if self.request.batches
+            else [],
+            "unfit_loras": {path: "it is of another model" for path in self.request.loras if "unfit" in path},
         }
 
     def draw(self, request: Draw, report: Any) -> dict[str, Any]:
-        words = request.prompt.split()
-        self.session.is_cancelled = False
+        words = " ".join(request.prompts).split()
         if "refuse" in words:
             raise Unsupported("the model refuses")
         if "break" in words:
@@ -66,14 +82,22 @@ class FakeDrawing:
             time.sleep(0.1 * float(words[words.index("slow") + 1]) if "slow" in words else 0.001)
             if "die" in words and self._dies("once" in words):
                 os._exit(7)
-            fields = {"step": step} | (self._kept(request, f"p{step}") if step in request.partials else {})
+            fields: dict[str, Any] = {"step": step}
+            if step in request.partials:
+                fields["images"] = self._kept(request, f"p{step}")
             try:
                 report("step", fields)
             except Exception:
                 if "deaf" not in words:
                     raise
         phases = {"text": 0.0, "denoise": 0.01, "decode": 0.0}
-        return {**self._kept(request, "image"), "phases": phases, "steps": steps, "rss_bytes": 1000}
+        return {
+            "images": self._kept(request, "image"),
+            "phases": phases,
+            "steps": steps,
+            "rss_bytes": 1000,
+            **ENERGY,
+        }
 
     def _dies(self, once: bool) -> bool:
         marker = Path(os.environ["VIVACE_TEST_DIED"])
@@ -82,11 +106,16 @@ class FakeDrawing:
         marker.touch()
         return True
 
-    def _kept(self, request: Draw, name: str) -> dict[str, Any]:
-        path = image_file(Path(self.request.folder), request.id, name)
+    def _kept(self, request: Draw, name: str) -> list[dict[str, Any]]:
+        """Keep images: red is the seed, green how many others one call drew, blue the first byte of an image sent."""
         width, height = request.call["width"], request.call["height"]
-        path.write_bytes(bytes([request.seed % 256, 0, 0]) * (width * height))
-        return {"file": str(path), "width": width, "height": height}
+        blue = Path(request.pictures[0].file).read_bytes()[0] if request.pictures else 0
+        kept = []
+        for job, seed in zip(request.ids, request.seeds, strict=True):
+            path = image_file(Path(self.request.folder), job, name)
+            path.write_bytes(bytes([seed % 256, len(request.ids) - 1, blue]) * (width * height))
+            kept.append({"file": str(path), "width": width, "height": height})
+        return kept
 
 
 def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:

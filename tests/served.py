@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from vivace.serve.process import COMMAND, WorkerProcess
 from vivace.serve.settings import ServeSettings
 
 PATH = "/v1/images/generations"
+EDITS = "/v1/images/edits"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,18 @@ class Answer:
 
 def image_of(b64: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(b64)))
+
+
+def form_of(fields: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """Return a form with files, and its content type."""
+    parts = []
+    for name, value in fields.items():
+        parts.append(f'content-disposition: form-data; name="{name}"\r\n\r\n{value}'.encode())
+    for name, data in files.items():
+        head = f'content-disposition: form-data; name="{name}"; filename="x.png"\r\n'
+        parts.append(head.encode() + b"content-type: image/png\r\n\r\n" + data)
+    body = b"".join(b"--limit\r\n" + part + b"\r\n" for part in parts) + b"--limit--\r\n"
+    return body, "multipart/form-data; boundary=limit"
 
 
 @dataclass
@@ -76,6 +89,13 @@ class Served:
 
     def draw(self, prompt: str = "a red circle", **fields: Any) -> Answer:
         return self.send(PATH, {"prompt": prompt, **fields})
+
+    def edit(
+        self, prompt: str = "a red circle", files: Mapping[str, bytes] | None = None, **fields: Any
+    ) -> Answer:
+        """Send the form of an edit; files by their names in it."""
+        body, kind = form_of({"prompt": prompt, **fields}, files or {})
+        return self.send(EDITS, body, {"content-type": kind})
 
     def states(self) -> dict[str, int]:
         """Images by state, as /metrics has them, which must add up."""

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from vivace.cli import app
+from vivace.cli.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
 from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
 
@@ -46,6 +47,8 @@ def problem_with(line: str) -> str | None:
         if found is None:
             return f"no command {words[0]}"
         command, words = found, words[1:]
+    if isinstance(command, ByEndpoint) and FLAG in words:
+        command = bench_endpoint
     options = {name: param for param in command.params for name in (*param.opts, *param.secondary_opts)}
     for index, word in enumerate(words):
         name, _, value = word.partition("=")

@@ -45,6 +45,7 @@ LAYERS = {
     "recommendation": 11,
     "serve": 11,
     "tuning": 11,
+    "load_testing": 11,
     "prove": 11,
     "cli": 12,
     "__main__": 13,

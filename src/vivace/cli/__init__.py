@@ -10,6 +10,7 @@ import click
 from vivace import __version__
 from vivace.cli import options
 from vivace.cli.bench import bench
+from vivace.cli.bench_endpoint import bench_endpoint
 from vivace.cli.calibrate import calibrate
 from vivace.cli.compare import compare
 from vivace.cli.contribute import contribute
@@ -75,6 +76,7 @@ for command in (
     app.add_command(command)
     for subcommand in command.commands.values() if isinstance(command, click.Group) else (command,):
         options.debug(subcommand)
+options.debug(bench_endpoint)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
+from vivace.cli.bench_endpoint import ByEndpoint
 from vivace.cli.spec_options import QUALITY, SETTINGS, STUDY, TIMING, WORKLOAD, collect, option
 
 if TYPE_CHECKING:
@@ -47,7 +48,13 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     return tuple(batches)
 
 
-@options.command()
+@options.command(ByEndpoint)
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    expose_value=False,
+    help="Load on a server, with options of its own: `vivace bench --endpoint URL --help`.",
+)
 @click.option(
     "--model",
     "models",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vivace.errors import WorkloadError
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.tasks import names_of, task_of
+from vivace.spec.sizes import Size
 from vivace.spec.workload import Source, Task, Workload
 from vivace.untrusted.files import user_path
 from vivace.untrusted.pictures import open_mask, open_picture
@@ -170,7 +171,7 @@ class PixelLimits:
     height: int
     width: int
 
-    def size_of(self, picture: Image | None, height: int | None, width: int | None) -> tuple[int, int]:
+    def size_of(self, picture: Image | Size | None, height: int | None, width: int | None) -> tuple[int, int]:
         """Return height and width of a workload; those that were asked for are kept, and checked elsewhere."""
         if picture is None or (height is not None and width is not None):
             return height or self.height, width or self.width

@@ -21,11 +21,18 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
-    """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied."""
+def draw_noise_in_fp32(pipe: DiffusionPipeline, *, shares_scheduler: bool = False) -> None:
+    """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied.
+
+    Args:
+        shares_scheduler: another pipeline has the scheduler too, which is patched already.
+    """
     import torch
 
-    if "image" in call_parameters(pipe) and hasattr(pipe.vae, "encoder"):
+    if not shares_scheduler:
+        override(pipe.scheduler, "step", _stepping_in_fp32)
+    is_patched = shares_scheduler and "encode" in vars(pipe.vae)  # of an earlier pipeline that shares it
+    if "image" in call_parameters(pipe) and hasattr(pipe.vae, "encoder") and not is_patched:
         _sample_latents_in_fp32(pipe.vae)
 
     prepare = getattr(pipe, "prepare_latents", None)
@@ -45,7 +52,6 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline) -> None:
             return made
 
         pipe.prepare_latents = prepare_in_fp32
-    override(pipe.scheduler, "step", _stepping_in_fp32)
 
 
 def _stepping_in_fp32(step: Method) -> Method:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 1_000_000
 """Bytes."""
-_DRAINED = 16_000_000
+LARGEST_UPLOAD = 32_000_000
+"""Bytes of a form with images."""
+_UPLOADS = "/v1/images/edits"
+_DIGITS = 20
+_LONGEST_PAUSE_S = 30.0
+"""Between two parts of a body."""
+_DRAINED = 64_000_000
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
 
@@ -39,11 +46,12 @@ class Checks:
             body = error_body(401, "give the server's key: Authorization: Bearer KEY")
             await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
             return
+        largest = LARGEST_UPLOAD if scope["path"] == _UPLOADS else LARGEST_BODY
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > LARGEST_BODY:
-            await _too_large(scope, receive, send)
+        if not length.isdigit() or len(length) > _DIGITS or int(length) > largest:
+            await _too_large(scope, receive, send, largest)
             return
-        await self._app(scope, _bounded(receive), send)
+        await self._app(scope, _bounded(receive, largest), send)
 
     def _is_right(self, header: bytes) -> bool:
         scheme, _, key = header.partition(b" ")
@@ -51,7 +59,7 @@ class Checks:
         return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
 
 
-async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
+async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -> None:
     """Refuse a body, having read what a client sends before it listens."""
     total = 0
     while total < _DRAINED:
@@ -59,18 +67,24 @@ async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
         total += len(message.get("body", b""))
         if not message.get("more_body"):
             break
-    body = error_body(413, f"a body has at most {LARGEST_BODY:,} bytes")
+    body = error_body(413, f"a body has at most {largest:,} bytes")
     await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
 
 
-def _bounded(receive: Receive) -> Receive:
-    """Return `receive`, which ends a body that comes in parts and is too large, as if its client had gone."""
-    total = 0
+def _bounded(receive: Receive, largest: int) -> Receive:
+    """Return `receive`, which ends a body that is too large or does not go on, as if its client had gone."""
+    total, is_whole = 0, False
 
     async def bounded() -> Message:
-        nonlocal total
-        message = await receive()
+        nonlocal total, is_whole
+        if is_whole:  # what comes now is that the client has gone
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), _LONGEST_PAUSE_S)
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        is_whole = not message.get("more_body")
         total += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if total > LARGEST_BODY else message
+        return {"type": "http.disconnect"} if total > largest else message
 
     return bounded

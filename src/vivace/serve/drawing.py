@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported
 from vivace.models.find import find_model
+from vivace.models.tasks import own_task
 from vivace.recipes.resolve import resolve
-from vivace.runtime.opening import open_session
+from vivace.runtime.opening import session_of
+from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.safety import hidden_images
+from vivace.serve.editing import Editing
+from vivace.serve.energy import EnergyMeter
+from vivace.serve.lora_folder import LoraFolder, fitting_loras
 from vivace.serve.messages import Draw, Load, image_file
 from vivace.serve.partials import Projection, fit_projection
+from vivace.serve.speeds import time_batches, time_size
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
 Report = Callable[[str, dict[str, Any]], None]
-_TIMED_STEPS = 4
-_SCALE_OF_NONE = 0.0
-_DOWN = (".lora_down.weight", ".lora_A.weight", ".lora.down.weight")
 
 
 @dataclass
@@ -30,16 +33,23 @@ class Drawing:
     """A session with what was measured of it.
 
     Attributes:
+        session: that was opened; `editing` has those of other tasks, which share its weights.
         speeds: seconds of a step and of the rest, by (width, height).
+        batching: what several images at once gain, for each size.
         projection: of latents to colours; None where the model's latents are of another layout.
     """
 
     session: Session
     load_request: Load
     multiple: int
+    draws_text: bool
+    editing: Editing
+    loras: LoraFolder
     speeds: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    batching: list[dict[str, Any]] = field(default_factory=list)
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
 
     @classmethod
     def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
@@ -60,17 +70,31 @@ class Drawing:
         located = obtain(find_model(request.model))
         torch.set_num_threads(request.threads or default_threads(located))
         recipe = resolve(request.recipe)
+        pipe = pipeline_for(located, recipe, device, request.task, None)
+        loras = LoraFolder()
         if request.loras:
-            recipe = resolve(f"{recipe.text}+{_reserving(request.loras)}".removeprefix("baseline+"))
-        session = open_session(located, recipe, device)
-        multiple = located.entry.size_multiple if located.entry is not None else 8
-        drawing = cls(session, request, multiple, notes=list(session.warnings))
+            report(f"checking {len(request.loras)} LoRAs")
+            loras = fitting_loras(pipe, request.loras)
+            recipe = resolve(f"{recipe.text}+{loras.technique}".removeprefix("baseline+"))
+        session = session_of(pipe, located, recipe, device)
         session.pipe.set_progress_bar_config(disable=True)
         if request.loras:
-            session.set_lora(scale=_SCALE_OF_NONE)
-        for width, height in request.sizes or (drawing.own_size,):
+            loras.check_loaded(session)
+        drawing = cls(
+            session,
+            request,
+            located.entry.size_multiple if located.entry is not None else 8,
+            (request.task or own_task(located.pipeline)) == "text",
+            Editing.of(located, session, request.task),
+            loras,
+            notes=list(session.warnings),
+        )
+        sizes = request.sizes or (drawing.own_size,)
+        for width, height in sizes:
             report(f"warming {width}x{height}")
             drawing.warm(width, height)
+        drawing.editing.warm(sizes, report)
+        drawing.energy = EnergyMeter.of_this_process()
         return drawing
 
     @property
@@ -79,47 +103,13 @@ class Drawing:
         return int(defaults["width"]), int(defaults["height"])
 
     def warm(self, width: int, height: int) -> None:
-        """Draw twice, so that later images of this size compile nothing, and keep how long the second one took."""
-        import torch
-
-        from vivace.errors import WorkloadError
-
-        own = int(self.session.defaults["num_inference_steps"])
-        ends: list[float] = []
-        latents: list[Any] = []
-
-        def on_step(step: int, tensor: Any, height: int, width: int) -> None:
-            ends.append(time.perf_counter())
-            latents[:] = [tensor]
-
-        def draw(steps: int) -> Any:
-            ends.clear()
-            self.session.on_step = on_step
-            try:
-                return self.session(
-                    "a photograph of a red apple",
-                    height=height,
-                    width=width,
-                    num_inference_steps=steps,
-                    generator=torch.Generator("cpu").manual_seed(0),
-                )
-            finally:
-                self.session.on_step = None
-
-        try:
-            draw(min(own, _TIMED_STEPS))
-            began = time.perf_counter()
-            output = draw(min(own, _TIMED_STEPS))
-        except WorkloadError:  # a sampler that cannot take so few steps
-            draw(own)
-            began = time.perf_counter()
-            output = draw(own)
-        image = output.images[0]
-        total = time.perf_counter() - began
-        step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else total
-        self.speeds[width, height] = (step_s, max(0.0, total - step_s * len(ends)))
-        if self.projection is None and latents and latents[0] is not None:
-            self.projection = fit_projection(self.session.pipe, latents[0], image)
+        """Draw so that later images of this size compile nothing, and keep how long they take."""
+        timed = time_size(self.session, width, height)
+        self.speeds[width, height] = timed.step_s, timed.rest_s
+        if self.projection is None and timed.latents is not None:
+            self.projection = fit_projection(self.session.pipe, timed.latents, timed.image)
+        if self.load_request.batches and self.draws_text:
+            self.batching.append(time_batches(self.session, width, height, self.load_request.batches))
 
     def state(self) -> dict[str, Any]:
         """Return what the server needs to know, as plain data."""
@@ -146,43 +136,50 @@ class Drawing:
             "speeds": [[*size, *speed] for size, speed in self.speeds.items()],
             "has_partials": self.projection is not None,
             "notes": self.notes,
+            "draws_text": self.draws_text,
+            "edits": self.editing.state(),
+            "batching": self.batching,
+            "unfit_loras": self.loras.unfit,
         }
 
+    def cancel(self) -> None:
+        """End the call in progress at its next step."""
+        for session in (self.session, *self.editing.sessions.values()):
+            session.cancel()
+
     def draw(self, request: Draw, report: Report) -> dict[str, Any]:
-        """Draw an image, put its pixels into a file, and return what is known of it.
+        """Draw images, put their pixels into files, and return what is known of them.
 
         Raises:
             Cancelled, VivaceError: see `vivace.errors`.
         """
-        import torch
-
-        exchanged = self._exchange(request.lora)
-        began, ends = time.perf_counter(), []
+        exchanged = self.loras.exchange(self.session, request.lora) if self.load_request.loras else 0.0
+        session = self.session if request.task == "text" else self.editing.sessions[request.task]
+        began, ends, joules = time.perf_counter(), [], self.energy.read()
 
         def on_step(step: int, latents: Any, height: int, width: int) -> None:
             ends.append(time.perf_counter())
             fields: dict[str, Any] = {"step": step}
             if step in request.partials and self.projection is not None:
-                fields |= self._keep(
-                    request.id, f"partial-{step}", self.projection.image(latents, height, width)
-                )
+                images = [
+                    self.projection.image(latents[number : number + 1], height, width)
+                    for number in range(len(request.ids))
+                ]
+                fields["images"] = self._keep(request, f"partial-{step}", images)
             report("step", fields)
 
-        self.session.on_step = on_step
+        session.on_step = on_step
         try:
-            output = self.session(
-                request.prompt, generator=torch.Generator("cpu").manual_seed(request.seed), **request.call
-            )
+            output = session(**_arguments(request))
         finally:
-            self.session.on_step = None
-        image = output.images[0]
+            session.on_step = None
         finished = time.perf_counter()
         if any(hidden_images(output)):
             raise Unsupported("the model's safety checker replaced the image; ask for another one")
         step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
         text_s = max(0.0, ends[0] - began - step_s) if ends else 0.0
         return {
-            **self._keep(request.id, "image", image),
+            "images": self._keep(request, "image", output.images),
             "phases": {
                 "lora": exchanged,
                 "text": text_s,
@@ -190,36 +187,38 @@ class Drawing:
                 "decode": finished - (ends[-1] if ends else began),
             },
             "steps": len(ends),
+            **self.energy.since(joules),
             **_memory(self.session.device),
         }
 
-    def _exchange(self, lora: tuple[str, float] | None) -> float:
-        """Exchange the LoRA if it is another one; return the seconds."""
-        if not self.load_request.loras:
-            return 0.0
-        began = time.perf_counter()
-        if lora is None:
-            self.session.set_lora(scale=_SCALE_OF_NONE)
-        else:
-            self.session.set_lora(lora[0], scale=lora[1])
-        return time.perf_counter() - began
-
-    def _keep(self, job: str, name: str, image: Any) -> dict[str, Any]:
-        path = image_file(Path(self.load_request.folder), job, name)
-        path.write_bytes(image.convert("RGB").tobytes())
-        return {"file": str(path), "width": image.width, "height": image.height}
+    def _keep(self, request: Draw, name: str, images: list[Any]) -> list[dict[str, Any]]:
+        """Put the pixels of each job's image into a file."""
+        kept = []
+        for job, image in zip(request.ids, images, strict=True):
+            path = image_file(Path(self.load_request.folder), job, name)
+            path.write_bytes(image.convert("RGB").tobytes())
+            kept.append({"file": str(path), "width": image.width, "height": image.height})
+        return kept
 
 
-def _reserving(paths: Sequence[str]) -> str:
-    """Return the technique that reserves every layer for the largest rank of these LoRAs."""
-    from safetensors import safe_open
+def _arguments(request: Draw) -> dict[str, Any]:
+    """Return the arguments of the pipeline's call; those of a single image are what a caller of a session gives."""
+    import torch
+    from PIL import Image
 
-    rank = 0
-    for path in paths:
-        with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if name.endswith(_DOWN)]  # noqa: SIM118 - it is no mapping
-            rank = max([rank, *(min(file.get_slice(name).get_shape()[:2]) for name in names)])
-    return f"lora({paths[0]!r}, hot=True, layers=all, max_rank={rank})"
+    pictures: dict[str, list[Any]] = {}
+    for picture in request.pictures:
+        pixels = Path(picture.file).read_bytes()
+        image = Image.frombytes(picture.mode, (picture.width, picture.height), pixels)
+        pictures.setdefault(picture.argument, []).append(image)
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
+    is_single = len(request.ids) == 1
+    return {
+        "prompt": request.prompts[0] if is_single else list(request.prompts),
+        "generator": generators[0] if is_single else generators,
+        **{name: images[0] if len(images) == 1 else images for name, images in pictures.items()},
+        **request.call,
+    }
 
 
 def _memory(device: str) -> dict[str, int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.spec.sizes import Size
+from vivace.spec.workload import Task
 
 _NUMBERS = itertools.count(1)
 
@@ -34,6 +35,23 @@ class RequestedLora:
     name: str
     path: Path
     scale: float
+
+
+@dataclass(frozen=True)
+class JobPicture:
+    """An image that a job draws from.
+
+    Attributes:
+        argument: of the pipeline's call.
+        mode: of PIL: "RGB", or "L" for a mask.
+        pixels: row by row.
+    """
+
+    argument: str
+    mode: str
+    width: int
+    height: int
+    pixels: bytes
 
 
 @dataclass(frozen=True)
@@ -70,11 +88,14 @@ class ImageJob:
 
     Attributes:
         call: arguments of the pipeline's call.
+        steps: that are run.
+        task, pictures: what it is drawn from.
         predicted_s: about how long drawing takes.
         deadline: of `time.monotonic`.
         partials: steps after which a partial image is wanted.
         on_partial: called with each of them.
         attempts: workers that died while they drew it.
+        is_alone: whether it is drawn by itself, since others' images failed with it.
     """
 
     prompt: str
@@ -85,6 +106,8 @@ class ImageJob:
     predicted_s: float
     deadline: float
     lora: RequestedLora | None = None
+    task: Task = "text"
+    pictures: tuple[JobPicture, ...] = ()
     partials: tuple[int, ...] = ()
     on_partial: Callable[[int, Drawn], None] | None = None
     on_step: Callable[[int], None] | None = None
@@ -92,12 +115,22 @@ class ImageJob:
     accepted_at: float = field(default_factory=time.monotonic)
     began_at: float | None = None
     attempts: int = 0
+    is_alone: bool = False
     state: State = State.WAITING
     result: asyncio.Future[Drawn] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def has_ended(self) -> bool:
         return self.state not in (State.WAITING, State.RUNNING)
+
+    def goes_with(self, other: ImageJob) -> bool:
+        """Return whether one call draws both."""
+        return (
+            not (self.is_alone or other.is_alone or self.pictures or other.pictures)
+            and self.call == other.call
+            and self.lora == other.lora
+            and self.partials == other.partials
+        )
 
 
 @dataclass

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace.spec.workload import Task
+
 
 @dataclass(frozen=True)
 class Load:
@@ -16,6 +18,8 @@ class Load:
         sizes: (width, height); empty for the model's own.
         loras: files that requests may name: room is reserved for them in the model.
         folder: where images are put, in memory.
+        task: of a server that does one thing only; None for all that one set of weights does.
+        batches: numbers of images at once that are timed.
     """
 
     model: str
@@ -25,25 +29,54 @@ class Load:
     sizes: tuple[tuple[int, int], ...]
     loras: tuple[str, ...]
     folder: str
+    task: Task | None = None
+    batches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SentPicture:
+    """An image to draw from.
+
+    Attributes:
+        argument: of the pipeline's call.
+        mode: of PIL: "RGB", or "L" for a mask.
+        file: has its pixels, row by row.
+    """
+
+    argument: str
+    mode: str
+    width: int
+    height: int
+    file: str
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Draw an image.
+    """Draw an image, or several at once.
 
     Attributes:
-        id: of the job.
+        ids: of the jobs.
+        prompts, seeds: of each.
         call: arguments of the pipeline's call.
         lora: the file and scale of a LoRA; None for none.
-        partials: steps after which a partial image is wanted.
+        partials: steps after which partial images are wanted.
+        task: what is drawn from.
+        pictures: that a single image is drawn from.
     """
 
-    id: str
-    prompt: str
-    seed: int
+    ids: tuple[str, ...]
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]
     call: dict[str, Any]
     lora: tuple[str, float] | None = None
     partials: tuple[int, ...] = ()
+    task: Task = "text"
+    pictures: tuple[SentPicture, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """What events call it: its first job."""
+        return self.ids[0]
 
 
 @dataclass(frozen=True)
@@ -64,11 +97,14 @@ def written(message: Message) -> bytes:
 
 def parsed(line: str) -> Message:
     """Return the message of a line."""
-    fields = json.loads(line)
-    kind = _KINDS[fields.pop("kind")]
-    if fields.get("lora") is not None and kind is Draw:
-        fields["lora"] = tuple(fields["lora"])
-    return kind(**fields)
+    fields: dict[str, Any] = json.loads(line)
+    kind: Any = _KINDS[fields.pop("kind")]
+    if kind is Draw:
+        fields["pictures"] = [SentPicture(**picture) for picture in fields["pictures"]]
+    message: Message = kind(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    )
+    return message
 
 
 def image_file(folder: Path, job: str, name: str) -> Path:

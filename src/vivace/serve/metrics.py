@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,13 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._seconds = Histogram(
+            "vivace_image_seconds",
+            "Seconds from accepting an image until it is drawn",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
     def watch(self, pool: ReplicaPool) -> None:
         """Report the jobs and workers of a pool, too."""
         self.registry.register(_OfPool(pool))
@@ -41,6 +49,7 @@ class Metrics:
     def observe(self, job: ImageJob, event: dict[str, Any]) -> None:
         """Take in a finished job."""
         self._steps.observe(event["steps"])
+        self._seconds.observe(time.monotonic() - job.accepted_at)
         for phase, seconds in event["phases"].items():
             self._phases.labels(phase).observe(seconds)
         if job.began_at is not None:
@@ -76,11 +85,16 @@ class _OfPool(Collector):
         memory = GaugeMetricFamily(
             "vivace_worker_memory_bytes", "Memory of a worker", labels=["worker", "kind"]
         )
+        energy = CounterMetricFamily(
+            "vivace_worker_energy_joules", "Energy of a worker's GPU while it drew", labels=["worker"]
+        )
         for replica in self._pool.replicas:
             name = [str(replica.number)]
             up.add_metric(name, float(replica.is_able))
             restarts.add_metric(name, replica.num_restarts)
             exchanges.add_metric(name, replica.num_exchanges)
+            if replica.energy_j is not None:
+                energy.add_metric(name, replica.energy_j)
             for kind, num_bytes in replica.memory.items():
                 memory.add_metric([*name, kind.removesuffix("_bytes")], num_bytes)
-        yield from (up, restarts, exchanges, memory)
+        yield from (up, restarts, exchanges, memory, energy)

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vivace.serve.deadlines import drawn_in_time
 from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.messages import Load
 from vivace.serve.process import WorkerProcess
@@ -51,6 +51,8 @@ class ReplicaPool:
             tuple((size.width, size.height) for size in settings.sizes),
             tuple(map(str, settings.loras.values())),
             self._folder.name,
+            settings.task,
+            settings.batches,
         )
         make = make_process or process_on
         self.replicas = [
@@ -118,25 +120,18 @@ class ReplicaPool:
         Raises:
             JobError: it ended without an image.
         """
-        left = job.deadline - time.monotonic()
-        try:
-            return await asyncio.wait_for(asyncio.shield(job.result), max(0.0, left))
-        except TimeoutError:
-            where = "while it waited" if job.state is State.WAITING else "while it was drawn"
-            self.cancel(job, JobError(504, f"the time of the request ended {where}"), State.FAILED)
-            raise JobError(504, f"the time of the request ended {where}") from None
+        return await drawn_in_time(job, self.cancel)
 
     def cancel(self, job: ImageJob, error: JobError | None = None, state: State = State.CANCELLED) -> None:
         """End a job: at once if it waits, at its next step if it is drawn."""
         if job.has_ended:
             return
-        is_drawn = job.state is State.RUNNING
         self.ledger.fail(job, error or JobError(499, "the request was cancelled"), state)
-        if is_drawn:
-            for replica in self.replicas:
+        for replica in self.replicas:
+            if replica.has(job):
                 _keep(asyncio.create_task(replica.cancel(job)))
-        else:
-            self.line.leave(job)
+                return
+        self.line.leave(job)
 
 
 _TASKS: set[asyncio.Task[None]] = set()

@@ -1,4 +1,8 @@
-"""A replica: a worker process that is kept alive, and draws one job after the other."""
+"""A replica: a worker process that is kept alive, and draws one job after the other.
+
+The worker has at most two messages: the one that it draws, and the next, which is sent when the first is nearly drawn.
+A job counts as running once it is drawn. If the worker dies, that death counts against the jobs that it drew alone.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
-from vivace.serve.messages import Cancel, Draw, Load
+from vivace.serve.jobs import ImageJob, JobError, Ledger, State
+from vivace.serve.messages import Cancel, Load
 from vivace.serve.process import WorkerProcess
-from vivace.serve.settings import ModelState, Speed
+from vivace.serve.sent import SentJobs
+from vivace.serve.settings import ModelState
+from vivace.serve.states import state_of
 from vivace.serve.waiting import WaitingLine
-from vivace.spec.sizes import Size
 
 LOG = logging.getLogger("vivace.serve")
+_Result = TypeVar("_Result")
 _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 _MOST_ATTEMPTS = 2
 """Workers that may die while they draw a job: it is drawn again once."""
@@ -43,6 +49,7 @@ class Replica:
     Attributes:
         phase: of the worker; `doing` says more of its start.
         state: of the model, once it is loaded.
+        energy_j: joules of the GPU while it drew; None where nothing counts them.
         idle_s: seconds without a job after which the worker ends; None for never.
         on_drawn: called with each finished job and the event of the worker.
     """
@@ -62,8 +69,9 @@ class Replica:
     memory: dict[str, int] = field(default_factory=dict)
     num_restarts: int = 0
     num_exchanges: int = 0
+    energy_j: float | None = None
     _process: WorkerProcess | None = None
-    _job: ImageJob | None = None
+    _sent: list[SentJobs] = field(default_factory=list)
 
     @property
     def is_able(self) -> bool:
@@ -110,148 +118,191 @@ class Replica:
                 return False
             elif event["event"] == "loaded":
                 self.state = state_of(event["state"])
+                self._log(self.state)
                 self.phase, self.doing = Phase.READY, "ready"
                 return True
         return False
 
+    def _log(self, state: ModelState) -> None:
+        """Say what of the model is not served, and what batches gain."""
+        for path, reason in state.unfit_loras.items():
+            LOG.warning("worker %d: the LoRA %s cannot be used: %s", self.number, Path(path).stem, reason)
+        for task, reason in state.edits.refused.items():
+            LOG.warning("worker %d: the task %s is not served: %s", self.number, task, reason)
+        for size, batching in state.batching.items():
+            gains = ", ".join(f"{number}: {gain:.2f}x" for number, gain in batching.gains.items())
+            allowed = ", ".join(map(str, batching.allowed)) or "none"
+            LOG.info("worker %d: %s, images at once gain %s; formed: %s", self.number, size, gains, allowed)
+
     async def _draw_jobs(self) -> bool:
         """Draw until the worker ends; return True if it was unloaded and is wanted again."""
-        while True:
-            self.phase = Phase.READY
-            taking = asyncio.create_task(self.line.take(self.lora))
-            watching = asyncio.create_task(self._event())
-            try:
-                await asyncio.wait({taking, watching}, timeout=self.idle_s, return_when="FIRST_COMPLETED")
-            finally:
-                if not taking.done():
-                    taking.cancel()
-                if not watching.done():
-                    watching.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await watching
-            if taking.done() and not taking.cancelled():
-                job = taking.result()
-                if watching.done() and not watching.cancelled() and watching.result() is None:
-                    self.line.leave(job)
-                    await self.line.put(job, first=True)  # it was not sent, so this death is not its own
-                    return False
-                if not await self._draw(job):
-                    return False
-            elif watching.done() and not watching.cancelled():
-                return False  # it ended while it waited
-            else:
-                await self._unload()
-                return True
-
-    async def _event(self) -> dict[str, Any] | None:
         assert self._process is not None
-        return await self._process.event()
+        self.phase = Phase.READY
+        reading = asyncio.create_task(self._process.event())
+        taking: asyncio.Task[list[ImageJob]] | None = None
+        try:
+            while True:
+                if taking is None and self._may_take():
+                    taking = asyncio.create_task(self._take())
+                awaited = {reading} if taking is None else {reading, taking}
+                idle_s = None if self._sent else self.idle_s
+                done, _ = await asyncio.wait(awaited, timeout=idle_s, return_when="FIRST_COMPLETED")
+                if not done:
+                    break  # idle for long
+                if reading in done:
+                    if (event := reading.result()) is None:
+                        return False
+                    await self._note(event)
+                    reading = asyncio.create_task(self._process.event())
+                elif taking is not None and taking in done:
+                    jobs, taking = taking.result(), None
+                    await self._send(jobs)
+        finally:
+            await _ended(reading)
+            if taking is not None:
+                await self._put_back(await _ended(taking) or [])
+            await self._lose_sent()
+        await self._unload()
+        return True
+
+    def _may_take(self) -> bool:
+        return not self._sent or (len(self._sent) == 1 and self._sent[0].is_nearly_drawn)
+
+    async def _take(self) -> list[ImageJob]:
+        state = self.state
+        assert state is not None
+        return await self.line.take(
+            self.lora, lambda: not self._sent, lambda job: () if job.attempts else state.batches_of(job.size)
+        )
 
     async def _unload(self) -> None:
         """End the idle worker, and wait for a job."""
         assert self._process is not None
         await self._process.stop()
         self.phase, self.doing, self.memory = Phase.UNLOADED, "unloaded; the next request loads it again", {}
-        job = await self.line.take(None)
-        self.line.leave(job)
-        await self.line.put(job, first=True)
+        await self._put_back(await self.line.take(None))
 
-    async def _draw(self, job: ImageJob) -> bool:
-        """Draw a job; return whether the worker is still alive."""
+    async def _send(self, jobs: list[ImageJob]) -> None:
+        """Send jobs to the worker, which draws them at once or when it has drawn those before."""
         assert self._process is not None
-        if job.has_ended:
-            self.line.leave(job)
-            return True
-        self.phase, self._job = Phase.DRAWING, job
-        self.ledger.move(job, State.RUNNING)
-        job.began_at = time.monotonic()
-        name = None if job.lora is None else job.lora.name
+        for job in jobs:
+            if (
+                job.deadline <= time.monotonic()
+            ):  # nobody need wait for it any more: a stream that was never begun
+                self.ledger.fail(job, JobError(504, "the time of the request ended while it waited"))
+            if job.has_ended:
+                self.line.leave(job)
+        jobs = [job for job in jobs if not job.has_ended]
+        if not jobs:
+            return
+        sent = SentJobs(jobs)
+        try:
+            message = sent.message(Path(self.load.folder))
+        except OSError as error:
+            self._leave(sent)
+            for job in jobs:
+                self.ledger.fail(
+                    job, JobError(500, f"the image cannot be sent to the worker: {error.strerror}")
+                )
+            return
+        name = None if jobs[0].lora is None else jobs[0].lora.name
         self.num_exchanges += name != self.lora
         self.lora = name
-        lora = None if job.lora is None else (str(job.lora.path), job.lora.scale)
-        await self._process.send(Draw(job.id, job.prompt, job.seed, job.call, lora, job.partials))
-        while (event := await self._event()) is not None:
-            if event.get("id") != job.id:
-                continue
-            if event["event"] == "step":
-                self._note_step(job, event)
-                continue
-            self._note_end(job, event)
-            self.line.leave(job)
-            self._job = None
-            return True
-        self.line.leave(job)
-        await self._again(job)
-        self._job = None
-        return False
+        self._sent.append(sent)
+        if len(self._sent) == 1:
+            self._begin()
+        await self._process.send(message)
 
-    async def _again(self, job: ImageJob) -> None:
-        """Let a job whose worker died be drawn again, once."""
-        job.attempts += 1
-        if job.has_ended:
+    def _begin(self) -> None:
+        """Note that the worker draws the first jobs that it has."""
+        self.phase = Phase.DRAWING
+        for job in self._sent[0].jobs:
+            self.ledger.move(job, State.RUNNING)
+            job.began_at = time.monotonic()
+            self.line.begin(job)
+        self._sent[0].begin()
+
+    async def _note(self, event: dict[str, Any]) -> None:
+        """Take in an event of the worker."""
+        if not self._sent or event.get("id") != self._sent[0].id:
             return
+        first = self._sent[0]
+        if event["event"] == "step":
+            first.note_step(event)
+            return
+        self.memory = {
+            name: event[name] for name in ("rss_bytes", "gpu_bytes") if name in event
+        } or self.memory
+        if "energy_j" in event:
+            self.energy_j = (self.energy_j or 0.0) + event["energy_j"]
+        again = first.note_end(event, self.ledger, self.on_drawn)
+        self._sent.pop(0)
+        self._leave(first)
+        await self._put_back(again)
+        if self._sent:
+            self._begin()
+        else:
+            self.phase = Phase.READY
+            await self.line.look_again()
+
+    def _leave(self, sent: SentJobs) -> None:
+        sent.clear()
+        for job in sent.jobs:
+            self.line.leave(job)
+
+    async def _put_back(self, jobs: list[ImageJob]) -> None:
+        """Put jobs that no worker draws first in the line."""
+        for job in reversed(jobs):
+            self.line.leave(job)
+            if not job.has_ended:
+                await self.line.put(job, first=True)
+
+    async def _lose_sent(self) -> None:
+        """Let the jobs of a worker that died be drawn again; those that it drew once, those that waited for them as if
+        they had never been sent."""
+        lost, self._sent = self._sent, []
+        for number, sent in enumerate(lost):
+            self._leave(sent)
+            for job in sent.jobs:
+                if number == 0 and not job.has_ended:
+                    self._count_attempt(job)
+        for sent in reversed(lost):
+            await self._put_back(sent.jobs)
+
+    def _count_attempt(self, job: ImageJob) -> None:
+        job.attempts += 1
         if job.attempts >= _MOST_ATTEMPTS:
             LOG.error("%s: %d workers died while they drew it; it is given up", job.id, job.attempts)
             self.ledger.fail(job, JobError(503, "the worker died twice while it drew this image"))
             return
         self.ledger.move(job, State.WAITING)
-        await self.line.put(job, first=True)
 
-    def _note_step(self, job: ImageJob, event: dict[str, Any]) -> None:
-        if job.on_step is not None:
-            job.on_step(event["step"])
-        if "file" in event:
-            partial = read_drawn(job, event)
-            if job.on_partial is not None and not job.has_ended:
-                job.on_partial(event["step"], partial)
-
-    def _note_end(self, job: ImageJob, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "drawn":
-                drawn = read_drawn(job, event)
-                self.memory = {name: event[name] for name in ("rss_bytes", "gpu_bytes") if name in event}
-                self.on_drawn(job, event)
-                self.ledger.finish(job, drawn)
-            case "cancelled":
-                self.ledger.fail(job, JobError(499, "the request was cancelled"), State.CANCELLED)
-            case "refused":
-                self.ledger.fail(job, JobError(400, event["message"]))
-            case _:
-                LOG.error("%s failed: %s", job.id, event.get("message"))
-                self.ledger.fail(job, JobError(500, f"drawing failed: {event.get('message')}"))
+    def has(self, job: ImageJob) -> bool:
+        """Return whether the worker has a job."""
+        return any(job in sent.jobs for sent in self._sent)
 
     async def cancel(self, job: ImageJob) -> None:
-        """End a job that this worker draws; kill the worker if it does not end it in time."""
-        if self._job is not job or self._process is None:
+        """End a job that this worker has; kill the worker if it does not end it in time."""
+        sent = next((sent for sent in self._sent if job in sent.jobs), None)
+        if sent is None or self._process is None:
             return
         process = self._process
         await process.send(Cancel(job.id))
+        if not sent.has_ended:
+            return  # others' images are drawn by the same call
         for _ in range(int(10 * _CANCEL_GRACE_S)):
             await asyncio.sleep(0.1)
-            if self._job is not job or self._process is not process:
+            if sent not in self._sent or self._process is not process:
                 return
-        LOG.error("%s does not end; worker %d is killed", job.id, self.number)
-        process.kill()
+        if self._sent[0] is sent:
+            LOG.error("%s does not end; worker %d is killed", job.id, self.number)
+            process.kill()
 
 
-def read_drawn(job: ImageJob, event: dict[str, Any]) -> Drawn:
-    """Return the image of an event, and remove its file."""
-    path = Path(event["file"])
-    pixels = path.read_bytes()
-    path.unlink()
-    return Drawn(pixels, event["width"], event["height"], job.seed, event.get("phases", {}))
-
-
-def state_of(fields: dict[str, Any]) -> ModelState:
-    """Return what a worker reports of its model."""
-    return ModelState(
-        **{name: fields[name] for name in ("name", "recipe", "device", "steps", "guidance", "multiple")},
-        size=Size(*fields["size"]),
-        takes=frozenset(fields["takes"]),
-        guided_above=fields["guided_above"],
-        speeds={
-            Size(width, height): Speed(step_s, rest_s) for width, height, step_s, rest_s in fields["speeds"]
-        },
-        has_partials=fields["has_partials"],
-        notes=tuple(fields["notes"]),
-    )
+async def _ended(task: asyncio.Task[_Result]) -> _Result | None:
+    """End a task, and return its result if it had ended already."""
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return await task
+    return None if task.cancelled() or task.exception() else task.result()

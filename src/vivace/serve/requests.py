@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import time
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from vivace.serve.jobs import ImageJob, RequestedLora
+from vivace.serve.jobs import ImageJob, JobPicture, RequestedLora
 from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
 from vivace.spec.sizes import Size
+from vivace.spec.workload import Task
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _MAX_SEED = 2**32 - 1
@@ -35,14 +38,14 @@ class RequestError(Exception):
 class LoraRequest(BaseModel):
     """A LoRA by its name in the server's folder."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     scale: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = 1.0
 
 
-class GenerationRequest(BaseModel):
-    """The body of POST /v1/images/generations."""
+class ImageRequest(BaseModel):
+    """What every request for images may say."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,29 +67,79 @@ class GenerationRequest(BaseModel):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-def jobs_of(request: GenerationRequest, settings: ServeSettings, state: ModelState) -> list[ImageJob]:
+class GenerationRequest(ImageRequest):
+    """The body of POST /v1/images/generations. Numbers are numbers: true and "1" are none."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class EditRequest(ImageRequest):
+    """The fields of POST /v1/images/edits besides its images."""
+
+    strength: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+
+    @field_validator("loras", mode="before")
+    @classmethod
+    def _loras_from_json(cls, value: object) -> object:
+        """A form has text only."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError('give JSON, e.g. [{"name": "outlines", "scale": 0.8}]') from None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What images are drawn from.
+
+    Attributes:
+        task: "text" for a prompt alone.
+        size: of the images; None for what the request says.
+        call: arguments of the pipeline's call besides.
+    """
+
+    task: Task = "text"
+    size: Size | None = None
+    pictures: tuple[JobPicture, ...] = ()
+    call: dict[str, Any] = field(default_factory=dict)
+
+
+def jobs_of(
+    request: ImageRequest, settings: ServeSettings, state: ModelState, source: Source | None = None
+) -> list[ImageJob]:
     """Return the jobs of a request.
+
+    Args:
+        source: None for the prompt alone.
 
     Raises:
         RequestError: it asks for what this server does not do.
     """
-    if request.model is not None and request.model != state.name:
-        raise RequestError("model", f"this server has {state.name!r}, not {request.model!r}")
-    if request.partial_images and not request.stream:
-        raise RequestError("partial_images", "partial images come in a stream only; add stream=true")
-    if request.partial_images and not state.has_partials:
-        raise RequestError("partial_images", f"{state.name} has no partial images; leave it out")
-    if request.output_format == "png" and request.output_compression is not None:
-        raise RequestError("output_compression", "png is not compressed with loss; ask for jpeg or webp")
-    size = _size(request.size, settings, state)
+    if source is None:
+        if not state.draws_text:
+            raise RequestError(None, "this server draws from images; POST /v1/images/edits")
+        source = Source()
+    check_model(request, state)
+    _check_output(request, state)
+    size = source.size or requested_size(request.size, settings, state) or state.size
     steps = _steps(request, state)
+    strength = source.call.get("strength")
+    num_run = state.steps_run(steps, strength)
+    if num_run < 1:
+        raise RequestError(
+            "strength",
+            f"{strength:g} of {steps} steps runs none of them; give {1 / steps:.2g} or more, or more steps",
+        )
     call = {
         "height": size.height,
         "width": size.width,
         "num_inference_steps": steps,
-        **_guidance(request, state),
+        **_guidance(request, state, state.takes if source.task == "text" else state.edits.takes),
+        **source.call,
     }
-    lora = _lora(request, settings)
+    lora = _lora(request, settings, state)
     seed = secrets.randbelow(_MAX_SEED - MAX_IMAGES) if request.seed is None else request.seed
     timeout_s = min(settings.timeout_s, request.timeout or settings.timeout_s)
     deadline = time.monotonic() + timeout_s
@@ -96,20 +149,46 @@ def jobs_of(request: GenerationRequest, settings: ServeSettings, state: ModelSta
             prompt=request.prompt,
             seed=seed + number,
             size=size,
-            steps=steps,
+            steps=num_run,
             call=call,
-            predicted_s=state.predicted_s(size, steps),
+            predicted_s=state.predicted_s(size, num_run),
             deadline=deadline,
             lora=lora,
-            partials=tuple(sorted({round(steps * (k + 1) / (parts + 1)) for k in range(parts)} - {0, steps})),
+            task=source.task,
+            pictures=source.pictures,
+            partials=tuple(
+                sorted({round(num_run * (k + 1) / (parts + 1)) for k in range(parts)} - {0, num_run})
+            ),
         )
         for number in range(request.n)
     ]
 
 
-def _size(text: str | None, settings: ServeSettings, state: ModelState) -> Size:
+def check_model(request: ImageRequest, state: ModelState) -> None:
+    """Raise RequestError if a request names another model."""
+    if request.model is not None and request.model != state.name:
+        raise RequestError("model", f"this server has {state.name!r}, not {request.model!r}")
+
+
+def _check_output(request: ImageRequest, state: ModelState) -> None:
+    if request.partial_images and not request.stream:
+        raise RequestError("partial_images", "partial images come in a stream only; add stream=true")
+    if request.partial_images and not state.has_partials:
+        raise RequestError("partial_images", f"{state.name} has no partial images; leave it out")
+    if request.output_format == "png" and request.output_compression is not None:
+        raise RequestError("output_compression", "png is not compressed with loss; ask for jpeg or webp")
+    if request.stream and request.response_format == "url":
+        raise RequestError("response_format", "a stream has images as b64_json; leave response_format out")
+
+
+def requested_size(text: str | None, settings: ServeSettings, state: ModelState) -> Size | None:
+    """Return the size that a request names; None if it leaves it to the server.
+
+    Raises:
+        RequestError: it is not served.
+    """
     if text in (None, "auto"):
-        return state.size
+        return None
     match = _SIZE.fullmatch(text or "")
     if match is None:
         raise RequestError("size", f"a size is WIDTHxHEIGHT in pixels, e.g. {state.size}; got {text!r}")
@@ -128,7 +207,7 @@ def _size(text: str | None, settings: ServeSettings, state: ModelState) -> Size:
     return size
 
 
-def _steps(request: GenerationRequest, state: ModelState) -> int:
+def _steps(request: ImageRequest, state: ModelState) -> int:
     steps = request.num_inference_steps
     if steps is None:
         return state.steps
@@ -138,15 +217,15 @@ def _steps(request: GenerationRequest, state: ModelState) -> int:
     return steps
 
 
-def _guidance(request: GenerationRequest, state: ModelState) -> dict[str, float | str]:
+def _guidance(request: ImageRequest, state: ModelState, takes: frozenset[str]) -> dict[str, float | str]:
     call: dict[str, float | str] = {}
     scale = state.guidance if request.guidance_scale is None else request.guidance_scale
     if request.guidance_scale is not None:
-        if "guidance_scale" not in state.takes:
+        if "guidance_scale" not in takes:
             raise RequestError("guidance_scale", f"{state.name} has no guidance scale; leave it out")
         call["guidance_scale"] = request.guidance_scale
     if request.negative_prompt is not None:
-        if "negative_prompt" not in state.takes or state.guided_above is None:
+        if "negative_prompt" not in takes or state.guided_above is None:
             raise RequestError("negative_prompt", f"{state.name} takes no negative prompt; leave it out")
         if scale is not None and scale <= state.guided_above:
             raise RequestError(
@@ -157,7 +236,7 @@ def _guidance(request: GenerationRequest, state: ModelState) -> dict[str, float 
     return call
 
 
-def _lora(request: GenerationRequest, settings: ServeSettings) -> RequestedLora | None:
+def _lora(request: ImageRequest, settings: ServeSettings, state: ModelState) -> RequestedLora | None:
     if not request.loras:
         return None
     if len(request.loras) > 1:
@@ -165,6 +244,21 @@ def _lora(request: GenerationRequest, settings: ServeSettings) -> RequestedLora 
     (lora,) = request.loras
     path = settings.loras.get(lora.name)
     if path is None:
-        names = ", ".join(sorted(settings.loras)) or "none; the server was started without --loras"
+        fitting = sorted(set(settings.loras) - unfit_loras(settings, state).keys())
+        names = ", ".join(fitting) or "none; the server was started without --loras"
         raise RequestError("loras", f"no LoRA {lora.name!r}; there are: {names}")
+    reason = state.unfit_loras.get(str(path))
+    if reason is not None:
+        raise RequestError("loras", f"{lora.name!r} cannot be used: {reason}")
     return RequestedLora(lora.name, path, lora.scale)
+
+
+def unfit_loras(settings: ServeSettings, state: ModelState | None) -> dict[str, str]:
+    """Return why LoRAs of the folder cannot be used, by name."""
+    if state is None:
+        return {}
+    return {
+        name: state.unfit_loras[str(path)]
+        for name, path in sorted(settings.loras.items())
+        if str(path) in state.unfit_loras
+    }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vivace.spec.sizes import Size
+from vivace.spec.workload import Task, steps_run
 
 MAX_IMAGES = 10
 """Images of one request."""
@@ -24,6 +25,9 @@ class ServeSettings:
         gpus: UUIDs or indices of the GPUs, one replica for each; empty for one replica on `device`.
         threads: CPU threads of a worker; None for as many as the model needs.
         sizes: that are warmed before the server is ready; empty for the model's own.
+        task: of a server that does one thing only: "text", "image", "inpaint" or "edit"; None for all that one set of
+            weights does.
+        batches: numbers of images that may be drawn at once, beside one; empty for none.
         any_size: whether requests may have other sizes, whose first image takes longer.
         loras: names and files of LoRAs that requests may name.
         max_queue: waiting images at most.
@@ -41,6 +45,8 @@ class ServeSettings:
     gpus: tuple[str, ...] = ()
     threads: int | None = None
     sizes: tuple[Size, ...] = ()
+    task: Task | None = None
+    batches: tuple[int, ...] = ()
     any_size: bool = False
     loras: dict[str, Path] = field(default_factory=dict)
     max_queue: int = 64
@@ -63,6 +69,42 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Batching:
+    """What drawing several images at once gained at a size, and what it changed.
+
+    Attributes:
+        gains: images a second over one by one, by the number of images.
+        allowed: numbers that gained enough; empty for none.
+        difference: the largest of a pixel from the same image drawn alone, of 255.
+    """
+
+    gains: dict[int, float]
+    allowed: tuple[int, ...]
+    difference: int
+
+
+@dataclass(frozen=True)
+class EditState:
+    """What the model does with images.
+
+    Attributes:
+        tasks: those that are served, of "image", "inpaint" and "edit".
+        refused: why others are not, by task.
+        takes: arguments of the tasks' calls that requests may set.
+        strength: of a call that names none; None if these calls have none.
+        rounds_up: whether a part of a step counts as one.
+        most_images: of a request.
+    """
+
+    tasks: frozenset[str] = frozenset()
+    refused: dict[str, str] = field(default_factory=dict)
+    takes: frozenset[str] = frozenset()
+    strength: float | None = None
+    rounds_up: bool = False
+    most_images: int = 1
+
+
+@dataclass(frozen=True)
 class ModelState:
     """What the workers report of the loaded model.
 
@@ -75,6 +117,10 @@ class ModelState:
         guided_above: the guidance scale above which a negative prompt has an effect; None if the model has no guidance.
         speeds: of the sizes that were warmed.
         has_partials: whether partial images can be shown.
+        draws_text: whether it draws from a prompt alone.
+        edits: what it does with images.
+        batching: of the sizes where it was measured.
+        unfit_loras: why files of the folder cannot be used, by file.
     """
 
     name: str
@@ -89,6 +135,18 @@ class ModelState:
     speeds: dict[Size, Speed]
     has_partials: bool
     notes: tuple[str, ...] = ()
+    draws_text: bool = True
+    edits: EditState = EditState()
+    batching: dict[Size, Batching] = field(default_factory=dict)
+    unfit_loras: dict[str, str] = field(default_factory=dict)
+
+    def steps_run(self, steps: int, strength: float | None) -> int:
+        """Return how many of a call's steps are run."""
+        return steps_run(steps, strength, rounds_up=self.edits.rounds_up)
+
+    def batches_of(self, size: Size) -> tuple[int, ...]:
+        """Return the numbers of images that are drawn at once at a size, beside one."""
+        return self.batching[size].allowed if size in self.batching else ()
 
     def predicted_s(self, size: Size, steps: int) -> float:
         """Return about how long an image takes, from the nearest size that was measured, by its pixels."""

@@ -43,7 +43,9 @@ class WaitingLine:
     num_workers: int = 1
     clock: Callable[[], float] = time.monotonic
     _jobs: list[ImageJob] = field(default_factory=list)
-    _running: dict[str, tuple[ImageJob, float]] = field(default_factory=dict)
+    _taken: dict[str, tuple[ImageJob, float | None]] = field(default_factory=dict)
+    """Jobs that workers have, and since when they are drawn; None for one that waits at its worker."""
+    _takers: list[Callable[[], bool]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __len__(self) -> int:
@@ -52,16 +54,20 @@ class WaitingLine:
     def seconds(self) -> float:
         """Return the predicted seconds until a job that came now would begin."""
         now = self.clock()
-        running = sum(max(0.0, job.predicted_s - (now - since)) for job, since in self._running.values())
+        running = sum(
+            max(0.0, job.predicted_s - (0.0 if since is None else now - since))
+            for job, since in self._taken.values()
+        )
         return (sum(job.predicted_s for job in self._jobs) + running) / max(1, self.num_workers)
 
     def check_room(self, number: int) -> None:
         """Raise QueueFull if so many more jobs must not wait."""
         seconds = self.seconds()
-        if len(self._jobs) + number > self.max_jobs and self._jobs:
-            usual = max(0.1, sum(job.predicted_s for job in self._jobs) / len(self._jobs))
+        waiting = [*self._jobs, *(job for job, since in self._taken.values() if since is None)]
+        if len(waiting) + number > self.max_jobs and waiting:
+            usual = max(0.1, sum(job.predicted_s for job in waiting) / len(waiting))
             raise QueueFull(
-                f"{len(self._jobs)} images wait, and no more than {self.max_jobs} may",
+                f"{len(waiting)} images wait, and no more than {self.max_jobs} may",
                 math.ceil(number * usual / max(1, self.num_workers)),
             )
         if seconds > self.max_seconds:
@@ -77,15 +83,47 @@ class WaitingLine:
             # All of them: a worker that is woken may have died meanwhile, and the others would wait on.
             self._changed.notify_all()
 
-    async def take(self, lora: str | None) -> ImageJob:
-        """Wait for the next job of a worker that has a LoRA loaded."""
+    async def take(
+        self,
+        lora: str | None,
+        is_idle: Callable[[], bool] = lambda: True,
+        batches: Callable[[ImageJob], tuple[int, ...]] = lambda job: (),
+    ) -> list[ImageJob]:
+        """Wait for the next job of a worker, or for several that one call draws.
+
+        Args:
+            lora: that the worker will have loaded.
+            is_idle: whether the worker would begin at once; one that still draws lets idle ones go first.
+            batches: numbers of images that are drawn at once with a job.
+        """
         async with self._changed:
-            while not self._jobs:
-                await self._changed.wait()
-            job = self._next(lora)
-            self._jobs.remove(job)
-            self._running[job.id] = job, self.clock()
-            return job
+            self._takers.append(is_idle)
+            try:
+                while not self._jobs or (not is_idle() and any(other() for other in self._takers)):
+                    await self._changed.wait()
+            finally:
+                self._takers.remove(is_idle)
+                self._changed.notify_all()
+            jobs = self._batch(self._next(lora), batches)
+            for job in jobs:
+                self._jobs.remove(job)
+                self._taken[job.id] = job, None
+            return jobs
+
+    async def look_again(self) -> None:
+        """Let workers that wait see that one of them has become idle."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    def begin(self, job: ImageJob) -> None:
+        """Note that a worker draws a job now."""
+        if job.id in self._taken:
+            self._taken[job.id] = job, self.clock()
+
+    def _batch(self, first: ImageJob, batches: Callable[[ImageJob], tuple[int, ...]]) -> list[ImageJob]:
+        others = [job for job in self._jobs if job is not first and job.goes_with(first)]
+        most = max((number for number in batches(first) if number <= 1 + len(others)), default=1)
+        return [first, *sorted(others, key=lambda job: job.accepted_at)[: most - 1]]
 
     def _next(self, lora: str | None) -> ImageJob:
         now = self.clock()
@@ -105,7 +143,7 @@ class WaitingLine:
         """Take a job out of the line, or note that it no longer runs."""
         if job in self._jobs:
             self._jobs.remove(job)
-        self._running.pop(job.id, None)
+        self._taken.pop(job.id, None)
 
 
 def _name(job: ImageJob) -> str | None:

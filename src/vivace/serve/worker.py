@@ -12,6 +12,7 @@ are RGB bytes in a file of the folder that `Load` names, which lies in memory; t
 from __future__ import annotations
 
 import queue
+import signal
 import sys
 import threading
 import time
@@ -31,11 +32,15 @@ _MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
 
 
 class Inbox:
-    """Messages of the server. A cancel takes effect at once: on the job that is drawn, or on one that waits here."""
+    """Messages of the server. A cancel takes effect at once: on what is drawn, or on what waits here.
+
+    A call that draws several images ends when all of them are cancelled.
+    """
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._messages: queue.Queue[Message | None] = queue.Queue()
-        self._cancelled: set[str] = set()
+        self._left: dict[str, set[str]] = {}
+        """The jobs of each message that are not cancelled."""
         self._lock = threading.Lock()
         self._current: str | None = None
         self.drawing: Drawing | None = None
@@ -46,38 +51,47 @@ class Inbox:
             message = parsed(line)
             if isinstance(message, Cancel):
                 self._cancel(message.id)
-            else:
-                self._messages.put(message)
+                continue
+            if isinstance(message, Draw):
+                with self._lock:
+                    self._left[message.id] = set(message.ids)
+            self._messages.put(message)
         self._messages.put(None)
 
     def _cancel(self, job: str) -> None:
         with self._lock:
-            if self._current == job and self.drawing is not None:
-                self.drawing.session.cancel()
-            self._cancelled.add(job)
+            for message, jobs in self._left.items():
+                jobs.discard(job)
+                if not jobs and message == self._current and self.drawing is not None:
+                    self.drawing.cancel()
 
     def next(self) -> Message | None:
         """Wait for a message; None once the server has gone."""
         return self._messages.get()
 
-    def begin(self, job: str) -> bool:
-        """Begin a job; return whether it may be drawn, since it was not cancelled meanwhile."""
+    def begin(self, message: Draw) -> bool:
+        """Begin to draw; return whether it may be drawn, since it was not cancelled meanwhile."""
         with self._lock:
-            self._current = job
-            return job not in self._cancelled
+            self._current = message.id
+            return bool(self._left[message.id])
 
-    def end(self, job: str) -> None:
+    def end(self, message: Draw) -> None:
         with self._lock:
             self._current = None
-            self._cancelled.discard(job)
+            del self._left[message.id]
 
-    def is_cancelled(self, job: str) -> bool:
+    def is_cancelled(self, message: Draw) -> bool:
         with self._lock:
-            return job in self._cancelled
+            return not self._left[message.id]
 
 
 def main() -> None:
     die_with_parent()
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # which service managers send to all; the server ends its workers
+        signal.signal(number, signal.SIG_IGN)
     events = open_events()
     inbox = Inbox(iter(sys.stdin.readline, ""))
     while (message := inbox.next()) is not None:
@@ -108,12 +122,12 @@ def _draw(message: Draw, inbox: Inbox, events: TextIO) -> None:
     event: dict[str, Any]
     began = time.perf_counter()
     try:
-        if not inbox.begin(message.id):
+        if not inbox.begin(message):
             raise Cancelled("cancelled before it began")
 
         def report(kind: str, fields: dict[str, Any]) -> None:
             send_event(events, {"event": kind, "id": message.id, **fields})
-            if inbox.is_cancelled(message.id):
+            if inbox.is_cancelled(message):
                 raise Cancelled("the job was cancelled")
 
         event = {"event": "drawn", **inbox.drawing.draw(message, report)}
@@ -126,7 +140,7 @@ def _draw(message: Draw, inbox: Inbox, events: TextIO) -> None:
         is_memory = type(error).__name__ in _MEMORY_ERRORS
         event = {"event": "refused" if is_memory else "failed", "message": _message(error, is_memory)}
     finally:
-        inbox.end(message.id)
+        inbox.end(message)
     send_event(events, {**event, "id": message.id, "seconds": time.perf_counter() - began})
 
 

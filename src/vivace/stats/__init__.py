@@ -1,5 +1,6 @@
 """Statistics on plain numbers: intervals, ratios, verdicts, the stopping rule. Needs only numpy."""
 
+from vivace.stats.block_bootstrap import block_interval, block_length, block_ratio
 from vivace.stats.equivalence import Equivalence, EquivalenceTest, equivalence
 from vivace.stats.gate import Gate, gate
 from vivace.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
@@ -23,6 +24,9 @@ __all__ = [
     "LogMean",
     "Spread",
     "Verdict",
+    "block_interval",
+    "block_length",
+    "block_ratio",
     "detectable",
     "enough_samples",
     "equivalence",

@@ -174,6 +174,12 @@ class Technique(BaseModel, ABC):
         return False
 
     @property
+    def belongs_to_pipeline(self) -> bool:
+        """Whether it changes or reads the pipeline object itself, so that a pipeline of another task with the same
+        components does not have what it did."""
+        return False
+
+    @property
     def needs_prompts(self) -> bool:
         """Whether it runs some of the prompts when it is applied, to adapt to them."""
         return False

@@ -48,6 +48,10 @@ class CfgCutoff(Technique):
 
     fraction: float = knob(gt=0, lt=1, tune=[0.4, 0.6, 0.8], about="share of the steps with guidance")
 
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None or guides_in_two_calls(target.pipe):
             return None

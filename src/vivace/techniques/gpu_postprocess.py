@@ -38,6 +38,10 @@ class GpuPostprocess(Technique):
     owns: ClassVar[str] = "image conversion"
     same_picture: ClassVar[bool] = True
 
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.is_gpu:
             return "images are in the CPU's memory already; there is no GPU here"

@@ -141,6 +141,10 @@ class Offload(Technique):
     def loads_from_host(self) -> bool:
         return True
 
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.is_gpu:
             return "on a CPU the weights are in host memory already, and there is no GPU to keep free"

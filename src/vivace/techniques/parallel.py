@@ -115,6 +115,10 @@ class Parallel(Technique):
             rules.append(Rule(Trait.KERNEL_CHOSEN, reason))
         return tuple(rules)
 
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         import torch
 

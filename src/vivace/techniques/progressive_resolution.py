@@ -56,6 +56,10 @@ class ProgressiveResolution(Technique):
         about="FLUX only: the low resolution's tokens count from 0, or lie where they will be at full size",
     )
 
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None

@@ -64,6 +64,10 @@ class PromptCache(Technique):
     def not_searched(self, judges: bool) -> str | None:
         return "it gains only where a prompt is drawn again; if yours are, --keep prompt_cache"
 
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if self.free_encoders and target.machine.backend in ("cpu", "mps"):
             where = "Apple's GPUs share host memory, so" if target.machine.is_gpu else "on a CPU"

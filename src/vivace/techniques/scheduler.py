@@ -73,6 +73,8 @@ _FLOW = frozenset(
 # They share Euler's noise and configuration, but do not list all (or any) compatible schedulers.
 _WITH_EULER = frozenset({"LCMScheduler", "TCDScheduler", "SASolverScheduler"})
 _PROBED_STEPS = 20
+_OF_THE_PIPELINE = ("dpmpp_sde", "dpmpp_2m_sde", "flow_lcm", "lms")
+"""Samplers that get their noise, or their place in the schedule, from one pipeline's call."""
 
 
 class Scheduler(Technique):
@@ -111,6 +113,10 @@ class Scheduler(Technique):
     spacing: Literal["as_published", "leading", "trailing", "linspace"] = knob(
         "as_published", about="timestep spacing; few-step models need trailing"
     )
+
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return self.sampler in _OF_THE_PIPELINE
 
     def unsupported(self, target: Target) -> str | None:
         class_name = _CLASSES[self.sampler][0]

@@ -7,10 +7,11 @@ alpha channel (`open_mask`).
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vivace.errors import UsageError
 from vivace.untrusted.files import open_plain
@@ -19,6 +20,7 @@ from vivace.untrusted.reading import reading
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 4096 * 4096
 """The largest images of published models; metrics need about 100 bytes a pixel."""
+_UNREADABLE = "cannot be read as an image"
 _MAX_BYTES = 500_000_000
 _SEVERAL = (
     "PNG",
@@ -55,28 +57,66 @@ def open_mask(path: Path) -> Any:
     return _read(path, _as_mask)
 
 
+def picture_in(data: bytes, name: str, note: Callable[[str], object] | None = None) -> Any:
+    """Return an image that was sent, as `open_picture` does a file's.
+
+    Args:
+        name: what messages call it.
+
+    Raises:
+        UsageError: as `open_picture`.
+    """
+    with reading(name, UsageError, problem=_UNREADABLE):
+        return _converted(io.BytesIO(data), lambda picture: _as_rgb(picture, note or (lambda text: None)))
+
+
+def mask_in(data: bytes, name: str) -> Any:
+    """Return a mask that was sent, as black and white (PIL, mode L): white is repainted.
+
+    If its alpha channel varies, what is transparent is repainted, as the OpenAI images API has it. Otherwise white is
+    where half or more of the light is; transparent everywhere, all is repainted.
+
+    Raises:
+        UsageError: as `open_picture`.
+    """
+    with reading(name, UsageError, problem=_UNREADABLE):
+        return _converted(io.BytesIO(data), _transparent_or_white)
+
+
 def _read(path: Path, convert: Callable[[Any], Any]) -> Any:
+    with reading(path, UsageError, problem=_UNREADABLE), open_plain(path, _MAX_BYTES) as file:
+        return _converted(file, convert)
+
+
+def _converted(file: BinaryIO, convert: Callable[[Any], Any]) -> Any:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    with (
-        reading(path, UsageError, problem="cannot be read as an image"),
-        open_plain(path, _MAX_BYTES) as file,
-    ):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large images, which are refused below
-            # Only these formats: some of the others start programs (Ghostscript).
-            try:
-                picture = Image.open(file, formats=FORMATS)
-            except UnidentifiedImageError:
-                raise ValueError(f"it is none of {', '.join(FORMATS)}, or is damaged") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of large images, which are refused below
+        # Only these formats: some of the others start programs (Ghostscript).
+        try:
+            picture = Image.open(file, formats=FORMATS)
+        except UnidentifiedImageError:
+            raise ValueError(f"it is none of {', '.join(FORMATS)}, or is damaged") from None
         width, height = picture.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"it has {width}x{height} pixels; at most {MAX_PIXELS:,} are read")
         if picture.format in _SEVERAL and (number := getattr(picture, "n_frames", 1)) > 1:
             raise ValueError(f"it has {number} frames or pages; save one of them")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return convert(ImageOps.exif_transpose(picture))
+        return convert(ImageOps.exif_transpose(picture))
+
+
+def _transparent_or_white(picture: Any) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    plain = _in_8_bits(picture, lambda text: None)
+    alpha = _alpha_of(plain)
+    if alpha is not None and alpha.getextrema() != (255, 255):
+        repainted = np.asarray(alpha) < 128
+    else:
+        repainted = np.asarray(plain.convert("RGBA").convert("RGB").convert("L")) >= 128
+    return Image.fromarray(repainted.astype(np.uint8) * 255)
 
 
 def _as_rgb(picture: Any, note: Callable[[str], object]) -> Any:

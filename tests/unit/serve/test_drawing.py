@@ -1,5 +1,6 @@
 """A server draws what the session draws, with real workers of an embedded model."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vivace
 from tests.served import Served, image_of, served
+from vivace.models.sources import example_pictures
 from vivace.serve.settings import ServeSettings
 from vivace.spec.sizes import Size
 
 LORA = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
+OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")
 STEPS = 6
 
 
@@ -21,7 +25,7 @@ STEPS = 6
 def server() -> Iterator[Served]:
     sizes = (Size(128, 128), Size(96, 64))
     settings = ServeSettings(
-        "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=sizes, loras={"outlines": LORA}
+        "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=sizes, loras={"flux": OF_FLUX, "outlines": LORA}
     )
     with served(settings) as running:
         yield running
@@ -47,6 +51,38 @@ def test_images_are_those_of_the_session_bit_by_bit(server: Served) -> None:
             drawn = pixels(server, size=f"{width}x{height}")
             assert drawn.shape == (height, width, 3)
             assert np.array_equal(drawn, np.asarray(output.images[0]))
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_edits_are_those_of_the_session_bit_by_bit(server: Served) -> None:
+    sources = example_pictures("StableDiffusionInpaintPipeline", {"height": 128, "width": 128})
+    files = {"image": png(sources["image"])}
+    plain = pixels(server)
+    for task, sent in (("image", files), ("inpaint", files | {"mask": png(sources["mask_image"])})):
+        recipe = f"tiny_vae+lora('{LORA}', hot=True, layers=all, scale=0)"
+        with vivace.load("tiny-sd", recipe, device="cpu", task=task) as session:
+            output = session(
+                "a red circle",
+                num_inference_steps=STEPS,
+                strength=0.7,
+                height=128,
+                width=128,
+                generator=torch.Generator("cpu").manual_seed(3),
+                **(sources if task == "inpaint" else {"image": sources["image"]}),
+            )
+        answer = server.edit(files=sent, seed=3, num_inference_steps=STEPS, strength=0.7)
+        assert answer.status == 200, answer.body
+        assert np.array_equal(np.asarray(answer.images[0]), np.asarray(output.images[0])), task
+        assert np.array_equal(pixels(server), plain), "images from prompts are as before"
+    with_lora = server.edit(
+        files=files, seed=3, num_inference_steps=STEPS, strength=0.7, loras='[{"name": "outlines"}]'
+    )
+    assert not np.array_equal(np.asarray(with_lora.images[0]), np.asarray(answer.images[0]))
 
 
 def test_fields_change_what_they_name_and_nothing_else(server: Served) -> None:
@@ -95,6 +131,12 @@ def test_the_page_and_the_models_say_what_is_served(server: Served) -> None:
     (model,) = server.send("/v1/models").json["data"]
     assert (model["id"], model["sizes"], model["loras"]) == ("tiny-sd", ["96x64", "128x128"], ["outlines"])
     assert model["recipe"] == "tiny_vae"
+    assert model["tasks"] == ["text", "image", "inpaint"]
+    assert "its layers are those of FLUX, and this is Stable Diffusion" in model["unfit_loras"]["flux"]
+    assert "/" not in model["unfit_loras"]["flux"], "nothing of the server's folders"
+    answer = server.draw(loras=[{"name": "flux"}])
+    assert answer.status == 400
+    assert "'flux' cannot be used: lora: tiny-flux-outlines.safetensors is not a LoRA" in answer.message
     page = server.send("/")
     assert page.headers["content-type"].startswith("text/html")
     assert b"<form" in page.body

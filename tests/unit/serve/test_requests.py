@@ -1,5 +1,6 @@
 """What clients may send, and what becomes of it, with a worker that draws one colour."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,7 +17,8 @@ import openai
 import pytest
 
 from tests.serve_worker import COMMAND
-from tests.served import PATH, Served, image_of, served
+from tests.served import EDITS, PATH, Served, image_of, served
+from vivace.serve.checks import LARGEST_BODY, LARGEST_UPLOAD
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("fake", "baseline", max_queue=3, timeout_s=30.0)
@@ -51,6 +53,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         ({"num_inference_steps": 51}, "at most 50 steps are drawn here; got 51"),
         ({"negative_prompt": "x", "guidance_scale": 1}, "it has no effect at guidance_scale 1"),
         ({"loras": [{"name": "../../etc/passwd"}]}, "no LoRA '../../etc/passwd'; there are: none"),
+        ({"seed": True}, "seed: Input should be a valid integer"),
+        ({"n": "2"}, "n: Input should be a valid integer"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"guidance_scale": float("nan")}, "guidance_scale: Input should be a finite number"),
         ({"prompt": "refuse"}, "the model refuses"),
@@ -68,6 +72,49 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None
     assert plain.send(PATH, b"[]").status == 400
     assert plain.send(PATH, b" " * 1_000_001).status == 413
     assert plain.send("/v1/images/variations", {}).status == 404
+
+
+def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.serve.checks._LONGEST_PAUSE_S", 0.2)
+    client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
+    client.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+    assert b" 400 " in client.recv(1000).splitlines()[0]
+    client.close()
+    assert plain.draw().status == 200
+
+
+@pytest.mark.parametrize(("path", "largest"), [(PATH, LARGEST_BODY), (EDITS, LARGEST_UPLOAD)])
+def test_a_body_of_unknown_length_is_bounded(plain: Served, path: str, largest: int) -> None:
+    kind = "application/json" if path == PATH else "multipart/form-data; boundary=limit"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
+    part = b'--limit\r\ncontent-disposition: form-data; name="image"; filename="x"\r\n\r\n'
+    client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
+    sent = 0
+    with contextlib.suppress(OSError):  # it answers, and listens no more
+        client.sendall(head.encode() + f"{len(part):x}\r\n".encode() + part + b"\r\n")
+        while sent < 2 * largest:
+            client.sendall(b"80000\r\n" + b"x" * 0x80000 + b"\r\n")
+            sent += 0x80000
+    with contextlib.suppress(OSError):
+        assert client.recv(1000).splitlines()[0].split()[1] in (b"400", b"499")
+    client.close()
+    assert plain.draw().status == 200
+
+
+def test_the_address_of_a_request_has_no_parameters(plain: Served) -> None:
+    answer = plain.send(f"{PATH}?seed=3", {"prompt": "x"})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "seed")
+    assert "nothing is read; give it in the body" in answer.message
+
+
+def test_bytes_of_an_image_are_of_one_image(plain: Served) -> None:
+    for fields in ({"n": 2}, {"stream": True}, {"response_format": "url"}):
+        answer = plain.send(PATH, {"prompt": "x", **fields}, {"accept": "image/webp"})
+        assert answer.status == 400
+        assert "asks for the bytes of one image" in answer.message
+    fields = {"output_format": "webp", "output_compression": 5}
+    assert plain.send(PATH, {"prompt": "x", **fields}, {"accept": "image/png"}).status == 400
+    assert plain.send(PATH, {"prompt": "x", **fields}, {"accept": "image/jpeg"}).body[:2] == b"\xff\xd8"
 
 
 def test_a_request_gets_the_images_that_it_asks_for(plain: Served) -> None:

@@ -30,7 +30,7 @@ async def order(line: WaitingLine, jobs: list[ImageJob], lora: str | None = None
         await line.put(each)
     names = []
     for _ in jobs:
-        taken = await line.take(lora)
+        (taken,) = await line.take(lora)
         lora = None if taken.lora is None else taken.lora.name
         names.append(taken.prompt)
         line.leave(taken)
@@ -53,7 +53,7 @@ def test_a_large_job_does_not_wait_for_ever() -> None:
         await line.put(large)
         for number in range(20):
             await line.put(job(f"small {number}", 1))
-            taken = await line.take(None)
+            (taken,) = await line.take(None)
             line.leave(taken)
             clock.now += 1
             if taken is large:
@@ -97,8 +97,73 @@ def test_a_job_is_not_lost_with_the_worker_that_was_woken_for_it() -> None:
         await asyncio.sleep(0)
         await line.put(job("a", 1))
         dying.cancel()
-        taken = await asyncio.wait_for(living, 5)
+        (taken,) = await asyncio.wait_for(living, 5)
         assert taken.prompt == "a"
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_still_draws_lets_an_idle_one_go_first() -> None:
+    async def run() -> None:
+        line = WaitingLine(9, 100, num_workers=2)
+        is_drawing = True
+        busy = asyncio.create_task(line.take(None, lambda: not is_drawing))
+        idle = asyncio.create_task(line.take(None))
+        await asyncio.sleep(0.01)
+        await line.put(job("a", 1))
+        assert (await asyncio.wait_for(idle, 5))[0].prompt == "a"
+        await line.put(job("b", 1))
+        assert (await asyncio.wait_for(busy, 5))[0].prompt == "b", "nobody is idle any more"
+        busy, idle = (
+            asyncio.create_task(line.take(None, lambda: not is_drawing)),
+            asyncio.create_task(line.take(None)),
+        )
+        await asyncio.sleep(0.01)
+        idle.cancel()
+        await line.put(job("c", 1))
+        assert (await asyncio.wait_for(busy, 5))[0].prompt == "c"
+
+    asyncio.run(run())
+
+
+def test_a_job_at_a_worker_waits_until_it_is_drawn() -> None:
+    async def run() -> None:
+        clock = Clock()
+        line = WaitingLine(2, 100, clock=clock)
+        for name in "ab":
+            await line.put(job(name, 10))
+        (first,), (second,) = await line.take(None), await line.take(None)
+        line.begin(first)
+        clock.now += 4
+        assert line.seconds() == 16, "the second has not begun"
+        line.check_room(1)
+        with pytest.raises(QueueFull, match="1 images wait"):
+            line.check_room(2)
+        line.leave(first)
+        line.begin(second)
+        assert line.seconds() == 10
+
+    asyncio.run(run())
+
+
+def test_batches_are_of_jobs_that_one_call_draws() -> None:
+    def batches(first: ImageJob) -> tuple[int, ...]:
+        return (2, 4)
+
+    async def run() -> None:
+        line = WaitingLine(99, 1000)
+        jobs = [job("a", 1), job("b", 1, "x"), job("c", 1), job("d", 1), job("e", 1, "x")]
+        other = job("f", 1)
+        other.call = {"num_inference_steps": 2}
+        for each in [*jobs, other]:
+            await line.put(each)
+        taken = []
+        for _ in range(4):
+            some = await line.take(None, batches=batches)
+            taken.append("".join(each.prompt for each in some))
+            for each in some:
+                line.leave(each)
+        assert taken == ["ac", "d", "f", "be"], "never across LoRAs or steps, and in numbers that were timed"
 
     asyncio.run(run())
 

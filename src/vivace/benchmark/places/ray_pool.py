@@ -104,7 +104,7 @@ class RayPool:
         # Ray otherwise warns of what it will change some day about actors that ask for no GPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if self._started:
-            _check_answers(address)
+            check_answers(address)
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -204,7 +204,7 @@ class RayPool:
         return kind.options(**options).remote(self._device, self._threads, self._worker)
 
 
-def _check_answers(address: str) -> None:
+def check_answers(address: str) -> None:
     """Check that something listens at HOST:PORT; Ray itself tries for over a minute, and writes into the terminal.
 
     Raises:

@@ -110,6 +110,10 @@ class StepCache(Technique):
     def excludes(self) -> tuple[Rule, ...]:
         return (Rule(Trait.CACHED, "only one step cache at a time can work", earlier_only=True),)
 
+    @property
+    def belongs_to_pipeline(self) -> bool:
+        return True
+
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None

@@ -1,0 +1,338 @@
+"""vivace bench --endpoint: load on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vivace.cli import options
+from vivace.cli.failures import INTERRUPTED
+from vivace.cli.prove import read_key
+from vivace.cli.spec_options import SpecCommand
+from vivace.errors import UsageError
+
+if TYPE_CHECKING:
+    from vivace.load_testing.rows import LoadRow, Stage
+    from vivace.load_testing.target import Target
+
+FLAG = "--endpoint"
+_SOME_FAILED = 4
+_SAY_EVERY_S = 5.0
+_MOST_CLIENTS = 512
+
+
+def parse_clients(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as `1,8`, each once."""
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= _MOST_CLIENTS for part in parts):
+        raise click.BadParameter(
+            f"{value!r} is not a list of whole numbers from 1 to {_MOST_CLIENTS}, separated by commas."
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def parse_fractions(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    """Return the numbers of a list such as `0.5,0.95`, each once; none for `none`."""
+    if value == "none":
+        return ()
+    try:
+        fractions = tuple(dict.fromkeys(float(part) for part in value.split(",")))
+    except ValueError:
+        fractions = ()
+    if not fractions or not all(0.01 <= fraction <= 10 for fraction in fractions):
+        raise click.BadParameter(
+            f"{value!r} is not 'none' or a list of numbers from 0.01 to 10, separated by commas."
+        )
+    return fractions
+
+
+@click.command()
+@click.option(FLAG, "url", required=True, metavar="URL", help="An OpenAI images API: http://HOST:PORT/v1.")
+@click.option("--model", metavar="NAME", help="Default: the only one that the server lists.")
+@click.option(
+    "--size", "sizes", multiple=True, metavar="WxH", help="Repeat for a random one for each request."
+)
+@click.option(
+    "--num-inference-steps", "--steps", type=click.IntRange(1, 1000), help="Default: the server's own."
+)
+@click.option("--guidance-scale", type=options.FiniteFloat(0, 100), help="Default: the server's own.")
+@click.option(
+    "--lora",
+    "loras",
+    multiple=True,
+    metavar="NAME",
+    help="A LoRA of a vivace server; repeat for a random one for each request.",
+)
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Further field of each request, e.g. output_format=webp; repeat for more.",
+)
+@options.prompts()
+@click.option(
+    "--prompt-set",
+    type=click.Choice(["real", "tinyworld"]),
+    help="Prompts that ship with vivace; default: tinyworld for the embedded models, real for others.",
+)
+@click.option(
+    "--clients",
+    callback=parse_clients,
+    default="8",
+    show_default=True,
+    metavar="N[,N...]",
+    help="Closed loops of so many clients, besides one client alone. The best throughput is the capacity.",
+)
+@click.option(
+    "--fractions",
+    callback=parse_fractions,
+    default="0.5,0.8,0.95",
+    show_default=True,
+    metavar="F[,F...]|none",
+    help="Fractions of the capacity at which users come at random (Poisson).",
+)
+@click.option(
+    "--num-requests", type=click.IntRange(2, 1_000_000), help="Of each load; default: as --minutes allow."
+)
+@click.option(
+    "--minutes",
+    type=options.FiniteFloat(0.1, 10_000),
+    help="Of all loads together, with 6 requests of each at least; default: 5, or no limit with --num-requests.",
+)
+@click.option(
+    "--slo-factor",
+    type=options.FiniteFloat(1, 1000),
+    default=3.0,
+    show_default=True,
+    help="An image is in time within so many times the latency of one client.",
+)
+@click.option("--slo", type=options.FiniteFloat(0.001, 86_400), metavar="SECONDS", help="In its place.")
+@click.option(
+    "--timeout",
+    type=options.FiniteFloat(0.1, 86_400),
+    default=600.0,
+    show_default=True,
+    help="Seconds of a request.",
+)
+@click.option(
+    "--api-key-file",
+    "key",
+    callback=read_key,
+    metavar="FILE",
+    help="File with the key that requests bear (Authorization: Bearer).",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the arrivals."
+)
+@click.option("--label", metavar="TEXT", help="Names the server in rows and tables; default: its URL.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep rows with raw samples; the same command again measures only what is missing.",
+)
+@click.option("--rerun", is_flag=True, help="Measure again what FILE already has.")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Also compare with the rows of another file.",
+)
+@click.option(
+    "--aiperf",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Measure nothing: show what a run of AIPerf (its --artifact-dir) says of the server.",
+)
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the result as an HTML page, with each request in a chart.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "csv", "md"]),
+    default="table",
+    show_default=True,
+    help="Format of the results on standard output.",
+)
+def bench_endpoint(
+    url: str,
+    model: str | None,
+    sizes: tuple[str, ...],
+    num_inference_steps: int | None,
+    guidance_scale: float | None,
+    loras: tuple[str, ...],
+    fields: tuple[str, ...],
+    prompts: list[str] | None,
+    prompt_set: str | None,
+    clients: tuple[int, ...],
+    fractions: tuple[float, ...],
+    num_requests: int | None,
+    minutes: float | None,
+    slo_factor: float,
+    slo: float | None,
+    timeout: float,
+    key: str | None,
+    seed: int,
+    label: str | None,
+    output: Path | None,
+    rerun: bool,
+    against: Path | None,
+    aiperf: Path | None,
+    page: Path | None,
+    format_: str,
+) -> int:
+    """Measure an OpenAI images server (vivace's, sglang's, vllm-omni's) under load.
+
+    One client alone, closed loops of several, then users who come at random at fractions of the capacity. Latency of
+    users counts from when they came, whether or not the server was behind. Figures have 95 % intervals.
+
+    Exit codes: 0 done, 4 some requests brought no image; others as for all commands.
+
+    \b
+        vivace bench --endpoint http://127.0.0.1:8000/v1
+        vivace bench --endpoint http://127.0.0.1:8000/v1 --size 512x512 --size 2048x2048 --minutes 20 -o load.json
+        vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
+    """
+    from vivace.load_testing.rows import RequestSettings, read_rows
+    from vivace.load_testing.stages import LoadPlan, measure
+    from vivace.load_testing.target import Target, Variant, parse_fields, server_url, with_model
+    from vivace.untrusted.destinations import check_writable, is_standard_output
+
+    if prompts is not None and prompt_set is not None:
+        raise UsageError("give prompts or --prompt-set, not both")
+    for option, path in (("-o", output), ("--page", page)):
+        if path is not None:
+            check_writable(path)
+            if is_standard_output(path):
+                raise UsageError(f"{option} - would mix with the results; give the name of a file")
+    further = parse_fields(fields)
+    for name, value in (("num_inference_steps", num_inference_steps), ("guidance_scale", guidance_scale)):
+        if value is not None:
+            further[name] = value
+    variants = tuple(Variant(size, lora) for lora in loras or (None,) for size in _checked(sizes) or (None,))
+    others = read_rows(against) if against is not None else []
+    earlier = read_rows(output) if output is not None else []
+    kept = _Kept(output, earlier)
+    if aiperf is not None:
+        from vivace.load_testing.aiperf import read_aiperf
+
+        row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", slo)
+        kept.add(row)
+        return _show([row], others, format_, page)
+    target = asyncio.run(with_model(Target(server_url(url), model, further, (), variants, timeout, key)))
+    target = _with_prompts(target, prompts, prompt_set)
+    settings = RequestSettings(
+        model=target.model,
+        fields=further,
+        variants=tuple((variant.size, variant.lora) for variant in variants),
+        prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
+    )
+    if minutes is None and num_requests is None:
+        minutes = 5.0
+    plan = LoadPlan(clients, fractions, num_requests, minutes, slo_factor, slo, seed)
+    try:
+        rows = measure(
+            target,
+            plan,
+            label or target.url,
+            settings,
+            [] if rerun else earlier,
+            kept.add,
+            _Progress(),
+        )
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; finished loads are kept. To continue, run the same command:", err=True)
+        click.echo(f"  {options.command_line()}", err=True)
+        return INTERRUPTED
+    return _show(rows, others, format_, page)
+
+
+def _checked(sizes: Sequence[str]) -> tuple[str, ...]:
+    from vivace.spec.sizes import Size
+
+    try:
+        return tuple(dict.fromkeys(str(Size.of(size)) for size in sizes))
+    except ValueError as error:
+        raise UsageError(f"--size: {error}") from None
+
+
+def _with_prompts(target: Target, prompts: list[str] | None, prompt_set: str | None) -> Target:
+    """Return the target with its prompts: those of the user, else a set that the model understands."""
+    from dataclasses import replace
+
+    from vivace.models.prompts import PROMPT_SETS
+
+    is_embedded = (target.model or "").startswith("tiny-")
+    own = PROMPT_SETS[prompt_set or ("tinyworld" if is_embedded else "real")]
+    return replace(target, prompts=tuple(prompts) if prompts is not None else own)
+
+
+class _Kept:
+    """The rows of a file, written again with each new one."""
+
+    def __init__(self, path: Path | None, rows: list[LoadRow]) -> None:
+        self._path, self._rows = path, {row.key: row for row in rows}
+
+    def add(self, row: LoadRow) -> None:
+        from vivace.load_testing.load_report import render
+        from vivace.load_testing.rows import write_rows
+
+        self._rows[row.key] = row
+        if self._path is not None:
+            write_rows(self._path, list(self._rows.values()))
+        click.echo(render([row], "table").splitlines()[1], err=True)
+
+
+class _Progress:
+    """Says how far a load is, every few seconds."""
+
+    def __init__(self) -> None:
+        self._spoke_at = time.monotonic()
+
+    def __call__(self, stage: Stage, number: int, elapsed_s: float) -> None:
+        if time.monotonic() - self._spoke_at >= _SAY_EVERY_S:
+            self._spoke_at = time.monotonic()
+            click.echo(f"{stage.name}: {number} requests have ended in {elapsed_s:.0f} s", err=True)
+
+
+def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path | None) -> int:
+    from vivace.load_testing.load_report import compared, notes, render, title
+    from vivace.load_testing.rows import DONE
+
+    click.echo(title(rows), err=format_ != "table")
+    click.echo(render(rows, format_), nl=False)
+    for line in notes(rows):
+        click.echo(f"note: {line}", err=True)
+    for line in compared(rows, others):
+        click.echo(line, err=format_ != "table")
+    if page is not None:
+        from vivace.load_testing.load_page import page_of
+        from vivace.untrusted.destinations import replace
+
+        replace(page, page_of(rows, others, options.command_line()).encode())
+        click.echo(f"page: {page}", err=True)
+    click.echo(f"reproduce: {options.command_line()}", err=True)
+    return 0 if all(kind == DONE for row in rows for kind in row.samples.outcome) else _SOME_FAILED
+
+
+class ByEndpoint(SpecCommand):
+    """A command that measures recipes, or a server where `--endpoint` is given, with options of its own."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if any(arg == FLAG or arg.startswith(f"{FLAG}=") for arg in args):
+            return bench_endpoint.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)

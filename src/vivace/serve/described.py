@@ -1,0 +1,172 @@
+"""What /openapi.json says of answers and forms, which a test holds the server to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+
+from vivace.serve.requests import EditRequest
+from vivace.serve.responses import MIME
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(BaseModel):
+    """Every error."""
+
+    error: ErrorDetail
+
+
+class ImageEntry(BaseModel):
+    """An image of an answer: its base64, or where it is for an hour."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seed: int
+    b64_json: str = ""
+    url: str = ""
+
+
+class ImagesAnswer(BaseModel):
+    """Images. `notes` say what was assumed of the images that were sent."""
+
+    created: int
+    data: list[ImageEntry]
+    output_format: str
+    size: str
+    notes: list[str] = Field(default=[])
+
+
+class WorkerHealth(BaseModel):
+    worker: int
+    phase: str
+    doing: str
+
+
+class Health(BaseModel):
+    """Whether an image would be drawn now, and what each worker does."""
+
+    status: str
+    workers: list[WorkerHealth]
+    problem: str = ""
+
+
+class Alive(BaseModel):
+    status: str
+
+
+class ServedModel(BaseModel):
+    """The model that is served. What is not known before it is loaded is missing until then."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    recipe: str
+    recipe_from: str
+    loras: list[str]
+    unfit_loras: dict[str, str] = Field(default={})
+    tasks: list[str] = Field(default=[])
+    refused_tasks: dict[str, str] = Field(default={})
+    sizes: list[str] = Field(default=[])
+    size: str = ""
+    num_inference_steps: int = 0
+    strength: float | None = None
+    partial_images: bool = False
+    expected_seconds: float = 0.0
+    batching: dict[str, dict[str, Any]] = Field(default={})
+
+
+class ModelList(BaseModel):
+    object: str
+    data: list[ServedModel]
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    words = {
+        400: "The request is wrong; the message says what is allowed",
+        401: "The key is missing or wrong",
+        404: "There is no such image",
+        413: "The body is too large",
+        429: "Too much waits; Retry-After says when there is probably room",
+        499: "The client has gone",
+        500: "Drawing failed",
+        503: "The model is being loaded, cannot be used, or its worker died twice",
+        504: "The time of the request has ended",
+    }
+    return {status: {"model": ErrorAnswer, "description": words[status]} for status in statuses}
+
+
+_BYTES = {mime: {"schema": {"type": "string", "format": "binary"}} for mime in MIME.values()}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "description": "e.g. image_generation.completed, or error"},
+        "data": {"type": "string", "description": "JSON, with the event as its type"},
+    },
+    "required": ["event", "data"],
+}
+_DRAWN = {
+    200: {
+        "model": ImagesAnswer,
+        "description": "Images; the bytes of one by `Accept`, or events with `stream`",
+        "content": {**_BYTES, "text/event-stream": {"schema": _EVENT}},
+    }
+}
+OPEN: dict[str, Any] = {"responses": _errors(413)}
+"""Of routes that need no key."""
+KEYED: dict[str, Any] = {"responses": _errors(401, 413)}
+"""Of routes that need one."""
+DRAWS: dict[str, Any] = {"responses": _DRAWN | _errors(400, 401, 413, 429, 499, 500, 503, 504)}
+FILES: dict[str, Any] = {
+    "responses": {200: {"description": "The image", "content": _BYTES}} | _errors(401, 404, 413)
+}
+
+
+def _form() -> dict[str, Any]:
+    """Return the schema of the form of /v1/images/edits."""
+    schema = EditRequest.model_json_schema()
+    schema.pop("$defs", None)
+    fields = dict(schema["properties"])
+    fields["loras"] = {"type": "string", "description": "JSON, as the field of generations"}
+    file = {"type": "string", "format": "binary"}
+    fields |= {"image": file, "image[]": {"type": "array", "items": file}, "mask": file}
+    return {
+        "type": "object",
+        "title": "EditForm",
+        "properties": fields,
+        "required": ["prompt"],
+        "additionalProperties": False,
+    }
+
+
+EDITS: dict[str, Any] = DRAWS | {
+    "openapi_extra": {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _form()}}}
+    }
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Let /openapi.json say of wrong requests what the server answers: 400 and not 422."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = plain()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,249 @@
+"""The routes that draw: POST /v1/images/generations and /edits, and the images that an answer names by URL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import ValidationError
+
+from vivace.serve.described import DRAWS, EDITS, FILES
+from vivace.serve.edits import fitted, read_form
+from vivace.serve.jobs import Drawn, ImageJob, JobError
+from vivace.serve.pool import ReplicaPool
+from vivace.serve.requests import (
+    EditRequest,
+    GenerationRequest,
+    ImageRequest,
+    RequestError,
+    Source,
+    jobs_of,
+)
+from vivace.serve.responses import (
+    MIME,
+    EncodedImage,
+    KeptImages,
+    encode,
+    error_body,
+    event_text,
+    server_timing,
+)
+from vivace.serve.settings import ModelState, ServeSettings
+
+LOG = logging.getLogger("vivace.serve")
+_LOOK_S = 0.2
+"""How often a waiting handler looks whether its client has gone."""
+_LOADING = {"Retry-After": "5"}
+
+
+def add_images(app: FastAPI) -> None:
+    """Add the routes to an application, whose state has the pool."""
+
+    @app.post("/v1/images/generations", response_model=None, **DRAWS)
+    async def generations(body: GenerationRequest, request: Request) -> Response:
+        """Draw images from a prompt."""
+        state = _state_of(request)
+        if state is None:
+            return _loading()
+        return await _answer(request, body, state)
+
+    @app.post("/v1/images/edits", response_model=None, **EDITS)
+    async def edits(request: Request) -> Response:
+        """Draw images from a prompt and images: image-to-image, inpainting with a mask, or editing."""
+        state = _state_of(request)
+        if state is None:
+            return _loading()
+        fields, uploads = await read_form(request)
+        try:
+            body = EditRequest.model_validate(fields)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        made = await fitted(body, uploads, request.app.state.settings, state)
+        return await _answer(request, body, state, made.source, made.notes)
+
+    @app.get("/v1/images/files/{name}", response_model=None, **FILES)
+    async def files(name: str, request: Request) -> Response:
+        """An image by the URL that an answer named, for an hour."""
+        encoded = request.app.state.kept.get(name)
+        if encoded is None:
+            return JSONResponse(error_body(404, "no such image, or its hour has passed"), 404)
+        return Response(encoded.data, media_type=encoded.mime)
+
+
+def _state_of(request: Request) -> ModelState | None:
+    """Return what is known of the model; None while it is loaded.
+
+    Raises:
+        JobError: it cannot be used.
+    """
+    pool: ReplicaPool = request.app.state.pool
+    if pool.problem is not None:
+        raise JobError(503, f"the model cannot be used: {pool.problem}")
+    return pool.state
+
+
+def _loading() -> JSONResponse:
+    return JSONResponse(error_body(503, "the model is being loaded; see /readyz"), 503, _LOADING)
+
+
+async def _answer(
+    request: Request,
+    body: ImageRequest,
+    state: ModelState,
+    source: Source | None = None,
+    notes: tuple[str, ...] = (),
+) -> Response:
+    """Draw the images of a request and return them as it asks."""
+    settings: ServeSettings = request.app.state.settings
+    if request.query_params:
+        name = next(iter(request.query_params))[:100]
+        raise RequestError(name, f"{name} is in the address, where nothing is read; give it in the body")
+    wanted = _accepted(request, body)
+    jobs = jobs_of(body, settings, state, source)
+    if settings.logs_prompts:
+        LOG.info("%s: %r", jobs[0].id, body.prompt)
+    if body.stream:
+        return await _streamed(request, body, jobs, "generation" if source is None else "edit")
+    await request.app.state.pool.submit(jobs)
+    images = await _drawn(request, jobs)
+    encoded = [await encode(image, wanted or body.output_format, body.output_compression) for image in images]
+    for each in encoded:
+        request.app.state.metrics.observe_encoding(each.seconds)
+    phases = _phases(jobs, images) | {"encode": sum(each.seconds for each in encoded)}
+    headers = {"Server-Timing": server_timing(phases)}
+    if wanted is not None:
+        return Response(encoded[0].data, media_type=encoded[0].mime, headers=headers)
+    content = {
+        "created": int(time.time()),
+        "data": _data(request, body, images, encoded),
+        "output_format": body.output_format,
+        "size": str(jobs[0].size),
+    }
+    return JSONResponse(content | ({"notes": list(notes)} if notes else {}), headers=headers)
+
+
+def _accepted(request: Request, body: ImageRequest) -> str | None:
+    """Return the format whose bytes a client asks for by its Accept header; None for JSON or events.
+
+    Raises:
+        RequestError: the rest of the request does not go with it.
+    """
+    accepted = request.headers.get("accept", "").split(",")[0].split(";")[0].strip().lower()
+    format_ = next((name for name, mime in MIME.items() if mime == accepted), None)
+    if format_ is None:
+        return None
+    if body.n > 1 or body.stream or body.response_format == "url":
+        raise RequestError(
+            None,
+            f"Accept: {accepted} asks for the bytes of one image; leave n, stream and response_format out",
+        )
+    if format_ == "png" and body.output_compression is not None:
+        raise RequestError("output_compression", "png is not compressed with loss; accept jpeg or webp")
+    return format_
+
+
+def _data(
+    request: Request, body: ImageRequest, images: list[Drawn], encoded: list[EncodedImage]
+) -> list[dict[str, Any]]:
+    if body.response_format == "b64_json":
+        return [
+            {"seed": image.seed, "b64_json": each.b64} for image, each in zip(images, encoded, strict=True)
+        ]
+    kept: KeptImages = request.app.state.kept
+    return [
+        {"seed": image.seed, "url": f"{request.base_url}v1/images/files/{kept.keep(each)}"}
+        for image, each in zip(images, encoded, strict=True)
+    ]
+
+
+async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
+    """Wait for all jobs; end them if one fails or the client goes away.
+
+    Raises:
+        JobError: one ended without an image.
+    """
+    pool: ReplicaPool = request.app.state.pool
+    waiting = asyncio.gather(*(pool.wait(job) for job in jobs))
+    try:
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=_LOOK_S)
+            if not waiting.done() and await request.is_disconnected():
+                raise JobError(499, "the client has gone")
+        return await waiting
+    except BaseException:
+        waiting.cancel()
+        with contextlib.suppress(BaseException):
+            await waiting
+        raise
+    finally:
+        for job in jobs:
+            pool.cancel(job)
+
+
+async def _streamed(request: Request, body: ImageRequest, jobs: list[ImageJob], kind: str) -> Response:
+    """Return a stream of partial images and the finished ones.
+
+    Args:
+        kind: "generation" or "edit", as events name it.
+    """
+    pool: ReplicaPool = request.app.state.pool
+    queue: asyncio.Queue[tuple[ImageJob, Drawn | JobError, int | None]] = asyncio.Queue()
+    for job in jobs:
+        job.on_partial = lambda step, drawn, job=job: queue.put_nowait((job, drawn, step))
+    await pool.submit(jobs)
+
+    async def finish(job: ImageJob) -> None:
+        try:
+            queue.put_nowait((job, await pool.wait(job), None))
+        except JobError as error:
+            queue.put_nowait((job, error, None))
+
+    async def events() -> AsyncIterator[str]:
+        tasks = [asyncio.create_task(finish(job)) for job in jobs]
+        left, number = len(jobs), 0
+        try:
+            while left:
+                job, result, step = await queue.get()
+                left -= step is None
+                if isinstance(result, JobError):
+                    yield event_text("error", error_body(result.status, str(result)))
+                    continue
+                encoded = await encode(result, body.output_format, body.output_compression, job.size)
+                fields = {
+                    "b64_json": encoded.b64,
+                    "created_at": int(time.time()),
+                    "size": str(job.size),
+                    "output_format": body.output_format,
+                    "seed": job.seed,
+                }
+                if step is not None:
+                    fields |= {"partial_image_index": number, "step": step, "num_inference_steps": job.steps}
+                    number += 1
+                    yield event_text(f"image_{kind}.partial_image", fields)
+                else:
+                    fields["seconds"] = round(sum(result.phases.values()), 3)
+                    yield event_text(f"image_{kind}.completed", fields)
+        finally:  # also where the client goes away
+            for job in jobs:
+                pool.cancel(job)
+            for task in tasks:
+                task.cancel()
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+def _phases(jobs: list[ImageJob], images: list[Drawn]) -> dict[str, float]:
+    """Return the seconds of a request by phase: the longest wait, and the sums of the rest."""
+    waits = [job.began_at - job.accepted_at for job in jobs if job.began_at is not None]
+    phases = {"queue": max(waits, default=0.0)}
+    for name in images[0].phases:
+        phases[name] = math.fsum(image.phases.get(name, 0.0) for image in images)
+    return phases

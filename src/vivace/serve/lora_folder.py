@@ -1,0 +1,110 @@
+"""The LoRAs that a worker may be asked for: which fit the model, and which is beside its layers now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import UnusableModel, VivaceError
+from vivace.machinery.lora.files import locate_lora
+from vivace.machinery.lora.hot import denoiser_layers
+from vivace.machinery.lora.read import read_lora
+from vivace.techniques.lora import Lora
+
+if TYPE_CHECKING:
+    from vivace.runtime.session import Session
+
+_NONE = 0.0
+"""The factor of a LoRA that is beside the layers and adds nothing."""
+
+
+@dataclass
+class LoraFolder:
+    """LoRA files and the one that is loaded.
+
+    Attributes:
+        fitting: files that fit the model, and their ranks.
+        unfit: why others cannot be used, by file.
+    """
+
+    fitting: dict[str, int] = field(default_factory=dict)
+    unfit: dict[str, str] = field(default_factory=dict)
+    _loaded: tuple[str, int, int] | None = None
+    _scale: float = _NONE
+
+    @property
+    def technique(self) -> str:
+        """The technique that reserves every layer for the largest rank, in recipe notation."""
+        first = next(iter(self.fitting))
+        return f"lora({first!r}, hot=True, layers=all, max_rank={max(self.fitting.values())})"
+
+    def check_loaded(self, session: Session) -> None:
+        """Load each file once beside the layers of the session; what is refused is unfit.
+
+        Raises:
+            UnusableModel: none can be used.
+        """
+        for path in list(self.fitting):
+            try:
+                session.set_lora(path, scale=_NONE)
+            except VivaceError as error:
+                del self.fitting[path]
+                self.unfit[path] = _without_folder(path, error)
+        self.check_any()
+        self._loaded, self._scale = None, _NONE
+
+    def check_any(self) -> None:
+        """Raise UnusableModel, with the reasons, if no file fits."""
+        if not self.fitting:
+            reasons = "; ".join(f"{Path(path).stem}: {reason}" for path, reason in self.unfit.items())
+            raise UnusableModel(f"--loras: no file fits the model ({reasons})")
+
+    def exchange(self, session: Session, lora: tuple[str, float] | None) -> float:
+        """Load a LoRA with its factor, or none, unless it is loaded; return the seconds."""
+        began = time.perf_counter()
+        if lora is None:
+            if self._loaded is not None and self._scale != _NONE:
+                session.set_lora(scale=_NONE)
+                self._scale = _NONE
+            return time.perf_counter() - began
+        path, scale = lora
+        identity = _identity(path)
+        if identity != self._loaded:
+            self._loaded = None  # unknown until it has worked
+            session.set_lora(path, scale=scale)
+        elif scale != self._scale:
+            session.set_lora(scale=scale)
+        self._loaded, self._scale = identity, scale
+        return time.perf_counter() - began
+
+
+def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
+    """Return which files fit a pipeline that no technique has changed.
+
+    Raises:
+        UnusableModel: none does.
+    """
+    folder = LoraFolder()
+    components = Lora.default_targets
+    for path in paths:
+        try:
+            layers = denoiser_layers(pipe, path, read_lora(pipe, locate_lora(path), path), components)
+        except VivaceError as error:
+            folder.unfit[path] = _without_folder(path, error)
+        else:
+            folder.fitting[path] = max(layer.rank for layer in layers.values())
+    folder.check_any()
+    return folder
+
+
+def _without_folder(path: str, error: VivaceError) -> str:
+    """Return why a file is refused, without the place of the server's folder."""
+    return str(error).replace(path, Path(path).name)
+
+
+def _identity(path: str) -> tuple[str, int, int]:
+    status = Path(path).stat()
+    return path, status.st_mtime_ns, status.st_size

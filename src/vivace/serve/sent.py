@@ -1,0 +1,131 @@
+"""Jobs that a worker has: sent by one message, drawn by one call, and ended by one event."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
+from vivace.serve.messages import Draw, SentPicture, image_file
+
+LOG = logging.getLogger("vivace.serve")
+_AHEAD_S = 0.25
+"""The next jobs are sent when about this is left of these, so that the worker does not wait for them."""
+
+
+@dataclass(eq=False)
+class SentJobs:
+    """Jobs of one message.
+
+    Attributes:
+        files: of the images that they are drawn from.
+        is_nearly_drawn: so that the next message may be sent.
+    """
+
+    jobs: list[ImageJob]
+    files: list[Path] = field(default_factory=list)
+    is_nearly_drawn: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.jobs[0].id
+
+    @property
+    def has_ended(self) -> bool:
+        return all(job.has_ended for job in self.jobs)
+
+    def message(self, folder: Path) -> Draw:
+        """Return what the worker is sent, and write the images that the job is drawn from."""
+        first = self.jobs[0]
+        pictures = []
+        for number, picture in enumerate(first.pictures):
+            path = image_file(folder, first.id, f"from-{number}")
+            self.files.append(path)
+            path.write_bytes(picture.pixels)
+            pictures.append(
+                SentPicture(picture.argument, picture.mode, picture.width, picture.height, str(path))
+            )
+        return Draw(
+            ids=tuple(job.id for job in self.jobs),
+            prompts=tuple(job.prompt for job in self.jobs),
+            seeds=tuple(job.seed for job in self.jobs),
+            call=first.call,
+            lora=None if first.lora is None else (str(first.lora.path), first.lora.scale),
+            partials=first.partials,
+            task=first.task,
+            pictures=tuple(pictures),
+        )
+
+    def begin(self) -> None:
+        self.is_nearly_drawn = self.jobs[0].predicted_s <= _AHEAD_S
+
+    def note_step(self, event: dict[str, Any]) -> None:
+        """Pass a step on, with its partial images."""
+        first, step = self.jobs[0], event["step"]
+        left_s = first.predicted_s * (1 - step / max(1, first.steps))
+        self.is_nearly_drawn |= step >= first.steps - 1 or left_s <= _AHEAD_S
+        for job in self.jobs:
+            if job.on_step is not None:
+                job.on_step(step)
+        for job, image in zip(self.jobs, event.get("images", ()), strict=False):
+            try:
+                partial = read_drawn(job, image, {})
+            except OSError as error:
+                LOG.warning("%s: a partial image is lost: %s", job.id, error.strerror)
+                continue
+            if job.on_partial is not None and not job.has_ended:
+                job.on_partial(step, partial)
+
+    def note_end(
+        self,
+        event: dict[str, Any],
+        ledger: Ledger,
+        on_drawn: Callable[[ImageJob, dict[str, Any]], None],
+    ) -> list[ImageJob]:
+        """End the jobs as the worker's last event says; return those that are to be drawn again, each alone."""
+        message = str(event.get("message"))
+        if event["event"] in ("refused", "failed") and len(self.jobs) > 1:
+            again = [job for job in self.jobs if not job.has_ended]
+            for job in again:
+                job.is_alone = True
+                ledger.move(job, State.WAITING)
+            LOG.warning("%d images failed together and are drawn one by one: %s", len(self.jobs), message)
+            return again
+        if event["event"] == "drawn":
+            for job, image in zip(self.jobs, event["images"], strict=True):
+                try:
+                    drawn = read_drawn(job, image, event["phases"])
+                except OSError as error:
+                    ledger.fail(job, JobError(500, f"the image is lost: {error.strerror}"))
+                    continue
+                if not job.has_ended:
+                    on_drawn(job, event)
+                    ledger.finish(job, drawn)
+            return []
+        for job in self.jobs:
+            match event["event"]:
+                case "cancelled":
+                    ledger.fail(job, JobError(499, "the request was cancelled"), State.CANCELLED)
+                case "refused":
+                    ledger.fail(job, JobError(400, message))
+                case _:
+                    LOG.error("%s failed: %s", job.id, message)
+                    ledger.fail(job, JobError(500, f"drawing failed: {message}"))
+        return []
+
+    def clear(self) -> None:
+        """Remove the files of the images that the jobs were drawn from."""
+        for path in self.files:
+            path.unlink(missing_ok=True)
+        self.files.clear()
+
+
+def read_drawn(job: ImageJob, image: dict[str, Any], phases: dict[str, float]) -> Drawn:
+    """Return an image of an event, and remove its file."""
+    path = Path(image["file"])
+    pixels = path.read_bytes()
+    path.unlink()
+    return Drawn(pixels, image["width"], image["height"], job.seed, phases)

@@ -1,0 +1,137 @@
+"""How long images take at a size, one by one and several at once: measured once the size is warm."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vivace.errors import VivaceError, WorkloadError
+from vivace.models.sources import example_pictures
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from vivace.runtime.session import Session
+
+_TIMED_STEPS = 4
+_LEAST_GAIN = 1.1
+"""Images a second of a batch over those of single images, below which no batch is formed."""
+_CALLS = 2
+"""Of which the fastest counts."""
+_PROMPT = "a photograph of a red apple"
+
+
+@dataclass(frozen=True)
+class TimedSize:
+    """What was measured of single images.
+
+    Attributes:
+        step_s, rest_s: seconds of a step, and of everything else.
+        latents: after the last step, and `image`: what became of them.
+    """
+
+    step_s: float
+    rest_s: float
+    latents: Any
+    image: Image
+
+
+def time_size(session: Session, width: int, height: int) -> TimedSize:
+    """Draw twice, so that later images of this size compile nothing, and time the second call."""
+    steps = _few_steps(session)
+    try:
+        _draw(session, width, height, steps)
+    except WorkloadError:  # a sampler that cannot take so few steps
+        steps = int(session.defaults["num_inference_steps"])
+        _draw(session, width, height, steps)
+    ends: list[float] = []
+    latents: list[Any] = [None]
+
+    def on_step(step: int, tensor: Any, height: int, width: int) -> None:
+        ends.append(time.perf_counter())
+        latents[:] = [tensor]
+
+    session.on_step = on_step
+    try:
+        began = time.perf_counter()
+        (image,) = _draw(session, width, height, steps)
+        total = time.perf_counter() - began
+    finally:
+        session.on_step = None
+    step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else total
+    return TimedSize(step_s, max(0.0, total - step_s * len(ends)), latents[0], image)
+
+
+def time_batches(session: Session, width: int, height: int, numbers: tuple[int, ...]) -> dict[str, Any]:
+    """Time several images at once beside one by one; return `vivace.serve.settings.Batching` as plain data.
+
+    A number is allowed if it gains a tenth over single images, and something over smaller numbers.
+    """
+    steps = _few_steps(session)
+    try:
+        alone_s, _ = _timed(session, width, height, steps, 1)
+    except WorkloadError:
+        steps = int(session.defaults["num_inference_steps"])
+        alone_s, _ = _timed(session, width, height, steps, 1)
+    alone = [np.asarray(_draw(session, width, height, steps, (seed,))[0]) for seed in range(max(numbers))]
+    gains: dict[int, float] = {}
+    allowed: list[int] = []
+    difference = 0
+    for number in sorted(numbers):
+        try:
+            seconds, images = _timed(session, width, height, steps, number)
+        except VivaceError:
+            break
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            break
+        gains[number] = number * alone_s / seconds
+        if gains[number] < max(_LEAST_GAIN, *(gains[each] for each in allowed), 0.0):
+            continue
+        allowed.append(number)
+        difference = max(difference, *(_difference(image, alone[k]) for k, image in enumerate(images)))
+    return {"width": width, "height": height, "gains": gains, "allowed": allowed, "difference": difference}
+
+
+def _timed(session: Session, width: int, height: int, steps: int, number: int) -> tuple[float, list[Image]]:
+    """Return the seconds of a call that draws so many images, and the images."""
+    images = _draw(session, width, height, steps, tuple(range(number)))
+    fastest = float("inf")
+    for _ in range(_CALLS):
+        began = time.perf_counter()
+        images = _draw(session, width, height, steps, tuple(range(number)))
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest, images
+
+
+def _draw(
+    session: Session, width: int, height: int, steps: int, seeds: tuple[int, ...] = (0,)
+) -> list[Image]:
+    import torch
+
+    size = {"height": height, "width": width}
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    call: dict[str, Any] = size | example_pictures(type(session.pipe).__name__, size)
+    output = session(
+        _PROMPT if len(seeds) == 1 else [_PROMPT] * len(seeds),
+        num_inference_steps=steps,
+        generator=generators[0] if len(seeds) == 1 else generators,
+        **call,
+    )
+    return list(output.images)
+
+
+def _few_steps(session: Session) -> int:
+    return min(int(session.defaults["num_inference_steps"]), _TIMED_STEPS)
+
+
+def _difference(image: Image, alone: np.ndarray[Any, Any]) -> int:
+    return int(np.abs(np.asarray(image).astype(int) - alone.astype(int)).max())
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return type(error).__name__ in ("OutOfMemoryError", "MemoryError")

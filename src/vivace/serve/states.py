@@ -1,0 +1,44 @@
+"""What a worker reports of its model, as the server keeps it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vivace.serve.settings import Batching, EditState, ModelState, Speed
+from vivace.spec.sizes import Size
+
+_PLAIN = (
+    "name",
+    "recipe",
+    "device",
+    "steps",
+    "guidance",
+    "multiple",
+    "guided_above",
+    "has_partials",
+    "draws_text",
+)
+
+
+def state_of(fields: dict[str, Any]) -> ModelState:
+    """Return what the event of a loaded model says."""
+    edits = fields["edits"]
+    return ModelState(
+        **{name: fields[name] for name in _PLAIN},
+        size=Size(*fields["size"]),
+        takes=frozenset(fields["takes"]),
+        speeds={
+            Size(width, height): Speed(step_s, rest_s) for width, height, step_s, rest_s in fields["speeds"]
+        },
+        notes=tuple(fields["notes"]),
+        edits=EditState(**edits | {"tasks": frozenset(edits["tasks"]), "takes": frozenset(edits["takes"])}),
+        batching={
+            Size(each["width"], each["height"]): Batching(
+                {int(number): gain for number, gain in each["gains"].items()},
+                tuple(each["allowed"]),
+                each["difference"],
+            )
+            for each in fields["batching"]
+        },
+        unfit_loras=fields["unfit_loras"],
+    )

@@ -1,0 +1,60 @@
+"""What docs/serving.md says of running it as a service."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import yaml
+
+from tests.serve_worker import COMMAND
+from tests.served import served
+from vivace.serve.settings import ServeSettings
+
+PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+
+
+def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (container,) = yaml.safe_load(block)["containers"]
+    command = container["readinessProbe"]["exec"]["command"]
+    assert command == container["startupProbe"]["exec"]["command"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez", "the one route without a key"
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    settings = ServeSettings("fake", "baseline", api_key="secret")
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+
+        def status(code: str) -> int:
+            code = code.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace("/run/key", str(key))
+            return subprocess.run([sys.executable, *command[1:2], code], capture_output=True).returncode
+
+        assert status(command[2]) == 0
+        key.write_text("wrong\n")
+        assert status(command[2]) != 0
+
+
+def test_a_worker_outlives_the_sigterm_that_goes_to_all_processes(tmp_path: Path) -> None:
+    settings = ServeSettings("fake", "baseline")
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+        with ThreadPoolExecutor(1) as clients:
+            drawing = clients.submit(server.draw, "slow 2", seed=5)
+            server.wait_for("running", 1)
+            process = server.pool.replicas[0]._process
+            assert process is not None
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+            assert drawing.result().images[0].getpixel((0, 0)) == (5, 0, 0)
+        assert server.pool.replicas[0].num_restarts == 0
+
+
+def test_services_leave_accepted_images_the_time_to_end() -> None:
+    (unit,) = re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL)
+    values = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    graces = [int(values["TimeoutStopSec"]), yaml.safe_load(block)["terminationGracePeriodSeconds"]]
+    assert min(graces) > ServeSettings("m", "r").timeout_s
+    assert values["KillMode"] == "mixed", "SIGTERM goes to the server alone"

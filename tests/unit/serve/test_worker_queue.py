@@ -1,0 +1,215 @@
+"""What a worker has at once: the next job before the last one is back, and several images by one call."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.serve_worker import COMMAND
+from tests.served import Served, served
+from tests.unit.serve.test_edits import blue, png
+from vivace.serve.settings import ServeSettings
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
+        yield running
+
+
+@pytest.fixture
+def batching(tmp_path: Path) -> Iterator[Served]:
+    """Its images have as their green how many others were drawn by the same call."""
+    loras = {"a": Path("a.safetensors"), "unfit": Path("unfit.safetensors")}
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0, batches=(2, 4), loras=loras)
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
+        yield running
+
+
+def wait_for_messages(server: Served, number: int) -> None:
+    until = time.monotonic() + 10
+    while len(server.pool.replicas[0]._sent) != number:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_the_next_image_is_sent_while_one_is_drawn(server: Served) -> None:
+    with ThreadPoolExecutor(3) as clients:
+        slow = clients.submit(server.draw, "slow 2", num_inference_steps=4, seed=1)
+        server.wait_for("running", 1)
+        later = [clients.submit(server.draw, seed=seed) for seed in (2, 3)]
+        wait_for_messages(server, 2)
+        server.wait_for("waiting", 2)
+        assert server.states()["running"] == 1, "what waits at the worker is not drawn yet"
+        answers = [each.result() for each in (slow, *later)]
+    assert [answer.images[0].getpixel((0, 0))[0] for answer in answers] == [1, 2, 3]
+
+
+def test_eight_clients_keep_a_worker_busy(server: Served) -> None:
+    """A worker that sleeps needs no core, as a GPU needs none. Its share of the time is what a loop would have."""
+    replica = server.pool.replicas[0]
+    seconds: list[float] = []
+    replica.on_drawn = lambda job, event: seconds.append(event["seconds"])
+    with ThreadPoolExecutor(8) as clients:
+        began = time.perf_counter()
+        answers = list(clients.map(lambda seed: server.draw("slow 0.2", seed=seed), range(40)))
+        elapsed = time.perf_counter() - began
+    assert [answer.status for answer in answers] == [200] * 40
+    share = sum(seconds) / elapsed
+    print(f"{share:.3f} of the time")
+    assert share > 0.85, "0.97 and more where no other program runs"
+
+
+def test_a_long_image_keeps_the_place_after_it_free_until_its_end(server: Served) -> None:
+    size = {"size": "64x64"}  # a second for each step, as its worker says
+    with ThreadPoolExecutor(3) as clients:
+        long = clients.submit(server.draw, "slow 2", num_inference_steps=8, **size)
+        server.wait_for("running", 1)
+        other = clients.submit(server.draw, **size)
+        server.wait_for("waiting", 1)
+        short = clients.submit(server.draw, seed=2)
+        assert short.result().status == 200
+        assert long.done()
+        assert not other.done(), "the short one came later and went first"
+        assert other.result().status == 200
+
+
+def test_a_death_counts_against_the_image_that_was_drawn(server: Served) -> None:
+    process = server.pool.replicas[0]._process
+    assert process is not None
+    assert process.pid is not None
+    with ThreadPoolExecutor(2) as clients:
+        slow = clients.submit(server.draw, "slow 3", num_inference_steps=4, seed=1)
+        server.wait_for("running", 1)
+        next_ = clients.submit(server.draw, "slow 1", seed=2)
+        wait_for_messages(server, 2)
+        drawn, waits = (sent.jobs[0] for sent in server.pool.replicas[0]._sent)
+        os.kill(process.pid, signal.SIGKILL)
+        assert slow.result().images[0].getpixel((0, 0)) == (1, 0, 0)
+        assert next_.result().images[0].getpixel((0, 0)) == (2, 0, 0)
+    assert (drawn.attempts, waits.attempts) == (1, 0)
+
+
+def test_an_image_that_is_cancelled_at_its_worker_is_not_drawn(server: Served) -> None:
+    with ThreadPoolExecutor(1) as clients:
+        slow = clients.submit(server.draw, "slow 3", num_inference_steps=4)
+        server.wait_for("running", 1)
+        left = server.leave("slow 9", num_inference_steps=50)
+        wait_for_messages(server, 2)
+        left.close()
+        server.wait_for("cancelled", 1)
+        assert slow.result().status == 200
+        began = time.monotonic()
+        assert server.draw(seed=4).images[0].getpixel((0, 0)) == (4, 0, 0)
+        assert time.monotonic() - began < 5
+
+
+def test_an_image_that_cannot_be_sent_or_read_fails_alone(server: Served) -> None:
+    folder = Path(server.pool._folder.name)
+    with ThreadPoolExecutor(1) as clients:
+        slow = clients.submit(server.draw, "slow 3", num_inference_steps=2)
+        server.wait_for("running", 1)
+        moved = folder.rename(folder.with_name(f"{folder.name}-moved"))
+        lost = slow.result()
+        refused = server.edit(files={"image": png()})
+        moved.rename(folder)
+    assert (lost.status, refused.status) == (500, 500)
+    assert refused.message == "the image cannot be sent to the worker: No such file or directory"
+    assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert blue(server.edit(files={"image": png()})) == 7
+
+
+def test_replicas_share_the_line_and_one_may_die(tmp_path: Path) -> None:
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0, gpus=("0", "1"))
+    with (
+        served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as two,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        until = time.monotonic() + 30
+        while not all(replica.is_able for replica in two.pool.replicas):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        pair = [clients.submit(two.draw, "slow 3", num_inference_steps=4, seed=seed) for seed in (1, 2)]
+        two.wait_for("running", 2)
+        later = [clients.submit(two.draw, "slow 1", seed=seed) for seed in range(3, 9)]
+        two.wait_for("waiting", 6)
+        process = two.pool.replicas[0]._process
+        assert process is not None
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        answers = [each.result() for each in (*pair, *later)]
+        assert [answer.images[0].getpixel((0, 0))[0] for answer in answers] == list(range(1, 9))
+        assert two.states() == {"waiting": 0, "running": 0, "done": 8, "failed": 0, "cancelled": 0}
+
+
+def test_images_that_go_together_are_drawn_together(batching: Served) -> None:
+    with ThreadPoolExecutor(8) as clients:
+        slow = clients.submit(batching.draw, "slow 3", num_inference_steps=2)
+        batching.wait_for("running", 1)
+        alike = [clients.submit(batching.draw, seed=seed) for seed in (10, 11)]
+        four = clients.submit(batching.draw, seed=20, n=4, num_inference_steps=3)
+        with_lora = clients.submit(batching.draw, seed=30, loras=[{"name": "a"}])
+        assert slow.result().status == 200
+        pairs = [each.result().images[0].getpixel((0, 0)) for each in alike]
+        assert pairs in ([(10, 1, 0), (11, 1, 0)], [(10, 0, 0), (11, 0, 0)])
+        assert [image.getpixel((0, 0)) for image in four.result().images][-1] == (23, 3, 0)
+        assert with_lora.result().images[0].getpixel((0, 0)) == (30, 0, 0)
+    (model,) = batching.send("/v1/models").json["data"]
+    assert model["batching"]["16x16"] == {
+        "images": [2, 4],
+        "gains": {"2": 1.5, "4": 2.0},
+        "largest_difference": 1,
+    }
+
+
+@pytest.mark.parametrize(("prompt", "status"), [("refuse", 400), ("break", 500), ("die", 503)])
+def test_an_image_that_fails_harms_none_that_is_drawn_with_it(
+    batching: Served, prompt: str, status: int
+) -> None:
+    with ThreadPoolExecutor(8) as clients:
+        slow = clients.submit(batching.draw, "slow 3", num_inference_steps=2)
+        batching.wait_for("running", 1)
+        first = clients.submit(batching.draw, "x")  # takes the place after the slow one
+        batching.wait_for("waiting", 1)
+        wait_for_messages(batching, 2)
+        good = [clients.submit(batching.draw, seed=seed) for seed in (1, 2, 3)]
+        bad = clients.submit(batching.draw, prompt)
+        batching.wait_for("waiting", 5)
+        assert [each.result().status for each in (slow, first)] == [200, 200]
+        assert [each.result().images[0].getpixel((0, 0)) for each in good] == [
+            (seed, 0, 0) for seed in (1, 2, 3)
+        ]
+        assert bad.result().status == status
+
+
+def test_one_client_that_leaves_a_batch_ends_its_own_image_alone(batching: Served) -> None:
+    stays: list[int] = []
+    with ThreadPoolExecutor(1) as clients:
+        slow = clients.submit(batching.draw, "slow 3", num_inference_steps=2)
+        batching.wait_for("running", 1)
+        staying = threading.Thread(
+            target=lambda: stays.append(batching.draw("slow 1", num_inference_steps=9).status)
+        )
+        left = batching.leave("slow 1", num_inference_steps=9)
+        batching.wait_for("waiting", 1)
+        staying.start()
+        assert slow.result().status == 200
+        left.close()
+        batching.wait_for("cancelled", 1)
+        staying.join()
+    assert stays == [200]
+
+
+def test_a_lora_that_does_not_fit_is_named_with_why(batching: Served) -> None:
+    answer = batching.draw(loras=[{"name": "unfit"}])
+    assert (answer.status, answer.message) == (400, "'unfit' cannot be used: it is of another model")
+    missing = batching.draw(loras=[{"name": "b"}])
+    assert missing.message == "no LoRA 'b'; there are: a"
+    (model,) = batching.send("/v1/models").json["data"]
+    assert (model["loras"], model["unfit_loras"]) == (["a"], {"unfit": "it is of another model"})
