@@ -1,7 +1,7 @@
-"""What docs/serving.md says of running it as a service."""
+"""The files of deploy/, which run it as a service."""
 
+import configparser
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,12 +14,12 @@ from tests.serve_worker import COMMAND
 from tests.served import served
 from vivace.serve.settings import ServeSettings
 
-PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+DEPLOY = Path(__file__).parents[3] / "deploy"
+POD = yaml.safe_load((DEPLOY / "kubernetes.yaml").read_text())["spec"]["template"]["spec"]
 
 
 def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    (container,) = yaml.safe_load(block)["containers"]
+    (container,) = POD["containers"]
     command = container["readinessProbe"]["exec"]["command"]
     assert command == container["startupProbe"]["exec"]["command"]
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez", "the one route without a key"
@@ -29,7 +29,9 @@ def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
     with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
 
         def status(code: str) -> int:
-            code = code.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace("/run/key", str(key))
+            code = code.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace(
+                "/run/vivace/key", str(key)
+            )
             return subprocess.run([sys.executable, *command[1:2], code], capture_output=True).returncode
 
         assert status(command[2]) == 0
@@ -52,9 +54,10 @@ def test_a_worker_outlives_the_sigterm_that_goes_to_all_processes(tmp_path: Path
 
 
 def test_services_leave_accepted_images_the_time_to_end() -> None:
-    (unit,) = re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL)
-    values = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    graces = [int(values["TimeoutStopSec"]), yaml.safe_load(block)["terminationGracePeriodSeconds"]]
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "vivace.service")
+    values = unit["Service"]
+    graces = [int(values["TimeoutStopSec"]), POD["terminationGracePeriodSeconds"]]
     assert min(graces) > ServeSettings("m", "r").timeout_s
     assert values["KillMode"] == "mixed", "SIGTERM goes to the server alone"
