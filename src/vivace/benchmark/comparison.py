@@ -13,7 +13,7 @@ from vivace.measure.lpips import check as check_lpips
 from vivace.models.controlnet import RANDOM, find_controlnet
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
-from vivace.models.sources import Files, SourceImages, check_files, pictures_of
+from vivace.models.sources import Files, SourceImages, check_files, source_images_of
 from vivace.models.sources import PixelLimits as SizeLimits
 from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
 from vivace.recipes.recipe import Recipe
@@ -32,7 +32,7 @@ class Comparison:
 
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
-        pictures: that the workload starts from; None for text.
+        images: that the workload starts from; None for text.
         judged: whether the images are compared with the baseline's.
         rival_of: by the index of a recipe that was added as a rival, those of the step caches' recipes.
     """
@@ -61,7 +61,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     for name in dict.fromkeys(study.models):
         located = find_model(name)
         for batch in study.workload.batches:
-            workload, pictures = _workload_and_pictures(located, study.workload, batch)
+            workload, images = _workload_and_sources(located, study.workload, batch)
             steps = workload.num_inference_steps
             compared_recipes = with_rivals(recipes, steps) if study.rivals else recipes
             checked.append(
@@ -73,7 +73,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                     judged=study.quality.enabled
                     and not located.model.is_synthetic
                     and workload.controlnet != RANDOM,
-                    pictures=pictures,
+                    pictures=images,
                     rival_of=owners(recipes, compared_recipes, steps) if study.rivals else {},
                 )
             )
@@ -118,13 +118,13 @@ def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 
         UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
         Unsupported: the model has no pipeline for the task.
     """
-    return _workload_and_pictures(located, request, batch)[0]
+    return _workload_and_sources(located, request, batch)[0]
 
 
-def _workload_and_pictures(
+def _workload_and_sources(
     located: LocatedModel, request: WorkloadRequest, batch: Batch
 ) -> tuple[Workload, SourceImages | None]:
-    """Return the workload for one model, and the pictures that it starts from."""
+    """Return the workload for one model, and the images that it starts from."""
     prompts: Sequence[str] | None = request.prompts
     if request.prompt_set is not None:
         prompts = _prompts_from_set(request.prompt_set, prompts)
@@ -151,10 +151,12 @@ def _workload_and_pictures(
         raise WorkloadError(
             f"--controlnet: the task '{task}' takes none; give --control FILE, or leave it out"
         )
-    pictures = None
+    images = None
     if task != "text":
-        pictures = pictures_of(task, files, len(prompts), (request.height, request.width), _limits(located))
-        numbers |= {"height": pictures.height, "width": pictures.width}
+        images = source_images_of(
+            task, files, len(prompts), (request.height, request.width), _limits(located)
+        )
+        numbers |= {"height": images.height, "width": images.width}
     with InputErrors(WorkloadError):
         workload = Workload.model_validate(
             {
@@ -165,13 +167,13 @@ def _workload_and_pictures(
                 "task": task,
                 "controlnet": find_controlnet(request.controlnet) if task == "control" else None,
                 "strength": request.strength or STRENGTHS.get(task),
-                "sources": () if pictures is None else pictures.sources,
+                "sources": () if images is None else images.sources,
                 **numbers,
             }
         )
     check_size(located, workload)
     check_strength(located, workload)
-    return workload, pictures
+    return workload, images
 
 
 def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
@@ -190,7 +192,7 @@ def check_strength(located: LocatedModel, workload: Workload) -> None:
     if strength is None or steps_run(steps, strength, rounds_up=rounds_up(located.pipeline)) > 0:
         return
     raise WorkloadError(
-        f"--strength {strength:g} of {steps} steps runs none of them, so the picture would not change; give at least "
+        f"--strength {strength:g} of {steps} steps runs none of them, so the image would not change; give at least "
         f"--strength {1 / steps:.2g}, or --num-inference-steps {steps_for(1, strength)}"
     )
 
@@ -232,7 +234,7 @@ def check_judged(located: LocatedModel, *flags: str) -> None:
 
 
 def _limits(located: LocatedModel) -> SizeLimits:
-    """Return the sizes that pictures are fitted to; those of an unknown model are multiples that any takes."""
+    """Return the sizes that images are fitted to; those of an unknown model are multiples that any takes."""
     entry, own = located.entry, located.defaults
     return SizeLimits(
         multiple=entry.size_multiple if entry else 32,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vivace.benchmark.pictures import picture_path
+from vivace.benchmark.image_files import image_path
 from vivace.benchmark.store_errors import store_errors
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
@@ -286,9 +286,9 @@ class Store:
         with store_errors(self.folder):
             return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
-    def picture_path(self, sha256: str) -> Path:
+    def image_path(self, sha256: str) -> Path:
         """Return the path of a stored image."""
-        return picture_path(self.folder / "pictures", sha256)
+        return image_path(self.folder / "pictures", sha256)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Unpack
 from vivace.benchmark.comparison import Comparison, comparisons, default_threads
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.figures import add_figures, draw_noise_floor
-from vivace.benchmark.pictures import save_sources
+from vivace.benchmark.image_files import save_sources
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread import Pool, SpreadTrials
 from vivace.benchmark.requests import WORKER

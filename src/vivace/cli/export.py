@@ -111,8 +111,8 @@ def _write(
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
     from vivace.benchmark.comparison import default_threads
-    from vivace.export.pictures import source_files
     from vivace.export.script import write_script
+    from vivace.export.source_images import source_files
     from vivace.measure.machine import check_works
     from vivace.spec.study import WorkloadRequest
 

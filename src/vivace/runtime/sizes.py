@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.compilation.compiled_code import counting_graphs
 from vivace.measure.accelerator import synchronise
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 from vivace.spec.sizes import Size
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class WarmedSize:
 def warm_up(self: Session, prompt: str | Sequence[str] = "", **call: Any) -> tuple[WarmedSize, ...]:
     """Draw twice at each size that the recipe announces, `compile(sizes=[...])`, or at the default size if none is.
 
-    Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from pictures
+    Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from images
     get examples of each size.
 
     Args:
@@ -70,13 +70,13 @@ def _draw_twice(
     import torch
 
     size_arguments = {} if size is None else {"width": size.width, "height": size.height}
-    pictures = {} if size is None else example_pictures(type(session.pipe).__name__, size_arguments)
+    images = {} if size is None else example_images(type(session.pipe).__name__, size_arguments)
     counted = counting_graphs()
     seconds, graphs = [], []
     for _ in range(2):
         generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
         start = time.perf_counter()
-        session(prompts, generator=generators, **(size_arguments | pictures | call))
+        session(prompts, generator=generators, **(size_arguments | images | call))
         synchronise(session.device)
         seconds.append(time.perf_counter() - start)
         graphs.append(int(str(counted()["compiled_graphs"])))

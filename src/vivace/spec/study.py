@@ -33,9 +33,9 @@ class WorkloadRequest(Spec):
         text: "embeddings" leaves the text encoders out of the timed call; "repeated" draws the first call's
             prompts in all timed calls, which matters to `prompt_cache`; "prompts" are new ones in each call.
         task: what is generated from: "text", "image", "inpaint", "control" or "edit" (see `Workload`); None: what the
-            pictures say, "text" without any.
-        images, masks, controls: files of the pictures to start from: one for all prompts, or one for each. Without
-            files, a task takes pictures that ship with vivace.
+            images say, "text" without any.
+        images, masks, controls: files of the images to start from: one for all prompts, or one for each. Without
+            files, a task takes images that ship with vivace.
         strength: how much of an image is noise at the start; None for the task's default.
         controlnet: of the task "control": a folder in diffusers' format; None for random weights.
     """

@@ -236,7 +236,7 @@ class FluxForward:
         norm: tuple[Modulation, Modulation] | None,
         scale: torch.Tensor | None = None,
     ) -> Rows:
-        # One picture's rows are in the same order in either layout.
+        # One image's rows are in the same order in either layout.
         return operations.add_and_norm(step.x, pending.branch, step.modulations, norm, pending.tokens, scale)
 
     def _attention_inputs(
