@@ -31,7 +31,7 @@ def _arguments(folder: Path, recipes: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_steps() -> Iterator[None]:
-    """The models' own numbers are for pictures that are looked at."""
+    """The models' own numbers are for images that are looked at."""
     with pytest.MonkeyPatch.context() as patch:
         for name in CURVES:
             entry = CATALOGUE[name].model_copy(update={"num_inference_steps": STEPS_HERE})

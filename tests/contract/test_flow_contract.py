@@ -17,7 +17,7 @@ seven, `make soak` all."""
 
 
 CHOSEN = dict(zip(EDITING, ("seacache(hits=0.5)", "prompt_cache(32)", "cfg_cutoff(0.4)"), strict=True))
-"""What `make test` tries on models that edit: what may depend on the picture that they are shown."""
+"""What `make test` tries on models that edit: what may depend on the image that they are shown."""
 
 
 def _marks(number: int, position: int) -> object:

@@ -56,7 +56,7 @@ class Judge:
         ]
 
     def seen(self, pictures: Pictures) -> list[tuple[Pictures, np.ndarray]]:
-        vectors = self.clip.embed_pictures([Image.fromarray(np.ascontiguousarray(p)) for p in pictures])
+        vectors = self.clip.embed_images([Image.fromarray(np.ascontiguousarray(p)) for p in pictures])
         return list(zip(pictures, vectors, strict=True))
 
     def figures(self, k: int, picture: Pictures, seen: np.ndarray, against: dict[str, float]) -> ImageFigures:

@@ -1,4 +1,4 @@
-"""The calls of a workload: their prompts or embeddings, their pictures, their generators."""
+"""The calls of a workload: their prompts or embeddings, their images, their generators."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.pictures import read_sources
-from vivace.models.sources import picture_arguments
+from vivace.benchmark.image_files import read_sources
+from vivace.models.sources import image_arguments
 from vivace.runtime.calls import Call as Call
 from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.embeddings import encode
@@ -22,10 +22,10 @@ class Arguments:
 
     Args:
         pipeline: that the model is published for.
-        sources: folder of the pictures that the workload starts from; needed only if it does.
+        sources: folder of the images that the workload starts from; needed only if it does.
 
     Raises:
-        VivaceError: a picture is missing, or was changed.
+        VivaceError: an image is missing, or was changed.
     """
 
     def __init__(self, workload: Workload, pipeline: str, sources: Path | None) -> None:
@@ -37,7 +37,7 @@ class Arguments:
             self._pictures = read_sources(sources, workload)
 
     def of(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its prompts, or embeddings encoded once, and its pictures.
+        """Return a function from a call to its prompts, or embeddings encoded once, and its images.
 
         It is to be called before each call: a benchmark draws few prompts again and again, and unless the workload says
         that they are repeated, they count as new each time.
@@ -47,7 +47,7 @@ class Arguments:
             def prompts(call: Call) -> dict[str, Any]:
                 if self._workload.text == "prompts":
                     session.forget_prompts()
-                return prompts_of(call) | self._pictures_of(call)
+                return prompts_of(call) | self._images_of(call)
 
             return prompts
         by_key: dict[tuple[int, ...], dict[str, Any]] = {}
@@ -56,13 +56,13 @@ class Arguments:
             key = tuple(index for index, _, _ in call)
             if key not in by_key:
                 by_key[key] = encode(session, [prompt for _, prompt, _ in call])
-            return by_key[key] | self._pictures_of(call)
+            return by_key[key] | self._images_of(call)
 
         return encoded
 
-    def _pictures_of(self, call: Call) -> dict[str, Any]:
+    def _images_of(self, call: Call) -> dict[str, Any]:
         indices = [index for index, _, _ in call]
-        return picture_arguments(self._pipeline, self._workload, indices, self._pictures)
+        return image_arguments(self._pipeline, self._workload, indices, self._pictures)
 
 
 def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:

@@ -14,7 +14,7 @@ from vivace.models.sources import SourceImages
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import default_threads as default_threads
-from vivace.runtime.workloads import workload_and_pictures
+from vivace.runtime.workloads import workload_and_images
 from vivace.spec.study import Study
 from vivace.spec.workload import Workload
 
@@ -27,7 +27,7 @@ class Comparison:
 
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
-        pictures: that the workload starts from; None for text.
+        images: that the workload starts from; None for text.
         judged: whether the images are compared with the baseline's.
         rival_of: by the index of a recipe that was added as a rival, those of the step caches' recipes.
     """
@@ -56,7 +56,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     for name in dict.fromkeys(study.models):
         located = find_model(name)
         for batch in study.workload.batches:
-            workload, pictures = workload_and_pictures(located, study.workload, batch)
+            workload, images = workload_and_images(located, study.workload, batch)
             steps = workload.num_inference_steps
             compared_recipes = with_rivals(recipes, steps) if study.rivals else recipes
             checked.append(
@@ -68,7 +68,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                     judged=study.quality.enabled
                     and not located.model.is_synthetic
                     and workload.controlnet != RANDOM,
-                    pictures=pictures,
+                    pictures=images,
                     rival_of=owners(recipes, compared_recipes, steps) if study.rivals else {},
                 )
             )

@@ -25,7 +25,7 @@ _CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass
 _CHUNK_IN_A_HURRY = 64  # where a deadline may stop one
 # Changes that only reorder arithmetic, tried in this order.
 _HARMLESS = ("attention(math)", "channels_last")
-_MAX_FLOOR_PICTURES = 13
+_MAX_FLOOR_IMAGES = 13
 
 
 def keys_of(records: Sequence[Record], floor: NoiseFloor | None, scorer: str | None) -> list[FiguresKey]:
@@ -76,7 +76,7 @@ def add_figures(
     chunk = _CHUNK if deadline is None else _CHUNK_IN_A_HURRY
     for start in range(0, len(todo), chunk):
         request = FiguresRequest(
-            pictures=_pictures_folder(store),
+            pictures=_images_folder(store),
             keys=tuple(todo[start : start + chunk]),
             scorer=None if scorer is None else _asked(scorer),
             device=device,
@@ -142,8 +142,8 @@ def draw_noise_floor(
             continue  # the baseline sets this already
         request = ImagesRequest(
             trial=baseline.trial.model_copy(update={"recipe": recipe.spec}),
-            pictures=_pictures_folder(store),
-            number=_MAX_FLOOR_PICTURES,
+            pictures=_images_folder(store),
+            number=_MAX_FLOOR_IMAGES,
             threads=threads,
             sources=sources_folder(store),
         )
@@ -153,7 +153,7 @@ def draw_noise_floor(
                 on_progress("drawing the noise floor", event["done"], event["of"])
 
         on_progress(
-            "drawing the noise floor", 0, min(_MAX_FLOOR_PICTURES, baseline.trial.workload.num_pictures)
+            "drawing the noise floor", 0, min(_MAX_FLOOR_IMAGES, baseline.trial.workload.num_pictures)
         )
         ending = launcher.run(request, limit_s(_TIMEOUT_S, deadline), on_event)
         if ending.timed_out and is_over(deadline):
@@ -167,27 +167,27 @@ def draw_noise_floor(
     return len(floor.pictures)
 
 
-def draw_pictures(
+def draw_images(
     trial: Trial,
     number: int,
-    pictures: Path,
+    images: Path,
     report: Callable[[dict[str, Any]], None],
     sources: Path | None = None,
 ) -> dict[str, Any]:
     """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker.
 
     Args:
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
     """
     from vivace.benchmark.round import draw_untimed, explain
 
     try:
-        drawn = draw_untimed(trial, number, pictures, report, sources)
+        drawn = draw_untimed(trial, number, images, report, sources)
     except Exception as error:  # noqa: BLE001  the process boundary
         outcome, reason = explain(error)
         return {"pictures": [], "reason": f"{outcome.value.replace('_', ' ')}: {reason}"}
     return {"pictures": [p.model_dump(mode="json") for p in drawn], "reason": None}
 
 
-def _pictures_folder(store: Store) -> str:
+def _images_folder(store: Store) -> str:
     return str((store.folder / "pictures").absolute())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from vivace.benchmark.pictures import save_sources
+from vivace.benchmark.image_files import save_sources
 from vivace.benchmark.requests import ProfileRequest, ask
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher

@@ -27,7 +27,7 @@ class WorkerRequest(LoggedRequest):
 
     Attributes:
         threads: number of CPU threads; None for torch's default.
-        sources: folder of the pictures that trials start from; None if none does.
+        sources: folder of the images that trials start from; None if none does.
     """
 
     threads: int | None = None

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from vivace.benchmark.compared import Compared
-from vivace.benchmark.pictures import picture_path
+from vivace.benchmark.image_files import image_path
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.report.charts import charts
@@ -41,14 +41,14 @@ def page_of(
         stores = [stack.enter_context(Store.read_only(folder)) for folder in dict.fromkeys(folders)]
         sections = _all_sections(stores, limits, price_per_hour)
 
-        def read_picture(sha256: str) -> bytes | None:
+        def read_image(sha256: str) -> bytes | None:
             for store in stores:
-                for path in (store.picture_path(sha256), picture_path(store.folder / "sources", sha256)):
+                for path in (store.image_path(sha256), image_path(store.folder / "sources", sha256)):
                     with suppress(OSError):
                         return path.read_bytes()
             return None
 
-        return render_page(sections, read_picture, title)
+        return render_page(sections, read_image, title)
 
 
 def tables_of(

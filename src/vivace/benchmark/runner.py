@@ -49,7 +49,7 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources:
     in a fresh process.
 
     Args:
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
 
     Raises:
         Unsupported: the device is a CPU, or not even one image fits.
@@ -124,7 +124,7 @@ def run_trials(
         trials=tuple(trials),
         rounds=tuple(todo),
         timing=timing,
-        pictures=pictures_folder(store),
+        pictures=images_folder(store),
         drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
         rival_of=dict(rival_of or {}),
         largest_batch=largest_batch,
@@ -167,13 +167,13 @@ def keep(done: Done, trial: Trial, key: str, store: Store) -> None:
         _keep_log(store, trial, done.log)
 
 
-def pictures_folder(store: Store) -> str:
+def images_folder(store: Store) -> str:
     """Return the absolute path of the store's images, for a worker."""
     return str((store.folder / "pictures").absolute())
 
 
 def sources_folder(store: Store) -> str:
-    """Return the absolute path of the pictures that trials start from, for a worker."""
+    """Return the absolute path of the images that trials start from, for a worker."""
     return str((store.folder / "sources").absolute())
 
 

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vivace.benchmark.compared import Compared
+from vivace.benchmark.image_files import image_path
 from vivace.benchmark.invocation import Invocation as Invocation
 from vivace.benchmark.invocation import Purpose, purpose_of_earlier
-from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store_errors import store_errors
 from vivace.errors import StoreError
@@ -302,9 +302,9 @@ class Store:
         with store_errors(self.folder):
             return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
-    def picture_path(self, sha256: str) -> Path:
+    def image_path(self, sha256: str) -> Path:
         """Return the path of a stored image."""
-        return picture_path(self.folder / "pictures", sha256)
+        return image_path(self.folder / "pictures", sha256)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

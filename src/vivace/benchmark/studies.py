@@ -13,7 +13,7 @@ from typing import Unpack
 from vivace.benchmark import planned
 from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.figures import add_figures, draw_noise_floor
-from vivace.benchmark.pictures import save_sources
+from vivace.benchmark.image_files import save_sources
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.places.spread import Pool, SpreadTrials
 from vivace.benchmark.progress import SILENT, CountingRounds, Progress

@@ -113,21 +113,21 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
     """
     sources = None if request.sources is None else Path(request.sources)
     match request:
-        case RoundRequest(trial=trial, round=index, timing=timing, pictures=pictures):
+        case RoundRequest(trial=trial, round=index, timing=timing, pictures=images):
             from vivace.benchmark.round import measure_round
 
-            folder = None if pictures is None else Path(pictures)
+            folder = None if images is None else Path(images)
             round_ = measure_round(trial, index, timing, folder, report, sources)
             return round_.model_dump(mode="json")
-        case FiguresRequest(pictures=pictures, keys=keys, scorer=scorer, device=device, lpips=lpips):
+        case FiguresRequest(pictures=images, keys=keys, scorer=scorer, device=device, lpips=lpips):
             from vivace.benchmark.image_figures import compute_figures
 
-            rows = compute_figures(Path(pictures), keys, scorer, device, lpips, report, sources)
+            rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
-        case ImagesRequest(trial=trial, number=number, pictures=pictures):
-            from vivace.benchmark.figures import draw_pictures
+        case ImagesRequest(trial=trial, number=number, pictures=images):
+            from vivace.benchmark.figures import draw_images
 
-            return draw_pictures(trial, number, Path(pictures), report, sources)
+            return draw_images(trial, number, Path(images), report, sources)
         case LargestBatchRequest(trial=trial):
             from vivace.benchmark.fitting import largest_batch
 

@@ -28,8 +28,9 @@ def calibrate() -> None:
 
 def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
     function = collect(workload=WORKLOAD)(function)
-    num_pictures = click.option(
+    number = click.option(
         "--pictures",
+        "num_images",
         type=click.IntRange(1, 1000),
         default=8,
         show_default=True,
@@ -40,7 +41,7 @@ def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
         options.threads,
         options.device,
         options.workload,
-        num_pictures,
+        number,
         options.model_or("tiny-flux"),
     ):
         function = option(function)
@@ -54,7 +55,7 @@ def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
 )
 def teacache(
     model: str,
-    pictures: int,
+    num_images: int,
     degree: int,
     device: str,
     threads: int | None,
@@ -67,23 +68,23 @@ def teacache(
     from the model's own prompts. From then on teacache uses this fit for the model, even if there is a published one.
 
     \b
-        vivace calibrate teacache --model flux-dev --pictures 16
+        vivace calibrate teacache --model flux-dev --images 16
     """
-    prepared, arguments = _prepare(model, pictures, device, threads, workload)
+    prepared, arguments = _prepare(model, num_images, device, threads, workload)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_teacache
 
     def fit_it(is_read: Callable[[], None]) -> int:
         fit, file = calibrate_teacache(
-            prepared.located, degree=degree, on_image=_progress(pictures, is_read), **arguments
+            prepared.located, degree=degree, on_image=_progress(num_images, is_read), **arguments
         )
         if as_json:
             click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
             return 0
         click.echo(f"model          {fit.model}")
         click.echo(
-            f"measured on    {fit.num_pairs} pairs of steps, {pictures} images of {fit.num_steps} steps"
+            f"measured on    {fit.num_pairs} pairs of steps, {num_images} images of {fit.num_steps} steps"
         )
         click.echo(f"input changes  {fit.low:.4g} to {fit.high:.4g}")
         click.echo(f"degree         {fit.degree}")
@@ -101,7 +102,7 @@ def teacache(
 @calibrate.command(cls=SpecCommand)
 @_measuring_options
 def magcache(
-    model: str, pictures: int, device: str, threads: int | None, as_json: bool, workload: WorkloadRequest
+    model: str, num_images: int, device: str, threads: int | None, as_json: bool, workload: WorkloadRequest
 ) -> int:
     """Measure the magnitude ratios that magcache uses, for a FLUX model.
 
@@ -110,16 +111,16 @@ def magcache(
     if there are published ones.
 
     \b
-        vivace calibrate magcache --model flux-dev --pictures 16
+        vivace calibrate magcache --model flux-dev --images 16
     """
-    prepared, arguments = _prepare(model, pictures, device, threads, workload)
+    prepared, arguments = _prepare(model, num_images, device, threads, workload)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_magcache
 
     def measure(is_read: Callable[[], None]) -> int:
         ratios, file = calibrate_magcache(
-            prepared.located, on_image=_progress(pictures, is_read), **arguments
+            prepared.located, on_image=_progress(num_images, is_read), **arguments
         )
         if as_json:
             click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
@@ -135,18 +136,18 @@ def magcache(
     return guarded(prepared.located, measure)
 
 
-def _progress(pictures: int, is_read: Callable[[], None]) -> Callable[[int], None]:
+def _progress(num_images: int, is_read: Callable[[], None]) -> Callable[[int], None]:
     def on_image(num_done: int) -> None:
         if num_done == 0:
             is_read()
         else:
-            click.echo(f"[{num_done}/{pictures}]", err=True)
+            click.echo(f"[{num_done}/{num_images}]", err=True)
 
     return on_image
 
 
 def _prepare(
-    model: str, pictures: int, device: str, threads: int | None, request: WorkloadRequest
+    model: str, num_images: int, device: str, threads: int | None, request: WorkloadRequest
 ) -> tuple[CheckedRequest, dict[str, Any]]:
     """Return the checked request, and the arguments of its calibration."""
     from vivace.runtime.request import checked_request
@@ -163,7 +164,7 @@ def _prepare(
     return prepared, {
         "device": choose_device(device),
         "prompts": workload.prompts,
-        "num_pictures": pictures,
+        "num_images": num_images,
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
     }
 

@@ -95,7 +95,7 @@ def generate(
     bytes. In a folder an existing file is never overwritten: a different image gets a number. Standard error says how
     long an image took; the first may have been waited for longer, as code is compiled.
 
-    With --image a picture is changed: it has its size, if the model can draw it, and --strength says how much may
+    With --image an image is changed: it has its size, if the model can draw it, and --strength says how much may
     change. With --mask only what is white there is repainted.
 
     \b
@@ -126,7 +126,7 @@ def _writer(context: click.Context, out: Path, output: Path | None, num_images: 
         if out.exists() and not out.is_dir():
             raise OutputError(f"--out {out} is a file; give a folder")
         check_folder(out)
-        return lambda picture, facts, name: save(picture, facts, out, name)
+        return lambda image, facts, name: save(image, facts, out, name)
     if context.get_parameter_source("out") is not ParameterSource.DEFAULT:
         raise UsageError("-o names the one file to write, and --out a folder; give one of them")
     if num_images > 1:
@@ -135,8 +135,8 @@ def _writer(context: click.Context, out: Path, output: Path | None, num_images: 
         raise UsageError(f"-o {output}: give a name that ends in {', '.join(_FORMATS)}")
     check_writable(output)
 
-    def write(picture: Any, facts: dict[str, str], name: str) -> Path:
-        replace(output, encoded(picture, facts, _FORMATS.get(output.suffix.lower(), "PNG")))
+    def write(image: Any, facts: dict[str, str], name: str) -> Path:
+        replace(output, encoded(image, facts, _FORMATS.get(output.suffix.lower(), "PNG")))
         return output
 
     return write
@@ -182,32 +182,32 @@ def _draw(
         )
     silence_diffusers()  # it prints every token that it truncates
     took: list[float] = []
-    for index, text, picture_seed in workload.pictures():
+    for index, text, image_seed in workload.pictures():
         with explained(prepared.located, "does not run"):
-            arguments = prepared.arguments([(index, text, picture_seed)])
+            arguments = prepared.arguments([(index, text, image_seed)])
             began = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HiddenImageWarning)  # said below, with the image's path
                 output = session(**arguments)
             took.append(time.perf_counter() - began)
-            picture = output.images[0]
+            image = output.images[0]
         facts = {
             "software": f"vivace {__version__}",
             "model": prepared.located.model.name,
             "recipe": session.recipe.text,
             "prompt": text,
-            "seed": str(picture_seed),
+            "seed": str(image_seed),
             "num_inference_steps": str(session.defaults["num_inference_steps"]),
             "guidance_scale": f"{session.defaults['guidance_scale']:g}",
             "size": f"{workload.width}x{workload.height}",
             "num_threads": str(torch.get_num_threads()),
             **_source_facts(workload),
         }
-        path = write(picture, facts, f"{slug(text)}-{picture_seed}")
+        path = write(image, facts, f"{slug(text)}-{image_seed}")
         click.echo(path, err=is_standard_output(path))
         if any(hidden_images(output)):
             click.echo(
-                f"warning: {path} is black: the model's safety checker replaced the image of seed {picture_seed}",
+                f"warning: {path} is black: the model's safety checker replaced the image of seed {image_seed}",
                 err=True,
             )
         if num_images > 1:
@@ -226,7 +226,7 @@ def _in_seconds(took: list[float]) -> str:
 
 
 def _source_facts(workload: Workload) -> dict[str, str]:
-    """Return what a picture was made from, by content: names of files are the user's own."""
+    """Return what an image was made from, by content: names of files are the user's own."""
     if workload.task == "text":
         return {}
     facts: dict[str, str] = {"task": workload.task}
@@ -285,9 +285,9 @@ def silence_diffusers() -> None:
     logging.set_verbosity_error()
 
 
-def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
+def save(image: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
     """Write a PNG with `facts` as text chunks; if another image has that name, add a number to it."""
-    png = encoded(picture, facts, "PNG")
+    png = encoded(image, facts, "PNG")
     number = 1
     while True:
         path = folder / (f"{name}.png" if number == 1 else f"{name}-{number}.png")
@@ -296,7 +296,7 @@ def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
         number += 1
 
 
-def encoded(picture: Any, facts: dict[str, str], format_: str) -> bytes:
+def encoded(image: Any, facts: dict[str, str], format_: str) -> bytes:
     """Return an image file with `facts`: as text chunks of a PNG, else as the description in EXIF."""
     buffer = io.BytesIO()
     if format_ == "PNG":
@@ -305,11 +305,11 @@ def encoded(picture: Any, facts: dict[str, str], format_: str) -> bytes:
         info = PngInfo()
         for key, value in facts.items():
             info.add_itxt(key, value)
-        picture.save(buffer, format="PNG", pnginfo=info)
+        image.save(buffer, format="PNG", pnginfo=info)
     else:
-        exif = picture.getexif()
+        exif = image.getexif()
         exif[_IMAGE_DESCRIPTION] = json.dumps(facts)
-        picture.convert("RGB").save(buffer, format=format_, quality=_QUALITY, exif=exif)
+        image.convert("RGB").save(buffer, format=format_, quality=_QUALITY, exif=exif)
     return buffer.getvalue()
 
 

@@ -177,7 +177,7 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
 task = click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What is generated from; default: what the files say. Without files: pictures that ship with vivace.",
+    help="What is generated from; default: what the files say. Without files: images that ship with vivace.",
 )
 
 
@@ -193,7 +193,7 @@ _HOW_TO_DRAW = (
 def pictures(
     *, several: bool = False, with_task: bool = True, each: str = "prompt", drawn: bool = False
 ) -> Callable[[F], F]:
-    """Return a decorator that adds the options for the pictures to start from, as one parameter, `sources`.
+    """Return a decorator that adds the options for the images to start from, as one parameter, `sources`.
 
     Args:
         several: each file option may be repeated, one for `each` prompt.
@@ -204,9 +204,9 @@ def pictures(
     kinds = _FILES[:2] if drawn else _FILES
     names = {f"--{kind[:-1]}": kind for kind in kinds}
     helps = {
-        "--image": "Picture to start from: image-to-image; with --mask, inpainting; edited by models for that.",
+        "--image": "Source image: image-to-image; with --mask, inpainting; edited by models for that.",
         "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
-        "--control": "Picture that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
+        "--control": "Image that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
     }
     options = [task] if with_task else []
     options += [

@@ -124,7 +124,7 @@ def quality(
 
 
 def _sources(sources: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | None]:
-    """Return the task of two folders, and the pictures that their images were made from.
+    """Return the task of two folders, and the images that their images were made from.
 
     Raises:
         UsageError: the files do not go together, or are not one, or one for each pair.

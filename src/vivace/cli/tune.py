@@ -135,7 +135,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 )
 @collect(timing=TIMING, request=IMAGES, run=SETTINGS, settings=SEARCH)
 def tune(model: str, settings: SearchSettings, explain: bool, output: Path | None, format_: str) -> int:
-    """Find the fastest recipe for MODEL that keeps the pictures and fits the limits, with the proof.
+    """Find the fastest recipe for MODEL that keeps the images and fits the limits, with the proof.
 
     Measures little: what techniques do is learnt from few trials, from the store and from vivace's own records. The
     best recipes are measured again, interleaved with the baseline, and their quality is judged in full.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 RANDOM = "random"
-"""Stands for a ControlNet with random weights of the usual size: its pictures show nothing of the control."""
+"""Stands for a ControlNet with random weights of the usual size: its images show nothing of the control."""
 _CLASSES = {"unet": "ControlNetModel", "transformer": "FluxControlNetModel"}
 _FLUX_BLOCKS = {"num_layers": 4, "num_single_layers": 10}
 """Of diffusers' `FluxControlNetModel.from_transformer`, at most those of the transformer."""

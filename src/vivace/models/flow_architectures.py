@@ -288,7 +288,7 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         _QWEN_FLOW,
         {"text_encoder": 1024},
     ),
-    # Qwen/Qwen-Image-Edit and Qwen-Image-Edit-2509 have Qwen-Image's components, whose text encoder sees the picture.
+    # Qwen/Qwen-Image-Edit and Qwen-Image-Edit-2509 have Qwen-Image's components, whose text encoder sees the image.
     *(
         _model(
             name,

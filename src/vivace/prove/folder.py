@@ -129,8 +129,8 @@ def _facts(path: Path) -> dict[str, str]:
     from PIL import Image
 
     try:
-        with open_plain(path, _MAX_BYTES) as file, Image.open(file, formats=("PNG",)) as picture:
-            info = dict(picture.info)
+        with open_plain(path, _MAX_BYTES) as file, Image.open(file, formats=("PNG",)) as image:
+            info = dict(image.info)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return {}
     return {key: str(value) for key, value in info.items() if isinstance(key, str) and isinstance(value, str)}

@@ -94,7 +94,7 @@ def _clip(located: LocatedScorer, prompts: Sequence[str]) -> Any:
     with quiet():
         scorer = ClipScorer(located.folder)
     of_prompts = scorer.embed_prompts(prompts)
-    return lambda pictures, _: 100 * scorer.embed_pictures(pictures) @ of_prompts.T
+    return lambda images, _: 100 * scorer.embed_images(images) @ of_prompts.T
 
 
 def _blip(located: LocatedScorer) -> Any:
@@ -103,4 +103,4 @@ def _blip(located: LocatedScorer) -> Any:
 
     with quiet():
         witness = Witness(located.folder)
-    return lambda pictures, prompts: [witness.scores(picture, prompts) for picture in pictures]
+    return lambda images, prompts: [witness.scores(image, prompts) for image in images]

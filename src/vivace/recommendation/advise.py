@@ -139,7 +139,7 @@ def recommend_from(
     candidates = list(tables)
     kin = kin_of(criteria.model, frozenset(table.model for table in candidates))
     candidates = [at_own_steps(table, kin) for table in candidates]
-    # Image-to-image runs a share of the steps, and encodes a picture: its times say nothing of text's.
+    # Image-to-image runs a share of the steps, and encodes an image: its times say nothing of text's.
     candidates = [table for table in candidates if table.task == criteria.task]
     gpu = criteria.gpu if criteria.gpu is not None else this_gpu()
     candidates = (

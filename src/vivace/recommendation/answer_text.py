@@ -72,7 +72,7 @@ def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
         if others:
             yield "ties", few(others, _MOST)
         if answer.safe is not None:
-            yield "safe", f"the best that keeps the picture: {elsewhere_of(answer.safe, answer)}"
+            yield "safe", f"the best that keeps the image: {elsewhere_of(answer.safe, answer)}"
     yield from _left_out(answer)
     if answer.other_model is not None:
         yield "fewer steps", _other_model(answer)

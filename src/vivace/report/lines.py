@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vivace.report.gate import broken_pictures
+from vivace.report.gate import broken_images
 from vivace.report.quality import Fidelity
 from vivace.report.rows import Row
 from vivace.stats import Gate, Interval, Verdict
@@ -75,7 +75,7 @@ def shared_quality_reasons(rows: Sequence[Row]) -> dict[str, list[int]]:
 def _evidence(row: Row, baseline: Row) -> str:
     """Return short evidence for the verdict on quality: "match 0.994", "CLIP kept 97 % [95, 99]"."""
     fidelity, limits = row.fidelity, row.limits
-    if broken_pictures(row.record, baseline.record) is not None:
+    if broken_images(row.record, baseline.record) is not None:
         return "broken images"
     if fidelity is None:
         return ""

@@ -27,7 +27,7 @@ def calibrate_teacache(
     device: str,
     prompts: Sequence[str],
     *,
-    num_pictures: int = 8,
+    num_images: int = 8,
     degree: int = 4,
     call: dict[str, Any] | None = None,
     on_image: OnImage = lambda num_images: None,
@@ -36,7 +36,7 @@ def calibrate_teacache(
 
     Args:
         prompts: used in turn, with seeds 0, 1, ...
-        num_pictures: images to generate.
+        num_images: images to generate.
         degree: of the polynomial.
         call: size, steps and guidance that differ from the model's own.
         on_image: called with 0 when the model is read, and after each image with the number of images so far.
@@ -53,14 +53,14 @@ def calibrate_teacache(
     transformer = component_of(session.pipe, "denoiser")
     on_image(0)
     with watching_changes(transformer) as (changes, start_image):
-        for k in range(num_pictures):
+        for k in range(num_images):
             start_image()
             _generate(session, prompts, k)
             on_image(k + 1)
     try:
         fit = teacache_fit.fit_polynomial(changes, degree, _name(located), int(session.pipe.num_timesteps))
     except ValueError as error:
-        raise UsageError(f"teacache: {error}; give more --pictures or --num-inference-steps") from None
+        raise UsageError(f"teacache: {error}; give more --images or --num-inference-steps") from None
     return fit, _saved(lambda: teacache_fit.keep(fit, transformer))
 
 
@@ -69,7 +69,7 @@ def calibrate_magcache(
     device: str,
     prompts: Sequence[str],
     *,
-    num_pictures: int = 8,
+    num_images: int = 8,
     call: dict[str, Any] | None = None,
     on_image: OnImage = lambda num_images: None,
 ) -> tuple[Ratios, Path]:
@@ -78,7 +78,7 @@ def calibrate_magcache(
     transformer = component_of(session.pipe, "denoiser")
     on_image(0)
     tables: list[tuple[float, ...]] = []
-    for k in range(num_pictures):
+    for k in range(num_images):
         with watching_residuals(transformer) as residuals:
             _generate(session, prompts, k)
         try:

@@ -11,13 +11,13 @@ from typing import Any, Unpack
 
 from vivace.errors import UsageError
 from vivace.models.find import LocatedModel, find_model, obtain
-from vivace.models.sources import SourceImages, picture_arguments
+from vivace.models.sources import SourceImages, image_arguments
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import Call, generators_of, prompts_of
 from vivace.runtime.opening import open_session
 from vivace.runtime.session import Session
-from vivace.runtime.workloads import workload_and_pictures
+from vivace.runtime.workloads import workload_and_images
 from vivace.spec.keywords import CallKeywords
 from vivace.spec.study import Study
 from vivace.spec.workload import Workload
@@ -55,9 +55,9 @@ class CheckedRequest:
 
     def arguments(self, call: Call) -> dict[str, Any]:
         """Return what a call is given besides the session's defaults: prompts, generators and source images."""
-        pictures = {} if self.pictures is None else self.pictures.by_sha
+        images = {} if self.pictures is None else self.pictures.by_sha
         indices = [index for index, _, _ in call]
-        sources = picture_arguments(self.located.pipeline, self.workload, indices, pictures)
+        sources = image_arguments(self.located.pipeline, self.workload, indices, images)
         return prompts_of(call) | generators_of(call) | sources
 
 
@@ -77,5 +77,5 @@ def checked_request(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> 
         raise UsageError("images are drawn at one batch size; give a number")
     resolved = resolve(recipe).pinned()
     located = find_model(model)
-    workload, pictures = workload_and_pictures(located, request, batch)
-    return CheckedRequest(obtain(located), resolved, workload, pictures)
+    workload, images = workload_and_images(located, request, batch)
+    return CheckedRequest(obtain(located), resolved, workload, images)

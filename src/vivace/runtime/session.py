@@ -17,7 +17,7 @@ from vivace.runtime.calls import (
     in_contexts,
     why_no_steps,
     with_negative_prompts,
-    with_size_of_picture,
+    with_size_of_image,
 )
 from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.loras import set_lora
@@ -215,7 +215,7 @@ class Session:
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(call_parameters(self.pipe))[: len(args)])
         call = with_negative_prompts(
-            with_size_of_picture(
+            with_size_of_image(
                 self.pipe, {k: v for k, v in self.arguments.items() if k not in by_position}, kwargs
             ),
             args,

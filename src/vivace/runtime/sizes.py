@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.compilation.compiled_code import counting_graphs
 from vivace.measure.accelerator import synchronise
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 from vivace.runtime.calls import Call, generators_of, prompts_of
 from vivace.spec.sizes import Size
 
@@ -41,7 +41,7 @@ class WarmedSize:
 def warm_up(self: Session, prompt: str | Sequence[str] = "", **call: Any) -> tuple[WarmedSize, ...]:
     """Draw twice at each size that the recipe announces, `compile(sizes=[...])`, or at the default size if none is.
 
-    Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from pictures
+    Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from images
     get examples of each size.
 
     Args:
@@ -65,11 +65,11 @@ def draw_twice(session: Session, images: Call, **call: Any) -> tuple[WarmedSize,
 
 def _draw_twice(session: Session, images: Call, size: Size | None, call: dict[str, Any]) -> WarmedSize:
     size_arguments = {} if size is None else {"width": size.width, "height": size.height}
-    pictures = {} if size is None else example_pictures(type(session.pipe).__name__, size_arguments)
+    sources = {} if size is None else example_images(type(session.pipe).__name__, size_arguments)
     counted = counting_graphs()
     seconds, graphs = [], []
     for _ in range(2):
-        arguments = prompts_of(images) | generators_of(images) | size_arguments | pictures | call
+        arguments = prompts_of(images) | generators_of(images) | size_arguments | sources | call
         start = time.perf_counter()
         session(**arguments)
         synchronise(session.device)

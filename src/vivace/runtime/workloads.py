@@ -9,7 +9,7 @@ from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.models.controlnet import find_controlnet
 from vivace.models.find import LocatedModel
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
-from vivace.models.sources import Files, SourceImages, check_files, pictures_of
+from vivace.models.sources import Files, SourceImages, check_files, source_images_of
 from vivace.models.sources import PixelLimits as SizeLimits
 from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
 from vivace.spec.input_errors import InputErrors
@@ -24,13 +24,13 @@ def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 
         UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
         Unsupported: the model has no pipeline for the task.
     """
-    return workload_and_pictures(located, request, batch)[0]
+    return workload_and_images(located, request, batch)[0]
 
 
-def workload_and_pictures(
+def workload_and_images(
     located: LocatedModel, request: WorkloadRequest, batch: Batch
 ) -> tuple[Workload, SourceImages | None]:
-    """Return the workload for one model, and the pictures that it starts from."""
+    """Return the workload for one model, and the images that it starts from."""
     prompts: Sequence[str] | None = request.prompts
     if request.prompt_set is not None:
         prompts = _prompts_from_set(request.prompt_set, prompts)
@@ -57,10 +57,12 @@ def workload_and_pictures(
         raise WorkloadError(
             f"--controlnet: the task '{task}' takes none; give --control FILE, or leave it out"
         )
-    pictures = None
+    images = None
     if task != "text":
-        pictures = pictures_of(task, files, len(prompts), (request.height, request.width), _limits(located))
-        numbers |= {"height": pictures.height, "width": pictures.width}
+        images = source_images_of(
+            task, files, len(prompts), (request.height, request.width), _limits(located)
+        )
+        numbers |= {"height": images.height, "width": images.width}
     with InputErrors(WorkloadError):
         workload = Workload.model_validate(
             {
@@ -71,13 +73,13 @@ def workload_and_pictures(
                 "task": task,
                 "controlnet": find_controlnet(request.controlnet) if task == "control" else None,
                 "strength": request.strength or STRENGTHS.get(task),
-                "sources": () if pictures is None else pictures.sources,
+                "sources": () if images is None else images.sources,
                 **numbers,
             }
         )
     check_size(located, workload)
     check_strength(located, workload)
-    return workload, pictures
+    return workload, images
 
 
 def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
@@ -96,7 +98,7 @@ def check_strength(located: LocatedModel, workload: Workload) -> None:
     if strength is None or steps_run(steps, strength, rounds_up=rounds_up(located.pipeline)) > 0:
         return
     raise WorkloadError(
-        f"--strength {strength:g} of {steps} steps runs none of them, so the picture would not change; give at least "
+        f"--strength {strength:g} of {steps} steps runs none of them, so the image would not change; give at least "
         f"--strength {1 / steps:.2g}, or --num-inference-steps {steps_for(1, strength)}"
     )
 
@@ -122,7 +124,7 @@ def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ..
 
 
 def _limits(located: LocatedModel) -> SizeLimits:
-    """Return the sizes that pictures are fitted to; those of an unknown model are multiples that any takes."""
+    """Return the sizes that images are fitted to; those of an unknown model are multiples that any takes."""
     entry, own = located.entry, located.defaults
     return SizeLimits(
         multiple=entry.size_multiple if entry else 32,

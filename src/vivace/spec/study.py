@@ -27,9 +27,9 @@ class WorkloadRequest(Spec):
         batches: images per call; each batch is a separate comparison. "max" is the largest batch that fits the GPU with
             the baseline in a fresh process. Times are per image.
         task: what is generated from: "text", "image", "inpaint", "control" or "edit" (see `Workload`); None: what the
-            pictures say, "text" without any.
-        images, masks, controls: files of the pictures to start from: one for all prompts, or one for each. Without
-            files, a task takes pictures that ship with vivace.
+            images say, "text" without any.
+        images, masks, controls: files of the images to start from: one for all prompts, or one for each. Without
+            files, a task takes images that ship with vivace.
     """
 
     prompts: tuple[str, ...] | None = None

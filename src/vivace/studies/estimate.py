@@ -243,11 +243,11 @@ def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, 
     return call_s, base.first_call_s, max(compiling_s, default=0.0), source
 
 
-def _trial_s(call_s: float, first_s: float, timing: Timing, rounds: int, num_pictures: int) -> float:
+def _trial_s(call_s: float, first_s: float, timing: Timing, rounds: int, num_images: int) -> float:
     """Return the seconds of a trial's rounds: first call, warm-up and timed calls of each, and the images once."""
     calls = timing.repeats or min(_CALLS, max(6, int(timing.max_seconds / call_s)))
     warm = min(_WARM_UP, timing.max_warmup)
-    images = max(0, num_pictures - calls) if rounds else 0
+    images = max(0, num_images - calls) if rounds else 0
     return rounds * (first_s + (warm + calls) * call_s) + images * call_s
 
 

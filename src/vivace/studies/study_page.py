@@ -15,7 +15,7 @@ from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
 from vivace.report.page import (
-    MAX_PICTURE_BYTES,
+    MAX_IMAGE_BYTES,
     Section,
     environment,
     policy_for,
@@ -86,7 +86,7 @@ def page_of(run: StudyRun) -> str:
         "utf-8"
     )
     script, shown, claims = sorting_script(), views(run), run.claims()
-    max_bytes = MAX_PICTURE_BYTES // max(1, len(shown))
+    max_bytes = MAX_IMAGE_BYTES // max(1, len(shown))
     parts = [_part(f"part-{i}", view, run, max_bytes) for i, view in enumerate(shown, 1)]
     return (
         environment("vivace.studies")
@@ -194,9 +194,9 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
     except StoreError:
         store = None
 
-    def read_picture(sha256: str) -> bytes | None:
+    def read_image(sha256: str) -> bytes | None:
         try:
-            return None if store is None else store.picture_path(sha256).read_bytes()
+            return None if store is None else store.image_path(sha256).read_bytes()
         except OSError:
             return None
 
@@ -208,7 +208,7 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
             rows = priced(comparison.rows(), run.price_per_hour)
             section = Section(command, started or datetime.now(UTC).isoformat(), tuple(rows))
             name = f"{id_}-run" if number == 0 else f"{id_}-run-{number + 1}"
-            yield section_view(name, section, read_picture, max_bytes)
+            yield section_view(name, section, read_image, max_bytes)
     finally:
         if store is not None:
             store.close()

@@ -341,7 +341,7 @@ class ModelSampler:
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
         """Whether at most one of its options is new, or as many as were measured together elsewhere.
 
-        In every second batch what is new and changes the picture comes alone, so that what it does to quality is
+        In every second batch what is new and changes the image comes alone, so that what it does to quality is
         seen; in the others it comes on top of what is good already.
         """
         new = texts_of(recipe) - self._tested

@@ -89,7 +89,7 @@ class Bench:
     def start(self) -> Result | None:
         """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
 
-        Few steps suffice where only techniques are searched that keep the picture: full ones are not screened.
+        Few steps suffice where only techniques are searched that keep the image: full ones are not screened.
         """
         steps = self._few_steps if self.objective.same_picture_only else None
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
@@ -129,7 +129,7 @@ class Bench:
         return refused
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Those that keep the picture do the same in every step, so few steps tell; others are drawn at full length."""
+        """Those that keep the image do the same in every step, so few steps tell; others are drawn at full length."""
         alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
         others = [recipe for recipe in recipes if recipe not in alike]
         results: list[Result] = []

@@ -41,7 +41,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
             raise UsageError(f"--start {text} has {technique.name}, which --without {technique.name} forbids")
         if not objective.allows(technique):
             raise UsageError(
-                f"--start {text}: {technique.text} changes the picture, and with random weights quality cannot be "
+                f"--start {text}: {technique.text} changes the image, and with random weights quality cannot be "
                 "judged; add --trust-quality-of NAME, or leave it out"
             )
     if not objective.has_kept(recipe):

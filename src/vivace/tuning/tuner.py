@@ -100,7 +100,7 @@ def tune(
         start: a recipe to begin with.
         keep, without: techniques that every recipe has, or none.
         sampler: "model" (the default), "tpe" (Optuna's) or "random".
-        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the picture are
+        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
             searched where the store has seen them keep that model's quality.
         request: size, steps and prompts; None for the model's own.
         gpus: screen and judge on so many GPUs of this host; the final runs on one.

@@ -17,7 +17,7 @@ from tests.unit.cli.test_commands import QUICK
 from vivace.benchmark import Store, Timing
 from vivace.benchmark import round as rounds
 from vivace.benchmark.fitting import largest, reduce_until
-from vivace.benchmark.pictures import picture_path
+from vivace.benchmark.image_files import image_path
 from vivace.benchmark.requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.benchmark.runner import ask_largest_batch, run_trials
 from vivace.benchmark.studies import start_launcher
@@ -57,7 +57,7 @@ def bench(store: Path, batch: int = 1, text: str = "prompts") -> Record:
 
 
 def pictures(record: Record, store: Path) -> list[np.ndarray]:
-    paths = [picture_path(store / "pictures", p.sha256) for p in record.rounds[0].pictures]
+    paths = [image_path(store / "pictures", p.sha256) for p in record.rounds[0].pictures]
     return [np.asarray(Image.open(io.BytesIO(path.read_bytes())), dtype=int) for path in paths]
 
 

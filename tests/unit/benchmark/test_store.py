@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.make import make_environment, make_round, make_trial
+from vivace.benchmark.image_files import image_path, save_image
 from vivace.benchmark.invocation import Purpose
-from vivace.benchmark.pictures import picture_path, save_picture
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
@@ -340,8 +340,8 @@ def test_several_processes_create_one_store(tmp_path: Path) -> None:
 
 
 def test_images_are_named_by_their_content(tmp_path: Path) -> None:
-    first = save_picture(tmp_path, b"png bytes")
-    assert save_picture(tmp_path, b"png bytes") == first
-    assert picture_path(tmp_path, first).read_bytes() == b"png bytes"
-    assert save_picture(tmp_path, b"others") != first
+    first = save_image(tmp_path, b"png bytes")
+    assert save_image(tmp_path, b"png bytes") == first
+    assert image_path(tmp_path, first).read_bytes() == b"png bytes"
+    assert save_image(tmp_path, b"others") != first
     assert not list(tmp_path.rglob("*.part"))

@@ -14,7 +14,7 @@ from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, s
 from tests.narrow import SIDE, small_areas
 from vivace.benchmark import comparison
 from vivace.export import script
-from vivace.export.pictures import source_files
+from vivace.export.source_images import source_files
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve

@@ -77,7 +77,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "prune-tiny-flux", "parallel-*", "compile-tiny-flux", "tf32*", "steps*", "inference_mode*"
 )
 def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
-    # prune chooses by whole pictures, three times here.
+    # prune chooses by whole images, three times here.
     recipe = "prune(pictures=1)" if name == "prune" else plain(name, model)
     try:
         drawn = with_vivace(model, recipe)

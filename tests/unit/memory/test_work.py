@@ -87,9 +87,7 @@ def test_a_source_is_as_many_tokens_as_the_image() -> None:
         edits / plain, rel=0.01
     )
     seen = RECORD["qwen-image-edit"]["components"]["text_encoder"]["gemm"]
-    assert seen > 20 * RECORD["qwen-image"]["components"]["text_encoder"]["gemm"], (
-        "the picture's 1,369 tokens"
-    )
+    assert seen > 20 * RECORD["qwen-image"]["components"]["text_encoder"]["gemm"], "the image's 1,369 tokens"
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "cfg_cutoff(0.4)", "tiny_vae+steps(7)", "scheduler(heun)"])

@@ -1,4 +1,4 @@
-"""Models that edit a picture, with random weights: the picture counts, in what they draw, compute and take."""
+"""Models that edit an image, with random weights: the image counts, in what they draw, compute and take."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from vivace.spec.record import Outcome
 QWEN = EDITING[1:]
 QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]
 TOKENS = (SIDE // 16) ** 2
-"""Of a picture of SIDE pixels."""
+"""Of an image of SIDE pixels."""
 
 
 @pytest.mark.parametrize("model", EDITING)

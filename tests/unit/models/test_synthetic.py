@@ -21,7 +21,7 @@ PROMPT = "a red circle above a blue square"
 
 @pytest.fixture(scope="module", params=["sd15", "sdxl", "flux-dev"])
 def drawn(request: pytest.FixtureRequest) -> tuple[Any, dict[str, list[float]], torch.Tensor, torch.Tensor]:
-    """A pipeline of each class; the variance of every norm's input while it drew; its latents and its picture."""
+    """A pipeline of each class; the variance of every norm's input while it drew; its latents and its image."""
     pipe = build(narrow(request.param), "cpu", torch.float32)
     variances: dict[str, list[float]] = {}
     latents: list[torch.Tensor] = []
@@ -195,7 +195,7 @@ def test_the_dtype_is_kept_and_nothing_overflows(dtype: torch.dtype) -> None:
         module = getattr(pipe, part)
         assert {p.dtype for p in module.parameters()} == {dtype}
         assert not any(p.requires_grad for p in module.parameters())
-        assert not any(m.training for m in module.modules()), "T5's dropout would change every picture"
+        assert not any(m.training for m in module.modules()), "T5's dropout would change every image"
     ids = pipe.tokenizer(PROMPT, padding="max_length", return_tensors="pt").input_ids
     assert torch.isfinite(pipe.text_encoder(ids).pooler_output).all()
 
@@ -214,7 +214,7 @@ def test_what_modules_compute_themselves_is_right() -> None:
 
 
 def test_biases_and_norms_are_neither_zero_nor_one() -> None:
-    """A kernel that forgets one of them must not give the same picture."""
+    """A kernel that forgets one of them must not give the same image."""
     unet = build_component(narrow("sd15").components["unet"], "cpu", torch.float32)
     for name, parameter in unet.named_parameters():
         if parameter.dim() == 1:

@@ -27,7 +27,7 @@ def test_of_equally_simple_recipes_the_one_that_keeps_the_picture_is_named() -> 
     passed = JudgedQuality(gate=Gate.PASSED, reason="as good")
     answer = ask(table(seen("steps(14)", 1.52, 0.02, judged=passed), seen("compile", 1.5, 0.02)))
     assert answer.recipe == "compile"
-    assert "keeps the picture" in answer.why
+    assert "keeps the image" in answer.why
 
 
 def test_one_process_cannot_tell_ten_percent() -> None:

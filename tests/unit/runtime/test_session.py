@@ -108,7 +108,7 @@ def test_a_cutoff_is_judged_by_the_evidence_and_not_by_what_was_drawn_since() ->
 @pytest.mark.parametrize("per_prompt", [1, 2])
 @pytest.mark.quick("2")
 def test_cfg_cutoff_is_right_at_any_batch_size(per_prompt: int) -> None:
-    """A batch gives what its pictures give alone: each prompt keeps its own embedding after the cutoff."""
+    """A batch gives what its images give alone: each prompt keeps its own embedding after the cutoff."""
     session = vivace.load("tiny-sd", "cfg_cutoff(0.4)+steps(5)+scheduler(ddim)")
     count = len(PROMPTS) * per_prompt
     batch = draw(session, PROMPTS, *range(count), num_images_per_prompt=per_prompt)
@@ -271,7 +271,7 @@ def test_a_call_that_fails_while_decoding_leaves_the_vae_as_it_was(tmp_path: Pat
     decode = session.pipe.vae.decode
 
     def too_much(*args: Any, **kwargs: Any) -> Any:
-        raise torch.OutOfMemoryError("too many pictures")
+        raise torch.OutOfMemoryError("too many images")
 
     session.pipe.vae.decode = too_much
     with pytest.raises(torch.OutOfMemoryError):

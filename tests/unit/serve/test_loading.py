@@ -11,7 +11,7 @@ from PIL import Image
 from tests.flow_models import _small
 from tests.narrow import SIDE
 from vivace.errors import UnusableModel
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 from vivace.serve import speeds
 from vivace.serve.drawing import Drawing
 from vivace.serve.messages import Draw, Load, SentPicture, parsed, written
@@ -113,7 +113,7 @@ def test_a_model_that_edits_draws_from_the_image(kontext: Drawing, tmp_path: Pat
     assert not state.draws_text
     assert (state.edits.tasks, state.edits.strength) == ({"edit"}, None)
     call = {"height": SIDE, "width": SIDE, "num_inference_steps": 2}
-    source = example_pictures("FluxKontextPipeline", {"height": SIDE, "width": SIDE})["image"]
+    source = example_images("FluxKontextPipeline", {"height": SIDE, "width": SIDE})["image"]
     drawn = []
     for number, image in enumerate((source, source.rotate(90))):
         file = tmp_path / f"source-{number}"

@@ -1,4 +1,4 @@
-"""Every command that measures takes a task and its pictures, from one group of options, and measures that."""
+"""Every command that measures takes a task and its images, from one group of options, and measures that."""
 
 import json
 from pathlib import Path
@@ -204,7 +204,7 @@ def test_folders_are_held_to_what_their_images_were_made_from(folders: Path) -> 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--mask", MASK), "a mask needs the picture that it belongs to"),
+        (("--mask", MASK), "a mask needs the image that it belongs to"),
         (
             ("--image", IMAGE, "--image", IMAGE),
             "--image: 2 files for 6 pairs of images; give one, or one for each",

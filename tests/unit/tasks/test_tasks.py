@@ -1,4 +1,4 @@
-"""Pictures from pictures on the embedded models: pipelines, steps that are run, techniques, sizes, mistakes."""
+"""Images from images on the embedded models: pipelines, steps that are run, techniques, sizes, mistakes."""
 
 import functools
 import inspect
@@ -18,17 +18,17 @@ from tests import typed
 from tests.exported import check, run
 from tests.families import load
 from vivace.benchmark import Timing
-from vivace.benchmark.pictures import picture_path, read_sources
+from vivace.benchmark.image_files import image_path, read_sources
 from vivace.benchmark.run_page import page_of
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
-from vivace.export.pictures import source_files
 from vivace.export.script import write_script
+from vivace.export.source_images import source_files
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.export import export
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
-from vivace.models.sources import FOLDER, example_pictures, sha_of
+from vivace.models.sources import FOLDER, example_images, sha_of
 from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.gate import judge_figures
@@ -57,7 +57,7 @@ def open_session(model: str, task: Task, recipe: str = "baseline", **defaults: A
 
 def draw(session: Session, batch: int = 1, **call: Any) -> np.ndarray:
     torch.set_num_threads(1)
-    given = example_pictures(type(session.pipe).__name__, {"height": 128, "width": 128})
+    given = example_images(type(session.pipe).__name__, {"height": 128, "width": 128})
     if batch > 1:
         given = {name: [picture] * batch for name, picture in given.items()}
     generators = [torch.Generator().manual_seed(k) for k in range(batch)]
@@ -242,7 +242,7 @@ def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> 
     ).images[0]
     flags = ["--model", model, "--prompt", PROMPT, "--image", IMAGE, "--steps", "4", "--device", "cpu"]
     script = typed.said(tmp_path, "export", *flags).stdout
-    assert "max_area=16384" in script, "the size of the picture, not a megapixel"
+    assert "max_area=16384" in script, "the size of the image, not a megapixel"
     (tmp_path / "runs").mkdir()
     drawn_by_script = run(script, tmp_path / "runs").astype(int)
     assert np.abs(drawn_by_script - np.asarray(drawn)).max() <= 1, "threads decide the last bit"
@@ -300,11 +300,11 @@ def test_without_files_each_prompt_has_its_own_picture() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"masks": (MASK,)}, "--mask: a mask needs the picture"),
+        ({"masks": (MASK,)}, "--mask: a mask needs the image"),
         ({"strength": 0.5}, "--strength 0.5: only image-to-image and inpainting have one"),
         (
             {"images": (IMAGE,), "strength": 0.03},
-            "runs none of them, so the picture would not change; give at least",
+            "runs none of them, so the image would not change; give at least",
         ),
         ({"images": (IMAGE,), "strength": 1.5}, "must be at most 1"),
         ({"images": (IMAGE,), "task": "text"}, "--image: the task 'text' takes none"),
@@ -324,7 +324,7 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     small, black = tmp_path / "small.png", tmp_path / "black.png"
     Image.new("L", (64, 64), 255).save(small)
     Image.new("L", (128, 128), 0).save(black)
-    for file, said in ((small, "it has 64x64 pixels, and its picture 128x128"), (black, "it is black")):
+    for file, said in ((small, "it has 64x64 pixels, and its image 128x128"), (black, "it is black")):
         with pytest.raises(WorkloadError, match=said):
             checked_request("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
 
@@ -416,7 +416,7 @@ def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
     assert baseline.stages_s["encode"] > 0
     page = page_of([tmp_path / "store"])
     assert page.count('alt="source"') == page.count('alt="mask"') == 1
-    damaged = picture_path(tmp_path / "store" / "sources", str(source.image))
+    damaged = image_path(tmp_path / "store" / "sources", str(source.image))
     Image.new("RGB", (128, 128)).save(damaged)
     with pytest.raises(VivaceError, match="was changed"):
         read_sources(tmp_path / "store" / "sources", baseline.record.trial.workload)
@@ -456,7 +456,7 @@ def test_sdxl_with_random_weights(kind: str) -> None:
 
     pipe = for_task(families.build("sdxl"), f"StableDiffusionXL{kind}Pipeline")
     session = vivace.apply(pipe, "cfg_cutoff(0.5)+taylorseer(hits=0.5)")
-    given = example_pictures(type(pipe).__name__, {"height": 64, "width": 64})
+    given = example_images(type(pipe).__name__, {"height": 64, "width": 64})
     strength = {} if kind == "ControlNet" else {"strength": 0.7}
     size = {} if kind == "Img2Img" else {"height": 64, "width": 64}
     found = session(

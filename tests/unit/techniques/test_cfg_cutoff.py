@@ -76,7 +76,7 @@ def test_after_the_cutoff_flux_makes_one_call_a_step(recipe: str) -> None:
     calls = counted(made)
     for k in range(2):
         draw(made, **TRUE_CFG)
-        assert len(calls) == (k + 1) * CALLS[recipe], "and a second picture is guided again"
+        assert len(calls) == (k + 1) * CALLS[recipe], "and a second image is guided again"
     guided = CALLS[recipe] - 6
     assert made.evidence() == {"guided_steps": guided, "unguided_steps": 6 - guided}
     assert made.refuted({}) is None

@@ -142,7 +142,7 @@ def test_schedules(recipe: str, whole: list[int]) -> None:
 
 @pytest.mark.soak
 def test_better_than_fewer_steps_of_the_same_work() -> None:
-    """The pictures nearer to the plain ones, over many prompts; single ones turn out either way."""
+    """The images nearer to the plain ones, over many prompts; single ones turn out either way."""
     prompts = [f"a {colour} {shape}" for colour in ("red", "green", "blue", "yellow", "purple", "orange")
                for shape in ("circle", "square", "star", "triangle")]  # fmt: skip
     plain = session("sd")

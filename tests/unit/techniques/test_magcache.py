@@ -164,7 +164,7 @@ def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert "UNet2DConditionModel has no chain of blocks" in capsys.readouterr().err
     with pytest.raises(UsageError, match="an image of one step has nothing that could be skipped"):
         calibrate_magcache(
-            find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 1}
+            find_model("tiny-flux"), "cpu", ["a star"], num_images=1, call={"num_inference_steps": 1}
         )
 
 

@@ -1,4 +1,4 @@
-"""Prompts that were encoded before: the same pictures bit for bit, whatever the encoder call depends on."""
+"""Prompts that were encoded before: the same images bit for bit, whatever the encoder call depends on."""
 
 from typing import Any
 

@@ -66,7 +66,7 @@ def test_the_more_noise_the_fewer_frequencies_pass() -> None:
 
 
 def test_it_is_the_best_linear_estimate_of_a_picture() -> None:
-    """Of pictures whose power falls as assumed: any other strength of the filter is further from them."""
+    """Of images whose power falls as assumed: any other strength of the filter is further from them."""
     generator, grid, sigma = torch.Generator().manual_seed(0), (16, 16), 0.6
     rows, columns = (torch.fft.fftfreq(size) for size in grid)
     radius = (rows[:, None] ** 2 + columns[None, :] ** 2).sqrt()
@@ -100,7 +100,7 @@ def test_noise_that_changes_counts_for_less_than_the_picture_does() -> None:
 
     seen = (1 - sigma) * smooth + sigma * noise
     of_noise, of_picture = (1 - sigma) * smooth + sigma * fresh, (1 - sigma) * other + sigma * noise
-    assert change(of_noise, seen, False) > 2 * change(of_picture, seen, False), "noise drowns the picture"
+    assert change(of_noise, seen, False) > 2 * change(of_picture, seen, False), "noise drowns the image"
     ratios = [change(of_noise, seen, f) / change(of_picture, seen, f) for f in (False, True)]
     assert ratios[1] < 0.6 * ratios[0]
 
@@ -114,7 +114,7 @@ def test_the_grid_is_read_from_the_tokens_places() -> None:
     assert grid_of(ids_of(3, 5)[None]) == (3, 5), "with a batch's dimension, as older pipelines give them"
     assert grid_of(ids_of(128, 64).bfloat16()) == (128, 64)
     both = torch.cat([ids_of(4, 6), ids_of(8, 8, picture=1)])
-    assert grid_of(both) == (4, 6), "what is drawn, and not the picture that is edited"
+    assert grid_of(both) == (4, 6), "what is drawn, and not the image that is edited"
     for broken in (torch.zeros(16, 3), ids_of(3, 5)[:-1], ids_of(3, 5).flip(0), ids_of(3, 5, picture=1)):
         with pytest.raises(ValueError, match="are not those of an image, row by row"):
             grid_of(broken)

@@ -216,7 +216,7 @@ def test_what_is_watched_is_what_changes() -> None:
             outputs = transformer(**given | {"timestep": torch.tensor([timestep])}).sample
         start_image()
         again = transformer(**given | {"timestep": torch.tensor([0.7])}).sample
-        assert len(changes) == 1, "pictures are not compared with each other"
+        assert len(changes) == 1, "images are not compared with each other"
         transformer(**given | {"timestep": torch.tensor([0.7])}, return_dict=False)
     assert changes[1] == (0.0, 0.0)
     assert changes[0][1] == pytest.approx(
@@ -269,7 +269,7 @@ def test_what_cannot_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch,
     assert "UNet2DConditionModel has no chain of blocks" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"3 pairs of steps are too few.*give more --pictures"):
         calibrate_teacache(
-            find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 4}
+            find_model("tiny-flux"), "cpu", ["a star"], num_images=1, call={"num_inference_steps": 4}
         )
     with pytest.raises(Unsupported, match="random weights, so there is nothing to measure"):
         calibrate_teacache(find_model("synthetic:flux-dev"), "cpu", ["a star"])

@@ -57,7 +57,7 @@ def final(rounds: int = 2) -> tuple[Row, ...]:
 def tuned(store: Path, **fields: Any) -> Tuned:
     with Store.create(store) as opened:
         for k, colour in enumerate(("red", "blue")):
-            path = opened.picture_path(f"{k:064x}")
+            path = opened.image_path(f"{k:064x}")
             path.parent.mkdir(parents=True, exist_ok=True)
             png = io.BytesIO()
             Image.new("RGB", (8, 8), colour).save(png, "PNG")

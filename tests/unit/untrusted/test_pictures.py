@@ -11,8 +11,8 @@ from PIL import Image
 
 from tests.typed import said
 from vivace.errors import UsageError
-from vivace.models.sources import Files, PixelLimits, pictures_of
-from vivace.untrusted.pictures import open_mask, open_picture
+from vivace.models.sources import Files, PixelLimits, source_images_of
+from vivace.untrusted.image_files import open_image, open_mask
 
 SIDE = 16
 RAMP = np.tile(np.linspace(0, 1, SIDE), (SIDE, 1))
@@ -47,7 +47,7 @@ def sixteen() -> Any:
 )
 def test_a_grey_ramp_is_read_as_one(tmp_path: Path, name: str, make: Callable[[], Any]) -> None:
     path, notes = saved(tmp_path, name, make()), []
-    read = open_picture(path, notes.append)
+    read = open_image(path, notes.append)
     assert read.mode == "RGB"
     assert np.abs(np.asarray(read).astype(int) - GREY[..., None]).max() <= 1
     assert np.array_equal(np.asarray(open_mask(path)) == 255, np.asarray(read.convert("L")) >= 128)
@@ -76,14 +76,14 @@ def test_numbers_without_a_known_white_are_refused(
     tmp_path: Path, name: str, picture: Any, says: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        open_picture(saved(tmp_path, name, picture))
+        open_image(saved(tmp_path, name, picture))
     assert says in str(caught.value)
     assert caught.value.exit_code == 2
 
 
 def test_a_dim_image_of_16_bits_is_noted(tmp_path: Path) -> None:
     notes: list[str] = []
-    open_picture(
+    open_image(
         saved(tmp_path, "mm.png", Image.fromarray(np.round(3000 * RAMP).astype(np.uint16))), notes.append
     )
     assert notes == [
@@ -96,11 +96,11 @@ def test_frames_are_refused_and_exif_is_followed(tmp_path: Path) -> None:
     for name in ("moving.png", "moving.webp", "pages.tiff"):
         path = saved(tmp_path, name, frames[0], save_all=True, append_images=frames[1:])
         with pytest.raises(UsageError, match="it has 2 frames or pages; save one of them"):
-            open_picture(path)
+            open_image(path)
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees
     path = saved(tmp_path, "photo.png", Image.new("RGB", (32, 16)), exif=exif)
-    assert open_picture(path).size == open_mask(path).size == (16, 32)
+    assert open_image(path).size == open_mask(path).size == (16, 32)
 
 
 def layer(colour: Any, alpha: np.ndarray) -> Any:
@@ -152,7 +152,7 @@ def test_a_mask_that_could_be_two_is_refused(tmp_path: Path, picture: Any, says:
 
 def test_transparent_pixels_of_an_image_lie_on_white_and_that_is_said(tmp_path: Path) -> None:
     path = saved(tmp_path, "cut-out.png", layer((200, 30, 30), LEFT))
-    pictures = pictures_of("image", Files([str(path)]), 1, (SIDE, SIDE), PixelLimits(8, 512, SIDE, SIDE))
+    pictures = source_images_of("image", Files([str(path)]), 1, (SIDE, SIDE), PixelLimits(8, 512, SIDE, SIDE))
     assert pictures.notes == (f"{path}: it has transparent pixels, which are put on white",)
     (read,) = pictures.by_sha.values()
     assert read.getpixel((0, 0)) == (200, 30, 30)
@@ -162,11 +162,11 @@ def test_transparent_pixels_of_an_image_lie_on_white_and_that_is_said(tmp_path: 
 def test_a_control_of_16_bits_and_a_mask_in_alpha_reach_the_workload(tmp_path: Path) -> None:
     limits = PixelLimits(8, 512, SIDE, SIDE)
     control = str(saved(tmp_path, "depth.png", sixteen()))
-    pictures = pictures_of("control", Files(controls=[control]), 1, (SIDE, SIDE), limits)
+    pictures = source_images_of("control", Files(controls=[control]), 1, (SIDE, SIDE), limits)
     assert np.array_equal(np.asarray(next(iter(pictures.by_sha.values())))[..., 0], GREY)
     image = str(saved(tmp_path, "image.png", Image.fromarray(GREY)))
     mask = str(saved(tmp_path, "mask.png", layer(255, LEFT)))
-    pictures = pictures_of("inpaint", Files([image], [mask]), 1, (SIDE, SIDE), limits)
+    pictures = source_images_of("inpaint", Files([image], [mask]), 1, (SIDE, SIDE), limits)
     assert np.array_equal(np.asarray(pictures.by_sha[str(pictures.sources[0].mask)]), LEFT)
 
 

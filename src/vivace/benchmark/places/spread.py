@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
+from vivace.benchmark.image_files import save_image
 from vivace.benchmark.invocation import Invocation, Purpose
-from vivace.benchmark.pictures import save_picture
 from vivace.benchmark.places.jobs import Done, Job
 from vivace.benchmark.progress import Progress
-from vivace.benchmark.runner import keep, pictures_folder, sources_folder
+from vivace.benchmark.runner import images_folder, keep, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
 from vivace.errors import WorkerError
@@ -156,7 +156,7 @@ class SpreadTrials:
         if place is not None and place.uuid.startswith("GPU-") and ran_on not in (None, place.uuid):
             raise WorkerError(f"a round for {place.name} ran on {ran_on}; is CUDA_VISIBLE_DEVICES changed?")
         for image in (images or {}).values():
-            save_picture(self._store.folder / "pictures", image)
+            save_image(self._store.folder / "pictures", image)
         trial = ticket.members[done.trial]
         self._progress.start_round(trial, done.round.index)
         keep(done, self._trials[trial], ticket.keys[done.trial], self._store)
@@ -251,7 +251,7 @@ class SpreadTrials:
             trials=trials,
             rounds=tuple(rounds),
             timing=self._timing,
-            pictures=pictures_folder(self._store),
+            pictures=images_folder(self._store),
             drawn=tuple(not self._rerun and any(r.pictures for r in of.values()) for of in stored),
             sources=sources_folder(self._store),
         )

@@ -32,7 +32,7 @@ _DIM = 4096
 """An image of 16 bits that is nowhere brighter is nearly black."""
 
 
-def open_picture(path: Path, note: Callable[[str], object] | None = None) -> Any:
+def open_image(path: Path, note: Callable[[str], object] | None = None) -> Any:
     """Return an image as RGB (PIL), turned as its EXIF data says.
 
     Args:
@@ -42,7 +42,7 @@ def open_picture(path: Path, note: Callable[[str], object] | None = None) -> Any
         UsageError: it is not a regular file, not an image in one of FORMATS, damaged, too large, or of numbers whose
             white is not known.
     """
-    return _read(path, lambda picture: _as_rgb(picture, note or (lambda text: None)))
+    return _read(path, lambda image: _as_rgb(image, note or (lambda text: None)))
 
 
 def open_mask(path: Path) -> Any:
@@ -52,7 +52,7 @@ def open_mask(path: Path) -> Any:
     layer that was painted on has, the alpha channel is the mask: opaque is repainted.
 
     Raises:
-        UsageError: as `open_picture`; or colour and alpha channel mark different areas.
+        UsageError: as `open_image`; or colour and alpha channel mark different areas.
     """
     return _read(path, _as_mask)
 
@@ -95,15 +95,15 @@ def _converted(file: BinaryIO, convert: Callable[[Any], Any]) -> Any:
         warnings.simplefilter("ignore")  # of large images, which are refused below
         # Only these formats: some of the others start programs (Ghostscript).
         try:
-            picture = Image.open(file, formats=FORMATS)
+            image = Image.open(file, formats=FORMATS)
         except UnidentifiedImageError:
             raise ValueError(f"it is none of {', '.join(FORMATS)}, or is damaged") from None
-        width, height = picture.size
+        width, height = image.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"it has {width}x{height} pixels; at most {MAX_PIXELS:,} are read")
-        if picture.format in _SEVERAL and (number := getattr(picture, "n_frames", 1)) > 1:
+        if image.format in _SEVERAL and (number := getattr(image, "n_frames", 1)) > 1:
             raise ValueError(f"it has {number} frames or pages; save one of them")
-        return convert(ImageOps.exif_transpose(picture))
+        return convert(ImageOps.exif_transpose(image))
 
 
 def _transparent_or_white(picture: Any) -> Any:
@@ -119,10 +119,10 @@ def _transparent_or_white(picture: Any) -> Any:
     return Image.fromarray(repainted.astype(np.uint8) * 255)
 
 
-def _as_rgb(picture: Any, note: Callable[[str], object]) -> Any:
+def _as_rgb(image: Any, note: Callable[[str], object]) -> Any:
     from PIL import Image
 
-    plain = _in_8_bits(picture, note)
+    plain = _in_8_bits(image, note)
     alpha = _alpha_of(plain)
     if alpha is None:
         return plain.convert("RGB")
@@ -134,11 +134,11 @@ def _as_rgb(picture: Any, note: Callable[[str], object]) -> Any:
     return white
 
 
-def _as_mask(picture: Any) -> Any:
+def _as_mask(image: Any) -> Any:
     import numpy as np
     from PIL import Image
 
-    plain = _in_8_bits(picture, lambda text: None)
+    plain = _in_8_bits(image, lambda text: None)
     alpha = _alpha_of(plain)
     colours = np.asarray((plain if alpha is None else plain.convert("RGBA")).convert("RGB"))
     light = np.asarray(Image.fromarray(colours).convert("L")) >= 128
@@ -175,14 +175,14 @@ def _mask_of_alpha(alpha: Any, colours: Any, light: Any) -> Any:
     )
 
 
-def _alpha_of(picture: Any) -> Any:
+def _alpha_of(image: Any) -> Any:
     """Return an image's transparency (PIL, mode L); None if it has none."""
-    if picture.mode in _WITH_ALPHA or "transparency" in picture.info:
-        return picture.convert("RGBA").getchannel("A")
+    if image.mode in _WITH_ALPHA or "transparency" in image.info:
+        return image.convert("RGBA").getchannel("A")
     return None
 
 
-def _in_8_bits(picture: Any, note: Callable[[str], object]) -> Any:
+def _in_8_bits(image: Any, note: Callable[[str], object]) -> Any:
     """Return an image of numbers of at most 8 bits.
 
     Raises:
@@ -191,11 +191,11 @@ def _in_8_bits(picture: Any, note: Callable[[str], object]) -> Any:
     import numpy as np
     from PIL import Image
 
-    if not picture.mode.startswith(("I", "F")):
-        return picture
-    values = np.asarray(picture).astype(np.float64)
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image).astype(np.float64)
     low, high = float(values.min()), float(values.max())
-    if picture.mode == "F":
+    if image.mode == "F":
         if not (low >= 0.0 and high <= 1.0):
             raise ValueError(
                 f"it has floating-point numbers from {low:g} to {high:g}; white is known only of 0 to 1: divide by "
@@ -203,7 +203,7 @@ def _in_8_bits(picture: Any, note: Callable[[str], object]) -> Any:
             )
         return Image.fromarray(np.round(255 * values).astype(np.uint8))
     # PIL has 16 bits as I;16, and older versions as I, which may also be 32 bits.
-    if picture.mode == "I" and (low < 0 or high > 65535 or 0 < high <= 255):
+    if image.mode == "I" and (low < 0 or high > 65535 or 0 < high <= 255):
         raise ValueError(
             f"it has whole numbers of 32 bits from {low:g} to {high:g}, of which white is not known; save it in 8 or "
             "16 bits"

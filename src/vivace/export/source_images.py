@@ -1,4 +1,4 @@
-"""Script lines that turn a pipeline into that of a task, and open the pictures that it starts from."""
+"""Script lines that turn a pipeline into that of a task, and open the images that it starts from."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vivace.spec.study import WorkloadRequest
 from vivace.spec.workload import Workload
 from vivace.technique.script import Script, literal, written_call
 from vivace.untrusted.files import user_path
-from vivace.untrusted.pictures import open_mask, open_picture
+from vivace.untrusted.image_files import open_image, open_mask
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A picture that the script opens.
+    """An image that the script opens.
 
     Attributes:
         name: of the pipeline's argument.
@@ -33,7 +33,7 @@ class SourceFile:
 
 
 def source_files(located: LocatedModel, workload: Workload, request: WorkloadRequest) -> list[SourceFile]:
-    """Return the pictures that a script of this workload opens.
+    """Return the images that a script of this workload opens.
 
     Raises:
         UsageError: no file was given, or one that PIL's own conversion reads otherwise than vivace.
@@ -60,7 +60,7 @@ def _check_plain(source: SourceFile) -> None:
     from PIL import Image, ImageOps
 
     path = Path(source.file)
-    read = open_mask(path) if source.is_mask else open_picture(path)
+    read = open_mask(path) if source.is_mask else open_image(path)
     with Image.open(path) as image:
         plain = ImageOps.exif_transpose(image).convert("L" if source.is_mask else "RGB")
     if source.is_mask:
@@ -104,7 +104,7 @@ def conversion(located: LocatedModel, workload: Workload) -> Script:
 
 
 def opening(files: Sequence[SourceFile], width: int, height: int) -> Script:
-    """Return lines that open pictures as variables of their arguments' names, in the size of the image."""
+    """Return lines that open images as variables of their arguments' names, in the size of the image."""
     if not files:
         return Script()
     lines = []
