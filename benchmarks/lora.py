@@ -56,7 +56,11 @@ RECIPES = {
 }
 SIDES = ("plain", "merged", "hot")
 FAILED_IN_PART = 4
-_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+_PROJECTIONS = (
+    "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
+    "to_qkv_mlp_proj", "attn.to_out",
+)  # fmt: skip
+"""The last two are of FLUX.2's single blocks."""
 _COUNTED = ("compiled_graphs", "cuda_graphs_recorded")
 _PROMPT = "a red circle above a blue square"
 

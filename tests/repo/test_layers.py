@@ -67,6 +67,7 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.flux2_forward",
     "vivace.machinery.fused.block_weights",
     "vivace.machinery.fused.image_operations",
+    "vivace.machinery.fused.lora_columns",
     "vivace.machinery.fused.modulations",
     "vivace.machinery.fused.products",
     "vivace.machinery.fused.scales",

@@ -195,7 +195,8 @@ def test_older_gpus_are_refused(precision: Any, capability: tuple[int, int], nee
 
 
 def test_other_denoisers_have_no_fused_form() -> None:
-    assert "made for FLUX" in str(Fused(precision="bf16").unsupported(target(torch.nn.Linear(2, 2))))
+    reason = str(Fused(precision="bf16").unsupported(target(torch.nn.Linear(2, 2))))
+    assert "made for the transformers of FLUX.1, FLUX.2 and Z-Image" in reason
 
 
 @torch.no_grad()

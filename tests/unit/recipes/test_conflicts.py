@@ -32,7 +32,6 @@ REFUSED = [
     ("parallel(ring)+attention(flash)", "take ulysses"),
     ("lora(a, hot=True)+fuse_qkv", "to_q, to_k and to_v are one layer"),
     ("lora(a, hot=True)+prune", "other numbers than the LoRA's"),
-    ("lora(a, hot=True)+fused", "no layers for a LoRA"),
     ("lora(a, hot=True)+parallel(cfg)", "one GPU only"),
     ("lora(a, hot=True)+layerwise_casting", "in 8 bits too"),
     ("lora(a, hot=True)+offload(model)", "copies nothing back"),

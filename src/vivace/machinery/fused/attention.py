@@ -30,7 +30,7 @@ def attend(
     Args:
         qkv: each (batch, tokens, heads, channels): in e4m3 with `scales`, else in bf16.
         values: (1 or more,), fp32, the first of which is the scale of an output that is computed in bf16.
-        onto: where to write it.
+        onto: where to write it, (rows, channels), which may be part of wider rows.
         mask: (batch, tokens), which keys there are; in bf16 alone.
     """
     q, k, v = qkv
@@ -43,8 +43,9 @@ def attend(
             return operations.quantized(attended, values[:1], onto)
         return Rows(attended if onto is None else onto.copy_(attended))
     assert mask is None, "cuDNN's attention in e4m3 takes no mask here"
+    in_order = onto is not None and (tokens.batch == 1 or not tokens.text)
     eight = torch.empty_like(q)
-    if onto is not None:
+    if onto is not None and in_order:
         eight = onto.unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
     if not q.is_meta:
         from vivace.machinery.attention_backends.cudnn_fp8 import attend as by_cudnn
@@ -54,8 +55,9 @@ def attend(
             compute()
         else:
             launch(torch.cuda.current_stream().cuda_stream, compute)
-    if onto is None:
-        onto = _as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn)
+    if onto is None or not in_order:
+        attended = _as_rows(eight.view(torch.uint8), tokens).view(torch.float8_e4m3fn)
+        onto = attended if onto is None else onto.copy_(attended)
     return Rows(onto, scales.values[:1])
 
 

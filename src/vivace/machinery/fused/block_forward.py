@@ -19,8 +19,8 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
-from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Rows, RowScaled
-from vivace.machinery.fused.products import Product
+from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Room, Rows, RowScaled
+from vivace.machinery.fused.products import Product, room_for
 from vivace.machinery.fused.rope import tables
 from vivace.machinery.fused.scales import StepScales
 from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, to_joint
@@ -150,18 +150,20 @@ class BlockForward:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self._of_double(start)
         of_inputs: Any = (None, None) if scales is None else scales.doubles[index]
         of_values = None if scales is None else scales.values[index]
-        rows = self._norm(step, pending, (shift, scale), of_inputs[0])
-        inputs, _ = self._attention_inputs(rows, block, step, of_values, queries_last=True)
-        attended = self._attend(inputs, tokens, of_values)
-        branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
-        rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1])
         assert block.up is not None
         assert block.down is not None
+        rows = self._norm(step, pending, (shift, scale), of_inputs[0], block.qkv.room)
+        inputs, _ = self._attention_inputs(rows, block, step, of_values, queries_last=True)
+        onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
+        attended = self._attend(inputs, tokens, of_values, onto)
+        branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
+        rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1], block.up.room)
         if self._architecture.activation == "swiglu":
-            active = operations.swiglu(block.up(rows, tokens), scales is not None)
+            active = operations.swiglu(block.up(rows, tokens), scales is not None, room=block.down.room)
             return _Pending(tokens, self._row_scaled(block.down, active, tokens, mlp_gate))
         of_hidden = None if scales is None or scales.hidden is None else scales.hidden[index]
-        hidden = block.up.activated(rows, tokens, of_hidden)
+        made = block.down.room_if_needed(tokens.num_rows, rows.values.dtype)
+        hidden = block.up.activated(rows, tokens, of_hidden, made)
         return _Pending(tokens, Branch(block.down(hidden, tokens), mlp_gate, block.down.left_bias))
 
     def _single(
@@ -171,7 +173,8 @@ class BlockForward:
         scales, num_doubles = step.scales, len(self._blocks.doubles)
         shift, scale, gate = self._of_single(self._architecture.single_start(index, num_doubles))
         of_input = None if scales is None else scales.singles[index : index + 1]
-        rows = self._norm(step, pending, (shift, scale), of_input)
+        consumers = (block.qkv,) if block.up is None else (block.qkv, block.up)
+        rows = self._norm(step, pending, (shift, scale), of_input, room_for(*consumers))
         tokens = step.tokens
         if dropped:
             step.x, tokens = step.x[dropped:], TokenLayout(1, 0, tokens.image - dropped)
@@ -199,8 +202,7 @@ class BlockForward:
         assert block.up is not None
         kept = slice(len(rows.values) - tokens.num_rows, None)
         of_kept = Rows(rows.values[kept], rows.scale)
-        width = self._channels + block.up.weight.shape[1]
-        joined = torch.empty((len(rows.values), width), dtype=rows.values.dtype, device=rows.values.device)
+        joined = block.out.room((len(rows.values), block.out.num_inputs), dtype=rows.values.dtype)
         inputs, _ = self._attention_inputs(
             rows, block, step, shared
         )  # what is gathered arrives during the MLP
@@ -228,6 +230,7 @@ class BlockForward:
             projected[kept, 3 * self._channels :],
             step.scales is not None,
             Rows(attended.values[kept], attended.scale),
+            room=block.out.room,
         )
         return self._row_scaled(block.out, active, tokens, gate)
 
@@ -242,9 +245,12 @@ class BlockForward:
         pending: _Pending,
         norm: tuple[Modulation, Modulation] | None,
         scale: torch.Tensor | None = None,
+        room: Room | None = None,
     ) -> Rows:
-        # One picture's rows are in the same order in either layout.
-        return operations.add_and_norm(step.x, pending.branch, step.modulations, norm, pending.tokens, scale)
+        # One image's rows are in the same order in either layout.
+        return operations.add_and_norm(
+            step.x, pending.branch, step.modulations, norm, pending.tokens, scale, room=room
+        )
 
     def _attention_inputs(
         self,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.products import Product
@@ -120,11 +121,14 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
         taking: is called with each block before its layers are taken.
 
     Attributes:
+        takes_layers: diffusers' layers are not its own modules, but slots of its products.
         doubles, singles: of each block, in order.
         bounds: for fp8, what activations cannot exceed.
         unit: a scale of one, (4,), of which cuBLASLt takes the first; for fp8.
         frequency, axis: of the rotary embedding.
     """
+
+    takes_layers = True
 
     def __init__(
         self,
@@ -136,6 +140,7 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
         taking: Callable[[Any], None] = lambda _: None,
     ) -> None:
         super().__init__()
+        name_layers(transformer)
         self.architecture = architecture
         self.doubles, self.singles = nn.ModuleList(), nn.ModuleList()
         is_bounded = iter(bounded)

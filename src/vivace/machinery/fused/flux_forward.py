@@ -16,6 +16,7 @@ from vivace.machinery.fused.block_forward import BlockForward, Exchange, of_imag
 from vivace.machinery.fused.block_weights import Architecture, BlockLayers, FusedBlocks, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.first_norm import FirstBlock
+from vivace.machinery.fused.lora_columns import FusedModulation
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Hoisting, Modulations
 from vivace.machinery.fused.operations import Places
 
@@ -51,7 +52,10 @@ class FusedFlux(nn.Module):  # type: ignore[misc]
     Attributes:
         modulations: of double blocks, then of single ones.
         blocks: all others.
+        lora_slots: the layers of the modulations.
     """
+
+    takes_layers = True
 
     def __init__(self, transformer: Any, quantize: bool, bounded: tuple[bool, ...], places: Places) -> None:
         super().__init__()
@@ -64,12 +68,15 @@ class FusedFlux(nn.Module):  # type: ignore[misc]
         num_inputs = 2 + config.pooled_projection_dim
         self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places)
         self._num_filled = 0
+        self.lora_slots = list[FusedModulation]()
         self.blocks = FusedBlocks(transformer, FLUX, quantize, bounded, places, self._take_modulations)
 
     def _take_modulations(self, block: Any) -> None:
         norms = (block.norm1, block.norm1_context) if hasattr(block, "norm1") else (block.norm,)
         for norm in norms:
-            self._num_filled = self.modulations.fill(self._num_filled, norm.linear)
+            layer = norm.linear
+            self.lora_slots.append(FusedModulation(layer.vivace_name, layer.in_features, layer.out_features))
+            self._num_filled = self.modulations.fill(self._num_filled, layer)
 
 
 class FluxForward:

@@ -6,13 +6,20 @@ Functions return new tensors, except that `add_and_norm` also changes the residu
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout
+
+
+class Room(Protocol):
+    """Makes rows of a shape, undefined; they may be part of wider ones: see `vivace.machinery.fused.lora_columns`."""
+
+    def __call__(self, shape: Sequence[int], *, dtype: torch.dtype) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -109,20 +116,22 @@ def add_and_norm(
     tokens: TokenLayout,
     scale: torch.Tensor | None,
     eps: float = 1e-6,
+    room: Room | None = None,
 ) -> Rows:
     """Add a gated branch to the stream, and return its norm, modulated: see `vivace.machinery.kernels.norm_modulate`.
 
     Args:
         scale: (1 or 2,), fp32: round to e4m3 with it; None: to the stream's dtype.
+        room: makes the rows of the norm.
     """
     import torch
 
     from vivace.machinery.kernels import reference
 
+    out = None
+    if norm is not None:
+        out = (room or x.new_empty)(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
     if x.is_meta or takes_kernels(x):
-        out = None
-        if norm is not None:
-            out = torch.empty_like(x, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
         if not x.is_meta:
             from vivace.machinery.kernels.norm_modulate import residual_norm
 
@@ -130,12 +139,12 @@ def add_and_norm(
         return Rows(x if out is None else out, scale)
     if branch is not None:
         x.copy_(reference.add_gated(x, branch.change(), branch.bias, modulations, branch.gate, tokens))
-    if norm is None:
+    if norm is None or out is None:
         return Rows(x)
     normed = reference.norm_modulate(x, modulations, *norm, tokens, eps)
-    if scale is None:
-        return Rows(normed.to(x.dtype))
-    return Rows(reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens)), scale)
+    if scale is not None:
+        normed = reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens))
+    return Rows(out.copy_(normed), scale)
 
 
 def add_and_rms_norm(
@@ -146,6 +155,7 @@ def add_and_rms_norm(
     weight: int | None,
     scale: torch.Tensor | None,
     eps: float,
+    room: Room | None = None,
 ) -> Rows:
     """Add the norm of a branch to the stream, and return the norm of the sum.
 
@@ -153,6 +163,7 @@ def add_and_rms_norm(
 
     Args:
         weight: None: nothing is normalised, and the stream is returned.
+        room: makes the rows of the norm.
     """
     import torch
 
@@ -162,7 +173,7 @@ def add_and_rms_norm(
     rows, channels = x.shape
     out = None
     if weight is not None:
-        out = torch.empty_like(x, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
+        out = (room or x.new_empty)(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
     if takes_kernels(x):
         from vivace.machinery.kernels.rms_residual import rms_residual
 
@@ -239,25 +250,31 @@ def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = 
     return Rows(made, scale)
 
 
-def row_scaled(rows: int, channels: int, like: torch.Tensor, quantize: bool) -> RowScaled:
+def row_scaled(
+    rows: int, channels: int, like: torch.Tensor, quantize: bool, room: Room | None = None
+) -> RowScaled:
     """Return rows on a tensor's device, undefined: in e4m3 with scales, or in the tensor's dtype."""
     import torch
 
-    values = like.new_empty((rows, channels), dtype=torch.float8_e4m3fn if quantize else like.dtype)
+    dtype = torch.float8_e4m3fn if quantize else like.dtype
+    values = (room or like.new_empty)((rows, channels), dtype=dtype)
     return RowScaled(values, like.new_empty(rows, dtype=torch.float32) if quantize else None)
 
 
-def swiglu(up: torch.Tensor, quantize: bool, attended: Rows | None = None) -> RowScaled:
+def swiglu(
+    up: torch.Tensor, quantize: bool, attended: Rows | None = None, room: Room | None = None
+) -> RowScaled:
     """Return attention's output, if it is given, and SiLU(g) h beside it: see `vivace.machinery.kernels.swiglu`.
 
     Args:
         up: (rows, 2 channels): g, then h.
         attended: in bf16, or in e4m3 with one scale.
+        room: makes the rows.
     """
     from vivace.machinery.kernels import reference
 
     beside = 0 if attended is None else attended.values.shape[1]
-    made = row_scaled(len(up), beside + up.shape[1] // 2, up, quantize)
+    made = row_scaled(len(up), beside + up.shape[1] // 2, up, quantize, room)
     if takes_kernels(up):
         from vivace.machinery.kernels import swiglu as kernels
 

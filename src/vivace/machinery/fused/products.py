@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from vivace.machinery.fused.operations import Rows
+from vivace.machinery.fused.lora_columns import LoraColumns, LoraSlot
+from vivace.machinery.fused.operations import Room, Rows
 from vivace.machinery.fused.scales import spread
 from vivace.machinery.kernels import reference
 from vivace.machinery.kernels.reference import TokenLayout
@@ -54,6 +55,8 @@ class Product(nn.Module):  # type: ignore[misc]
         self.weight = nn.Parameter(torch.stack(weights), requires_grad=False)
         self.register_buffer("spread_scale", spread(torch.cat(scales)) if quantize else None)
         self.register_buffer("bias", _biases(linears))
+        self.num_inputs = self.weight.shape[2]
+        self.lora = LoraColumns([_slots(layers) for layers in linears])
 
     @property
     def scale(self) -> torch.Tensor | None:
@@ -64,6 +67,24 @@ class Product(nn.Module):  # type: ignore[misc]
     def left_bias(self) -> torch.Tensor | None:
         """The bias, if the reader of the result has to add it."""
         return None if self._adds_bias else self.bias
+
+    @property
+    def lora_slots(self) -> list[LoraSlot]:
+        return list(self.lora.slots)
+
+    def write_loras(self) -> None:
+        """Take over what the slots of `lora` hold; the first time, and when ranks were reserved, for new columns."""
+        if self.lora.width != self.lora.wanted_width():
+            self.weight = nn.Parameter(self.lora.widen(self.weight.data), requires_grad=False)
+        self.lora.write(self.weight.data, self.scale)
+
+    def room(self, shape: Sequence[int], *, dtype: torch.dtype) -> torch.Tensor:
+        """Return inputs (rows, inputs), undefined: part of rows that have room for A x."""
+        return room_for(self)(shape, dtype=dtype)
+
+    def room_if_needed(self, num_rows: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return `room`, if there are LoRAs; None lets the caller's rows stay where they are."""
+        return self.room((num_rows, self.num_inputs), dtype=dtype) if self.lora.width else None
 
     def forward(self, rows: Rows, tokens: TokenLayout, onto: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product (rows, outputs) in bf16.
@@ -86,12 +107,13 @@ class Product(nn.Module):  # type: ignore[misc]
         """Write some outputs of the product to where they are among all, in `made`, (rows, outputs)."""
         for stream, span in enumerate(self._spans(tokens)):
             weight, out = self.weight[stream, outputs], made[span, outputs]
+            values = self._with_lora(rows.values[span], stream)
             if made.is_meta:
-                torch.ops.vivace.fused_product(rows.values[span], weight, out)
+                torch.ops.vivace.fused_product(values, weight, out)
                 continue
             bias = self.bias[stream, outputs] if self._adds_bias and self.bias is not None else None
             added = None if onto is None else onto[span, outputs]
-            multiply(rows.values[span], weight, self._scales(rows, stream), bias, out, added)
+            multiply(values, weight, self._scales(rows, stream), bias, out, added)
 
     def empty(self, rows: Rows, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """Return a tensor for a result, (rows, outputs), undefined."""
@@ -110,13 +132,29 @@ class Product(nn.Module):  # type: ignore[misc]
         dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
         made = self.empty(rows, dtype) if onto is None else onto
         for stream, span in enumerate(self._spans(tokens)):
+            values = self._with_lora(rows.values[span], stream)
             if made.is_meta:
-                torch.ops.vivace.fused_product(rows.values[span], self.weight[stream], made[span])
+                torch.ops.vivace.fused_product(values, self.weight[stream], made[span])
                 continue
             given, bias = self._scales(rows, stream), self.bias[stream]
             of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
-            multiply_with_gelu(rows.values[span], self.weight[stream], given, bias, made[span], of_out)
+            multiply_with_gelu(values, self.weight[stream], given, bias, made[span], of_out)
         return Rows(made, None if scales is None else scales[0])
+
+    def _with_lora(self, values: torch.Tensor, stream: int) -> torch.Tensor:
+        """Write A x behind the inputs (rows, inputs); return both."""
+        if not self.lora.width:
+            return values
+        wide = values.as_strided((len(values), self.num_inputs + self.lora.width), values.stride())
+        inner, down = wide[:, self.num_inputs :], self.lora.down[stream]
+        if values.is_meta:
+            torch.ops.vivace.fused_product(values, down, inner)
+        elif self.lora.sigma is None:
+            multiply(values, down, (), None, inner)
+        else:
+            one = self.lora.one
+            multiply(values, down, (one, self.lora.sigma[stream], one), None, inner)
+        return wide
 
     def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
         """Of a stream's values and weight; none in bf16."""
@@ -127,6 +165,17 @@ class Product(nn.Module):  # type: ignore[misc]
         return [slice(None)] if len(self.weight) == 1 else [slice(0, split), slice(split, None)]
 
 
+def room_for(*products: Product) -> Room:
+    """Return what makes inputs (rows, inputs) that several products take in turn, each with its LoRAs."""
+    width = max(product.num_inputs + product.lora.width for product in products)
+
+    def make(shape: Sequence[int], *, dtype: torch.dtype) -> torch.Tensor:
+        wide = torch.empty((shape[0], width), dtype=dtype, device=products[0].weight.device)
+        return wide[:, : shape[1]]
+
+    return make
+
+
 def multiply(
     values: torch.Tensor,
     weight: torch.Tensor,
@@ -135,11 +184,11 @@ def multiply(
     out: torch.Tensor,
     onto: torch.Tensor | None = None,
 ) -> None:
-    """Write a product, with a bias if there is one, to `out`, in bf16. On a CPU it is computed in fp32.
+    """Write a product, with a bias if there is one, to `out`, in bf16 or e4m3. On a CPU it is computed in fp32.
 
     Args:
         values: (rows, inputs); weight: (outputs, inputs): both bf16 or e4m3.
-        scales: of values and weight in e4m3, fp32, one element each.
+        scales: of values and weight in e4m3, fp32, one element each; and of an e4m3 `out` the inverse of its scale.
         onto: is added: as `out`, in bf16.
     """
     if values.is_cuda:
@@ -148,6 +197,8 @@ def multiply(
         cublas_lt.multiply(values, weight, scales, bias, out, onto=onto)
         return
     made = _product(values, weight, scales, bias)
+    if out.dtype == torch.float8_e4m3fn:
+        made = reference.to_e4m3(made)
     out.copy_(made if onto is None else made + onto.float())
 
 
@@ -182,7 +233,7 @@ def _product(
 ) -> torch.Tensor:
     made = values.float() @ weight.float().t()
     for scale in scales:
-        made = made * scale
+        made = made * scale.reshape(-1)[0]
     return made if bias is None else made + bias.float()
 
 
@@ -195,6 +246,17 @@ def _quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     if weight.is_meta:
         return torch.empty_like(weight, dtype=torch.float8_e4m3fn), weight.new_empty(1, dtype=torch.float32)
     return reference.quantize_whole(weight)
+
+
+def _slots(layers: Sequence[nn.Linear]) -> list[LoraSlot]:
+    """Return a slot for each of the layers whose outputs lie side by side."""
+    slots, start = [], 0
+    for layer in layers:
+        outputs, num_inputs = layer.weight.shape
+        name = getattr(layer, "vivace_name", "")
+        slots.append(LoraSlot(name, num_inputs, slice(start, start + outputs)))
+        start += outputs
+    return slots
 
 
 def _biases(linears: Sequence[Sequence[nn.Linear]]) -> torch.Tensor | None:

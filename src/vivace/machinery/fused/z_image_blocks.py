@@ -18,6 +18,7 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import Norms, projections
 from vivace.machinery.fused.casts import cast_all, cast_all_named
+from vivace.machinery.fused.lora_columns import FusedModulation, name_layers
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows, RowScaled
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.scales import GROWTH, spread
@@ -57,9 +58,13 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         bounded: for each block, whether attention's inputs are to be bounded, for fp8.
 
     Attributes:
+        takes_layers: diffusers' layers are not its own modules, but slots of its products.
+        lora_slots: the layers of the modulations.
         attention_norm1, adaLN_modulation: the first block's, by whose output step caches decide.
         num_calls: of its forward.
     """
+
+    takes_layers = True
 
     def __init__(
         self, blocks: Sequence[Any], num_heads: int, quantize: bool, bounded: Sequence[bool], places: Places
@@ -76,9 +81,14 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         self.register_buffer("norms", torch.stack(norms).detach().float().to(places.home))
         self.modulation: nn.Linear | None = None
         self.attention_norm1 = blocks[0].attention_norm1
+        self.lora_slots = list[FusedModulation]()
         if blocks[0].modulation:
+            layers = [block.adaLN_modulation[0] for block in blocks]
+            self.lora_slots += [
+                FusedModulation(layer.vivace_name, layer.in_features, layer.out_features) for layer in layers
+            ]
             self.adaLN_modulation = blocks[0].adaLN_modulation
-            self.modulation = _one_layer([block.adaLN_modulation[0] for block in blocks]).to(places.home)
+            self.modulation = _one_layer(layers).to(places.home)
         self.blocks = nn.ModuleList()
         largest = []
         for block, is_bounded in zip(blocks, bounded, strict=True):
@@ -125,13 +135,22 @@ class BlockChain(nn.Module):  # type: ignore[misc]
             of_inputs, of_values = (None, None), None
             if scales is not None:
                 of_inputs, of_values = scales[0][index], scales[1][index]
-            normed = operations.add_and_rms_norm(rows, pending, flat, gate, start, of_inputs[0], self._eps)
+            normed = operations.add_and_rms_norm(
+                rows, pending, flat, gate, start, of_inputs[0], self._eps, block.qkv.room
+            )
             attended = self._attend(block, normed, rope, tokens, of_values, attn_mask)
             branch = RowScaled(block.out(attended, tokens))
             normed = operations.add_and_rms_norm(
-                rows, branch, flat, start + channels, start + 2 * channels, of_inputs[1], self._eps
+                rows,
+                branch,
+                flat,
+                start + channels,
+                start + 2 * channels,
+                of_inputs[1],
+                self._eps,
+                block.up.room,
             )
-            active = operations.swiglu(block.up(normed, tokens), self.unit is not None)
+            active = operations.swiglu(block.up(normed, tokens), self.unit is not None, room=block.down.room)
             unit = None if self.unit is None else self.unit[:1]
             pending = RowScaled(block.down(Rows(active.values, unit), tokens), active.scales)
             gate = start + 3 * channels
@@ -178,7 +197,8 @@ class BlockChain(nn.Module):  # type: ignore[misc]
             block.qkv.left_bias, block.norms.weight, rope, tokens, self._num_heads, scales, self._eps_of_heads
         )
         qkv = operations.attention_inputs(block.qkv(rows, tokens), preparation)
-        return attend(qkv, scales, tokens, of_values, mask=mask)
+        onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
+        return attend(qkv, scales, tokens, of_values, onto, mask)
 
 
 def fuse_z_image(
@@ -191,6 +211,7 @@ def fuse_z_image(
         bounded: for each block of `CHAINS`, in their order, whether attention's inputs are to be bounded, for fp8.
         places: where the model computes, and where its weights are kept.
     """
+    name_layers(transformer)
     transformer.register_forward_pre_hook(_refuse_controlnet, with_kwargs=True)
     for layer in (*transformer.all_x_embedder.values(), transformer.cap_embedder):
         layer.register_forward_pre_hook(cast_all)

@@ -73,6 +73,7 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     row_modulations,
     bias_stride,
     scale_stride,
+    out_stride,
     gate_text,
     gate_image,
     shift_text,
@@ -139,9 +140,10 @@ def _residual_norm(  # type: ignore[no-untyped-def]
             by = 1.0 / tl.load(out_scale + stream * scale_stride)
         scale = own + tl.where(is_image, scale_image, scale_text)
         shift = own + tl.where(is_image, shift_image, shift_text)
-        _modulate(value * inverse, scale, shift, by, out, at, channel, inside, exists)
+        of_row = row.to(tl.int64)[:, None] * out_stride
+        _modulate(value * inverse, scale, shift, by, out, of_row + channel[None, :], channel, inside, exists)
         if SECOND:
-            _modulate(rest * inverse, scale, shift, by, out, to, later, within, there)
+            _modulate(rest * inverse, scale, shift, by, out, of_row + later[None, :], later, within, there)
 
 
 def residual_norm(
@@ -160,7 +162,8 @@ def residual_norm(
         x: (rows, channels), the residual stream.
         branch: None: nothing is added.
         modulations: (batch, all modulations); the branch's gate and `norm` (shift, scale) say where theirs start.
-        out: (rows, channels); e4m3 if `scale` is given, else x's dtype. None with `norm`: nothing is normalised.
+        out: (rows, channels), which may be part of wider rows; e4m3 if `scale` is given, else x's dtype. None with
+            `norm`: nothing is normalised.
         scale: (1 or 2,), fp32, by which an e4m3 `out` is divided: of all rows, or of the text's and the image's.
     """
     rows, channels = x.shape
@@ -185,6 +188,7 @@ def residual_norm(
         modulations.stride(0),
         channels if bias is not None and bias.shape[0] > 1 else 0,
         scale.stride(0) if scale is not None and len(scale) > 1 else 0,
+        out.stride(0) if out is not None else 0,
         gate.text,
         gate.image,
         shift_at.text,

@@ -43,6 +43,7 @@ def _rms_residual(  # type: ignore[no-untyped-def]
     out_scale,
     length,
     vectors_stride,
+    out_stride,
     gate_start,
     weight_start,
     channels,
@@ -96,11 +97,14 @@ def _rms_residual(  # type: ignore[no-untyped-def]
         by = (1.0 / tl.sqrt(squares / channels + eps))[:, None]
         if QUANTIZE:
             by = by / tl.load(out_scale)
+        of_row = out + row.to(tl.int64)[:, None] * out_stride
         normed = value * by * _vector(own, weight_start, channel, exists)
-        tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)  # the cast to e4m3 saturates
+        tl.store(
+            of_row + channel[None, :], normed.to(out.dtype.element_ty), mask=inside
+        )  # the cast saturates
         if SECOND:
             normed = rest * by * _vector(own, weight_start, later, there)
-            tl.store(out + to, normed.to(out.dtype.element_ty), mask=within)
+            tl.store(of_row + later[None, :], normed.to(out.dtype.element_ty), mask=within)
 
 
 def rms_residual(
@@ -121,7 +125,8 @@ def rms_residual(
         branch: (rows, channels); None: nothing is added.
         row_scales: (rows,), fp32, by which the branch's rows are multiplied; None: one.
         vectors: (images, all vectors), of which those of the gate and of the norm's weight start at `gate`, `weight`.
-        out: (rows, channels); e4m3 if `scale` is given, else x's dtype. None: nothing is normalised.
+        out: (rows, channels), which may be part of wider rows; e4m3 if `scale` is given, else x's dtype. None: nothing
+            is normalised.
         scale: (1,), fp32, by which an e4m3 `out` is divided.
     """
     rows, channels = x.shape
@@ -137,6 +142,7 @@ def rms_residual(
         scale if scale is not None else x,
         length,
         vectors.stride(0),
+        out.stride(0) if out is not None else 0,
         gate,
         weight,
         channels,

@@ -42,6 +42,7 @@ def _swiglu(  # type: ignore[no-untyped-def]
     out,
     scales,
     up_stride,
+    out_stride,
     hidden,
     channels,
     largest,
@@ -54,7 +55,7 @@ def _swiglu(  # type: ignore[no-untyped-def]
     QUANTIZE: tl.constexpr,  # noqa: N803
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    own, to = up + row * up_stride, out + row * (channels + hidden)
+    own, to = up + row * up_stride, out + row * out_stride
     at = tl.arange(0, FIRST)
     value = _gated(own, hidden, at)
     reached = tl.max(tl.abs(value), axis=0)
@@ -103,14 +104,13 @@ def swiglu(
 
     Args:
         up: (rows, 2 hidden): g, then h; rows may be part of wider ones.
-        out: (rows, channels + hidden), contiguous: bf16, or e4m3 divided by scales.
+        out: (rows, channels + hidden), which may be part of wider rows: bf16, or e4m3 divided by scales.
         scales: (rows,), fp32, are written; None: nothing is rounded to e4m3.
         attended: (rows, channels), contiguous: bf16, or e4m3 with a scale.
         attended_scale: (1,), fp32.
     """
     hidden = up.shape[1] // 2
     channels = 0 if attended is None else attended.shape[1]
-    assert out.is_contiguous()
     assert out.shape[1] == channels + hidden
     assert attended is None or attended.is_contiguous()
     first, second = two_blocks(hidden)
@@ -122,6 +122,7 @@ def swiglu(
         out,
         up if scales is None else scales,
         up.stride(0),
+        out.stride(0),
         hidden,
         channels,
         E4M3_MAX,

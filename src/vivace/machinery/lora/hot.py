@@ -22,6 +22,7 @@ from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.changes import LoraLayers, Matrices
 from vivace.machinery.lora.files import digest, locate_lora, short_name
 from vivace.machinery.lora.read import read_lora
+from vivace.machinery.lora.slots import named_layers, write_loras
 from vivace.technique import Component, component_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class HotLora:
         """Copy the matrices into their rows, in place."""
         import torch
 
-        modules = dict(component_of(self.pipe, "denoiser").named_modules())
+        denoiser = component_of(self.pipe, "denoiser")
+        modules = named_layers(denoiser)
         with torch.inference_mode(mode=False), torch.no_grad():
             for name, first in self.rows.items():
                 down, up = _buffers(modules[name])
@@ -112,6 +114,7 @@ class HotLora:
                     )
                 scaled = None if layer is None else layer.up.float() * (self.scale * layer.scale)
                 _fill(up[:, own].t(), None if scaled is None else scaled.t())
+            write_loras(denoiser, [modules[name] for name in self.rows])
 
     def _check_rank(self, path: str, layers: Mapping[str, Matrices]) -> None:
         rank = max(layer.rank for layer in layers.values())
@@ -186,7 +189,7 @@ def attach(
     lora = HotLora(pipe, path, sha256, scale, max_rank or rank, own, components, read.notes)
     lora._check_rank(path, own)
     denoiser = component_of(pipe, "denoiser")
-    modules = dict(denoiser.named_modules())
+    modules = named_layers(denoiser)
     names = list(own)
     if everywhere:
         names += [name for name, module in modules.items() if name not in own and _can_have_one(module)]
@@ -232,7 +235,7 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
             f"{path} changes {len(wholes)} of {len(layers['denoiser'])} layers by more or other than two matrices "
             f"({', '.join(wholes[:_NUM_NAMED])}), and only two can be beside a layer; merge it (without hot)"
         )
-    modules = dict(component_of(pipe, "denoiser").named_modules())
+    modules = named_layers(component_of(pipe, "denoiser"))
     unable = [name for name in layers["denoiser"] if not _can_have_one(modules[name])]
     if unable:
         kind = type(modules[unable[0]]).__name__
@@ -243,6 +246,8 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
 def _can_have_one(module: torch.nn.Module) -> bool:
     import torch
 
+    if hasattr(module, "reserve_rank"):
+        return True
     if "forward" in vars(module):  # replaced on the instance, which then never calls its class's
         return False
     if isinstance(module, torch.nn.Conv2d):
@@ -254,6 +259,9 @@ def _reserve(denoiser: torch.nn.Module, layer: torch.nn.Module, rank: int) -> in
     """Give a layer more rows; return the first of them."""
     import torch
 
+    if hasattr(layer, "reserve_rank"):
+        first_row: int = layer.reserve_rank(rank, denoiser.device)
+        return first_row
     present = hasattr(layer, DOWN)
     is_convolution = isinstance(layer, torch.nn.Conv2d)
     inner = (layer.in_channels, *layer.kernel_size) if is_convolution else (layer.in_features,)
@@ -291,6 +299,8 @@ def _compute_dtype(layer: torch.nn.Module, denoiser: torch.nn.Module) -> torch.d
 
 
 def _buffers(layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    if hasattr(layer, "reserve_rank"):
+        return layer.down, layer.up
     return getattr(layer, DOWN), getattr(layer, UP)
 
 

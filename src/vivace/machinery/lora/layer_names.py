@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.lora.changes import Rows
 from vivace.machinery.lora.original_names import original_names
+from vivace.machinery.lora.slots import named_layers
 from vivace.technique import COMPONENTS, Component, component_of
 from vivace.technique.anatomy import TEXT_ENCODERS
 
@@ -86,7 +87,7 @@ class LayerNames:
             module = component_of(pipe, component)
             if module is None or component == "vae":
                 continue
-            layers = dict(module.named_modules())
+            layers = named_layers(module)
             self.layers[component] = layers
             shapes = {name: shape_of(layer) for name, layer in layers.items() if name}
             self.shapes[component] = {name: shape for name, shape in shapes.items() if shape}

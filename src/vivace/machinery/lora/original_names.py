@@ -210,7 +210,7 @@ def original_names(
         for number in sorted(numbers) if "#" in original else (0,):
             layers = tuple(name.replace("#", str(number)) for name in names)
             if all(layer in modules for layer in layers):
-                owner = modules[layers[0].rpartition(".")[0]]
+                owner = modules.get(layers[0].rpartition(".")[0])
                 yield original.replace("#", str(number)), layers, owner == _SWAPPED
 
 

@@ -1,0 +1,165 @@
+"""LoRAs inside of matmuls: y = [W B] [x; A x], in one product whose inputs are as many wider as the ranks.
+
+A product's inputs lie in rows that are wider than they are. A small matmul writes A x behind x, and the weight has the
+columns of B. So a LoRA costs a share of rank / inputs more operations, and no pass over the output. Exchanging one
+writes these columns, and A, in place: nothing is compiled or captured anew.
+
+In e4m3 both share the product's two scales, and each rank has factors of its own that cancel out: row j of A is
+multiplied by a_j = 448 / max|A_j|, so that it uses all of e4m3's range; A x is multiplied by sigma, which brings a sum
+of typical elements near 8; and column j of B is divided by a_j sigma and by the weight's scale. Where that would exceed
+448, sigma is as much larger.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.machinery.fused.scales import spread
+from vivace.machinery.kernels.reference import E4M3_MAX, TINY, to_e4m3
+
+_MULTIPLE = 16
+"""Of inputs, as cuBLASLt takes them in e4m3."""
+_TYPICAL = 75.0
+"""sigma times the root of the number of inputs, inverted: elements of x and A in e4m3 are about 4 and 150."""
+
+
+class LoraSlot(nn.Module):  # type: ignore[misc]
+    """One of diffusers' layers within a product, beside which there can be LoRAs.
+
+    Args:
+        name: of the layer in diffusers' model.
+        outputs: which of the product's outputs are the layer's.
+
+    Attributes:
+        down, up: (rank, inputs) and (outputs, rank), in bf16, of all its LoRAs; None before any is reserved.
+    """
+
+    def __init__(self, name: str, in_features: int, outputs: slice) -> None:
+        super().__init__()
+        self.name = name
+        self.in_features, self.out_features = in_features, outputs.stop - outputs.start
+        self.outputs = outputs
+        self.down: torch.Tensor | None
+        self.up: torch.Tensor | None
+        self.register_buffer("down", None, persistent=False)
+        self.register_buffer("up", None, persistent=False)
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.down is None else len(self.down)
+
+    def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A and B in fp32, of a slot that has some."""
+        assert self.down is not None
+        assert self.up is not None
+        return self.down.float(), self.up.float()
+
+    def reserve_rank(self, rank: int, device: torch.device) -> int:
+        """Reserve rows for one more LoRA; return the first of them."""
+        first = self.rank
+        like = {"device": device, "dtype": torch.bfloat16}
+        down, up = torch.zeros(rank, self.in_features, **like), torch.zeros(self.out_features, rank, **like)
+        self.down = down if self.down is None else torch.cat([self.down, down])
+        self.up = up if self.up is None else torch.cat([self.up, up], dim=1)
+        return first
+
+
+class FusedModulation(nn.Module):  # type: ignore[misc]
+    """One of diffusers' layers that is computed with all others of its kind, beside which there can be no LoRA."""
+
+    def __init__(self, name: str, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.name, self.in_features, self.out_features = name, in_features, out_features
+
+
+def name_layers(transformer: nn.Module) -> None:
+    """Tell each layer its name in the model, for its slot."""
+    for name, layer in transformer.named_modules():
+        layer.vivace_name = name
+
+
+class LoraColumns(nn.Module):  # type: ignore[misc]
+    """What a product computes A x with.
+
+    Args:
+        streams: for each stream the slots of its layers.
+
+    Attributes:
+        slots: of all streams.
+        width: columns of A x, a multiple of 16; 0 before any is reserved.
+        down: A, (streams, width, inputs), like the weight.
+        sigma, one: (streams, 4) and (4,), scales of which the first element counts; in e4m3.
+    """
+
+    def __init__(self, streams: list[list[LoraSlot]]) -> None:
+        super().__init__()
+        self.streams = [range(0)] * len(streams)
+        self.slots = nn.ModuleList()
+        for stream, slots in enumerate(streams):
+            self.streams[stream] = range(len(self.slots), len(self.slots) + len(slots))
+            self.slots.extend(slots)
+        self.width = 0
+
+    def wanted_width(self) -> int:
+        """Return the columns that the slots need."""
+        most: int = max(sum(self.slots[index].rank for index in stream) for stream in self.streams)
+        return -(-most // _MULTIPLE) * _MULTIPLE
+
+    def widen(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return a weight (streams, outputs, inputs and columns) for the ranks that are reserved, its columns zero."""
+        num_inputs = weight.shape[2] - self.width
+        self.width = self.wanted_width()
+        widened = weight.new_zeros((*weight.shape[:2], num_inputs + self.width))
+        widened[..., :num_inputs] = weight[..., :num_inputs]
+        down = weight.new_zeros((len(weight), self.width, num_inputs))
+        self.register_buffer("down", down, persistent=False)
+        sigma = None
+        if weight.dtype == torch.float8_e4m3fn:
+            sigma = spread(torch.full((len(weight),), 1 / (_TYPICAL * num_inputs**0.5), device=weight.device))
+        self.register_buffer("sigma", sigma, persistent=False)
+        one = None if sigma is None else spread(torch.ones(1, device=weight.device))[0]
+        self.register_buffer("one", one, persistent=False)
+        return widened
+
+    def write(self, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
+        """Write what the slots hold to A and to the weight's columns, in place.
+
+        Args:
+            weight: as `widen` has returned it.
+            scale: of an e4m3 weight, for each stream.
+        """
+        num_inputs = weight.shape[2] - self.width
+        for stream, indices in enumerate(self.streams):
+            slots = [self.slots[index] for index in indices if self.slots[index].rank]
+            if not slots:
+                continue
+            factors: Any = [(1.0, 1.0)] * len(slots)
+            if scale is not None:
+                factors = self._factors(slots, stream, scale[stream])
+            column = 0
+            for slot, (of_down, of_up) in zip(slots, factors, strict=True):
+                own = slice(column, column + slot.rank)
+                down, up = slot.matrices()
+                down, up = down * of_down, up * of_up
+                columns = weight[stream, slot.outputs, num_inputs + own.start : num_inputs + own.stop]
+                if scale is not None:
+                    down, up = to_e4m3(down), to_e4m3(up)
+                self.down[stream, own].copy_(down)
+                columns.copy_(up)
+                column = own.stop
+
+    def _factors(
+        self, slots: list[LoraSlot], stream: int, scale: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what rows of A (rank, 1) and columns of B (1, rank) are multiplied by, and set the stream's sigma."""
+        matrices = [slot.matrices() for slot in slots]
+        rows = [down.abs().amax(dim=1).clamp(min=TINY) / E4M3_MAX for down, _ in matrices]
+        columns = [up.abs().amax(dim=0) for _, up in matrices]
+        reached = torch.cat([row * column for row, column in zip(rows, columns, strict=True)]).amax()
+        least = 1 / (_TYPICAL * self.slots[0].in_features ** 0.5)
+        sigma = (reached / (E4M3_MAX * scale)).clamp(min=least)
+        self.sigma[stream, 0] = sigma
+        return [(1 / row[:, None], row[None] / (sigma * scale)) for row in rows]

@@ -1,0 +1,34 @@
+"""The layers of a model by diffusers' names, also where a technique has taken them into larger ones.
+
+What takes layers (`takes_layers`) has slots for them (`lora_slots`): a slot has the layer's name, its sizes, and where
+there can be a LoRA `reserve_rank`, and `down` and `up`, which its owner's `write_loras` takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def named_layers(model: Any) -> dict[str, Any]:
+    """Return modules and slots by name."""
+    modules = dict(model.named_modules())
+    inside = tuple(f"{name}." for name, module in modules.items() if getattr(module, "takes_layers", False))
+    layers = {
+        name: module
+        for name, module in modules.items()
+        if not name.startswith(inside) and f"{name}." not in inside
+    }
+    return layers | {slot.name: slot for module in modules.values() for slot in _slots(module) if slot.name}
+
+
+def write_loras(model: Any, slots: Iterable[Any]) -> None:
+    """Let the owners of slots take over what was written to them."""
+    written = {id(slot) for slot in slots}
+    for module in model.modules():
+        if any(id(slot) in written and hasattr(slot, "reserve_rank") for slot in _slots(module)):
+            module.write_loras()
+
+
+def _slots(module: Any) -> Iterable[Any]:
+    return getattr(module, "lora_slots", ())
