@@ -35,7 +35,7 @@ class ImageEntry(BaseModel):
 
 
 class ImagesAnswer(BaseModel):
-    """Images. `notes` say what was assumed of the images that were sent."""
+    """Images. `notes` say what of the request was cut off or assumed."""
 
     created: int
     data: list[ImageEntry]

@@ -25,6 +25,8 @@ from vivace.serve.speeds import time_batches, time_size
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
+_SHORT = 60
+"""Characters of a prompt that every text encoder reads whole."""
 Report = Callable[[str, dict[str, Any]], None]
 
 
@@ -187,6 +189,7 @@ class Drawing:
                 "decode": finished - (ends[-1] if ends else began),
             },
             "steps": len(ends),
+            "notes": [note for prompt in request.prompts if (note := _unread(session.pipe, prompt))][:1],
             **self.energy.since(joules),
             **_memory(self.session.device),
         }
@@ -199,6 +202,20 @@ class Drawing:
             path.write_bytes(image.convert("RGB").tobytes())
             kept.append({"file": str(path), "width": image.width, "height": image.height})
         return kept
+
+
+def _unread(pipe: Any, prompt: str) -> str:
+    """Return that a prompt is longer than every text encoder of a pipeline reads; empty if it is not."""
+    if len(prompt) < _SHORT:
+        return ""
+    tokenizers = [
+        part for name, part in pipe.components.items() if name.startswith("tokenizer") and part is not None
+    ]
+    lengths = [(len(each(prompt).input_ids), int(each.model_max_length)) for each in tokenizers]
+    if not lengths or any(length <= most for length, most in lengths):
+        return ""
+    length, most = max(lengths, key=lambda each: each[1])
+    return f"the prompt has {length} tokens and the model reads {most}; the rest is cut off"
 
 
 def _arguments(request: Draw) -> dict[str, Any]:

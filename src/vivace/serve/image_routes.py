@@ -111,7 +111,7 @@ async def _answer(
     if settings.logs_prompts:
         LOG.info("%s: %r", jobs[0].id, body.prompt)
     if body.stream:
-        return await _streamed(request, body, jobs, "generation" if source is None else "edit")
+        return await _streamed(request, body, jobs, "generation" if source is None else "edit", notes)
     await request.app.state.pool.submit(jobs)
     images = await _drawn(request, jobs)
     encoded = [await encode(image, wanted or body.output_format, body.output_compression) for image in images]
@@ -121,6 +121,7 @@ async def _answer(
     headers = {"Server-Timing": server_timing(phases)}
     if wanted is not None:
         return Response(encoded[0].data, media_type=encoded[0].mime, headers=headers)
+    notes = tuple(dict.fromkeys([*notes, *(note for image in images for note in image.notes)]))
     content = {
         "created": int(time.time()),
         "data": _data(request, body, images, encoded),
@@ -188,11 +189,14 @@ async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
             pool.cancel(job)
 
 
-async def _streamed(request: Request, body: ImageRequest, jobs: list[ImageJob], kind: str) -> Response:
+async def _streamed(
+    request: Request, body: ImageRequest, jobs: list[ImageJob], kind: str, notes: tuple[str, ...]
+) -> Response:
     """Return a stream of partial images and the finished ones.
 
     Args:
         kind: "generation" or "edit", as events name it.
+        notes: on the images that were sent.
     """
     pool: ReplicaPool = request.app.state.pool
     queue: asyncio.Queue[tuple[ImageJob, Drawn | JobError, int | None]] = asyncio.Queue()
@@ -230,6 +234,8 @@ async def _streamed(request: Request, body: ImageRequest, jobs: list[ImageJob], 
                     yield event_text(f"image_{kind}.partial_image", fields)
                 else:
                     fields["seconds"] = round(sum(result.phases.values()), 3)
+                    if notes or result.notes:
+                        fields["notes"] = [*notes, *result.notes]
                     yield event_text(f"image_{kind}.completed", fields)
         finally:  # also where the client goes away
             for job in jobs:

@@ -61,6 +61,7 @@ class Drawn:
     Attributes:
         pixels: RGB bytes, row by row.
         phases: seconds by phase.
+        notes: what was cut off or assumed.
     """
 
     pixels: bytes
@@ -68,6 +69,7 @@ class Drawn:
     height: int
     seed: int
     phases: dict[str, float]
+    notes: tuple[str, ...] = ()
 
 
 class JobError(Exception):

@@ -97,7 +97,7 @@ class SentJobs:
         if event["event"] == "drawn":
             for job, image in zip(self.jobs, event["images"], strict=True):
                 try:
-                    drawn = read_drawn(job, image, event["phases"])
+                    drawn = read_drawn(job, image, event["phases"], tuple(event.get("notes", ())))
                 except OSError as error:
                     ledger.fail(job, JobError(500, f"the image is lost: {error.strerror}"))
                     continue
@@ -123,9 +123,11 @@ class SentJobs:
         self.files.clear()
 
 
-def read_drawn(job: ImageJob, image: dict[str, Any], phases: dict[str, float]) -> Drawn:
+def read_drawn(
+    job: ImageJob, image: dict[str, Any], phases: dict[str, float], notes: tuple[str, ...] = ()
+) -> Drawn:
     """Return an image of an event, and remove its file."""
     path = Path(image["file"])
     pixels = path.read_bytes()
     path.unlink()
-    return Drawn(pixels, image["width"], image["height"], job.seed, phases)
+    return Drawn(pixels, image["width"], image["height"], job.seed, phases, notes)

@@ -127,6 +127,15 @@ def test_a_cancelled_image_leaves_the_next_one_right(server: Served) -> None:
     assert server.states()["cancelled"] == 1
 
 
+def test_a_prompt_that_is_cut_off_is_said(server: Served) -> None:
+    long = server.draw("a red circle above a blue square, " * 20, num_inference_steps=1)
+    (note,) = long.json["notes"]
+    assert "tokens and the model reads " in note
+    assert "notes" not in server.draw("a red circle above a blue square", num_inference_steps=1).json
+    events = server.draw("a red circle above a blue square, " * 20, num_inference_steps=1, stream=True)
+    assert note in events.body.decode()
+
+
 def test_the_page_and_the_models_say_what_is_served(server: Served) -> None:
     (model,) = server.send("/v1/models").json["data"]
     assert (model["id"], model["sizes"], model["loras"]) == ("tiny-sd", ["96x64", "128x128"], ["outlines"])
