@@ -44,7 +44,7 @@ from vivace.spec.environment import Environment
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
-RECORD = Path(__file__).parents[1] / "results" / "serving-cpu.json"
+RECORD = Path(__file__).parents[1] / "results" / "serving.json"
 CLIENTS = 8
 _PROMPT = "a red circle above a blue square"
 _READY_S = 900.0

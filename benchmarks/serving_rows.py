@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from vivace.load_testing.figures import done_latencies
 from vivace.load_testing.load_report import render
 from vivace.load_testing.rows import DONE, LoadRow
 from vivace.report.summary import seconds
@@ -101,8 +100,8 @@ def _loras(row: ServingRow) -> list[str]:
     (load,) = row.loads
     exchanges = [value for value in load.samples.phases_ms.get("lora", ()) if value is not None]
     return [
-        f"{row.number} LoRAs at random: {seconds(float(np.median(done_latencies(load))))} an image, of it "
-        f"{float(np.median(exchanges)):.1f} ms for the exchange ({len(exchanges)} images)"
+        f"{row.number} LoRAs at random: {seconds(1 / span_rate(load))} an image, of it "
+        f"{float(np.mean(exchanges)):.1f} ms for the exchange ({len(exchanges)} images)"
     ]
 
 

@@ -63,4 +63,4 @@ def test_each_part_says_its_line() -> None:
         update={"samples": load.samples.model_copy(update={"phases_ms": {"lora": (12.0,) * 8}})}
     )
     (line,) = serving_row("loras", loads=(load,), number=20).lines
-    assert line == "20 LoRAs at random: 1.00 s an image, of it 12.0 ms for the exchange (8 images)"
+    assert line == "20 LoRAs at random: 0.500 s an image, of it 12.0 ms for the exchange (8 images)"

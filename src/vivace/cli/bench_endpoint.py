@@ -76,6 +76,12 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     metavar="NAME=VALUE",
     help="Further field of each request, e.g. output_format=webp; repeat for more.",
 )
+@click.option(
+    "--without",
+    multiple=True,
+    type=click.Choice(["seed", "n", "response_format", "model"]),
+    help="Leave a field out of requests, for a server that does not know it; repeat for more.",
+)
 @options.prompts()
 @click.option(
     "--prompt-set",
@@ -174,6 +180,7 @@ def bench_endpoint(
     guidance_scale: float | None,
     loras: tuple[str, ...],
     fields: tuple[str, ...],
+    without: tuple[str, ...],
     prompts: list[str] | None,
     prompt_set: str | None,
     clients: tuple[int, ...],
@@ -231,13 +238,16 @@ def bench_endpoint(
         row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", slo)
         kept.add(row)
         return _show([row], others, format_, page)
-    target = asyncio.run(with_model(Target(server_url(url), model, further, (), variants, timeout, key)))
+    target = asyncio.run(
+        with_model(Target(server_url(url), model, further, (), variants, frozenset(without), timeout, key))
+    )
     target = _with_prompts(target, prompts, prompt_set)
     settings = RequestSettings(
         model=target.model,
         fields=further,
         variants=tuple((variant.size, variant.lora) for variant in variants),
         prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
+        without=tuple(sorted(set(without))),
     )
     if minutes is None and num_requests is None:
         minutes = 5.0

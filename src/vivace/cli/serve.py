@@ -142,7 +142,7 @@ def serve(
     if replicas is not None and ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
     if ray_address is not None:
-        serve_ray.check_options(port, gpus, idle_unload)
+        serve_ray.check_options(port, gpus, idle_unload, batch)
     if recipe is not None and tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
     if recipe is not None:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 _POLL_S = 1.0
 
 
-def check_options(port: int, gpus: str | None, idle_unload: float | None) -> None:
-    """Raise UsageError for options that Ray has its own for."""
+def check_options(port: int, gpus: str | None, idle_unload: float | None, batch: bool) -> None:
+    """Raise UsageError for options that are for one machine."""
     if gpus is not None:
         raise UsageError("--gpus is for one machine; with --ray, give --replicas N or MIN-MAX")
     if idle_unload is not None:
         raise UsageError("--idle-unload is for one machine; with --ray, give --replicas MIN-MAX")
+    if batch:
+        raise UsageError("--batch is for one machine; with --ray, images are drawn one by one")
     if port == 0:
         raise UsageError("--port 0 is for one machine; with --ray, name the port")
 

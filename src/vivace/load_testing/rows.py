@@ -45,12 +45,14 @@ class RequestSettings(Spec):
     Attributes:
         variants: sizes and LoRAs of which each request has one at random; None for the server's own size or no LoRA.
         prompts_sha256: of the prompts.
+        without: fields that were left out of requests.
     """
 
     model: str | None
     fields: dict[str, Any]
     variants: tuple[tuple[str | None, str | None], ...]
     prompts_sha256: str
+    without: tuple[str, ...] = ()
 
 
 class Samples(Spec):

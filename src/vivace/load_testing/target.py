@@ -37,6 +37,7 @@ class Target:
         url: ends before `/images/generations`.
         model: None for a server that lists none.
         fields: of every request.
+        without: fields that requests would have, and this server does not know.
         variants: of which each request has one at random.
         key: that requests bear; it is stored nowhere.
         entry: what the server says of its model.
@@ -47,6 +48,7 @@ class Target:
     fields: dict[str, Any] = field(default_factory=dict)
     prompts: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = (Variant(),)
+    without: frozenset[str] = frozenset()
     timeout_s: float = 600.0
     key: str | None = field(default=None, repr=False)
     entry: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Target:
             body["size"] = variant.size
         if variant.lora is not None:
             body["loras"] = [{"name": variant.lora}]
-        return place, json.dumps(body).encode()
+        return place, json.dumps({name: body[name] for name in body if name not in self.without}).encode()
 
 
 def server_url(text: str) -> str:

@@ -68,6 +68,14 @@ def test_sizes_and_loras_are_taken_at_random_and_judged_by_size() -> None:
     assert len(json.loads(result.stdout)[0]["slo_s"]) == 4
 
 
+def test_fields_that_a_server_does_not_know_are_left_out() -> None:
+    with loaded_server(0.001) as server:
+        result = run("--endpoint", server.url, *FEW, "--without", "seed", "--without", "response_format")
+        fields = {frozenset(body) for body in server.bodies}
+    assert result.return_value == 0
+    assert fields == {frozenset({"prompt", "n", "model"})}
+
+
 def test_requests_without_an_image_are_counted_and_change_the_exit_code() -> None:
     with loaded_server(0.001, "busy") as server:
         result = run("--endpoint", server.url, *FEW)
