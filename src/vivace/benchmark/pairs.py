@@ -75,8 +75,10 @@ class Paired:
             "verdict": decision.verdict.value,
             "regressed": decision.regressed,
             "fail_if": decision.fail_if,
-            "time_ratio": decision.shown.point,
-            "interval": None if decision.shown.low is None else [decision.shown.low, decision.shown.high],
+            "time_ratio": decision.reported.point,
+            "interval": None
+            if decision.reported.low is None
+            else [decision.reported.low, decision.reported.high],
             "pairs": decision.num_pairs,
         }
 
@@ -147,8 +149,8 @@ def compare(
                 strict=True,
             )
         ]
-        shown = command or f"vivace compare '{first}' '{second}' --model {model}"
-        opened.start_run(shown, trials, environment, rounds=max_pairs)
+        command_line = command or f"vivace compare '{first}' '{second}' --model {model}"
+        opened.start_run(command_line, trials, environment, rounds=max_pairs)
 
         def measure(number: int) -> list[Record]:
             timing_ = timing.model_copy(update={"rounds": number})

@@ -170,12 +170,12 @@ class TerminalProgress(_RoundCount):
 
     def __init__(self) -> None:
         super().__init__()
-        shown = console(stderr=True)
+        terminal = console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=_BAR if shown.width >= _WIDE else _BAR // 2),
+            BarColumn(bar_width=_BAR if terminal.width >= _WIDE else _BAR // 2),
             _Clock(self),
-            console=shown,
+            console=terminal,
             transient=True,
         )
         self._task: TaskID | None = None
@@ -217,9 +217,9 @@ class TerminalProgress(_RoundCount):
     def end_round(self, index: int, round_: Round) -> None:
         self.count_round()
         style = "green" if round_.outcome is Outcome.MEASURED else "yellow"
-        shown = self._bar.console
-        label = whole_words(self.label, shown.width)
-        shown.print(Text.assemble((f"{label}  ", "bold"), (result(round_, self.batch), style)))
+        terminal = self._bar.console
+        label = whole_words(self.label, terminal.width)
+        terminal.print(Text.assemble((f"{label}  ", "bold"), (result(round_, self.batch), style)))
         self._show("", 0.0)
 
     def end(self) -> None:

@@ -175,9 +175,9 @@ def _show(run: StudyRun, format_: str) -> None:
     from vivace.cli.terminal import console
     from vivace.studies.study_table import print_tables, render
 
-    shown = console()
-    if format_ == "table" and shown.is_terminal:
-        print_tables(run, shown)
+    terminal = console()
+    if format_ == "table" and terminal.is_terminal:
+        print_tables(run, terminal)
     else:
         click.echo(render(run, format_), nl=False)
     if format_ == "table":

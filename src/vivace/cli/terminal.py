@@ -22,9 +22,9 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str) -> None:
     """Print a text on standard error. A terminal's lines end between words, and long recipes after a plus sign."""
-    shown = console(stderr=True)
-    if shown.is_terminal:
-        shown.print(Text(whole_words(text, shown.width)))
+    terminal = console(stderr=True)
+    if terminal.is_terminal:
+        terminal.print(Text(whole_words(text, terminal.width)))
     else:
         click.echo(text, err=True)
 

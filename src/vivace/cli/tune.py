@@ -198,7 +198,7 @@ def tune(
         batch=batch,
         **sources,
     )
-    shown = SearchDisplay(minutes, trials)
+    display = SearchDisplay(minutes, trials)
     try:
         tuned = search(
             model,
@@ -223,7 +223,7 @@ def tune(
             timeout_s=timeout,
             price_per_hour=price,
             seed=seed,
-            watcher=shown,
+            watcher=display,
             command=options.command_line(),
         )
     except KeyboardInterrupt:
@@ -271,8 +271,8 @@ class SearchDisplay:
         best = best_of(history)
         if best is not None and best.gain is not None:
             state = "" if best.gate is None else f", quality {best.gate.value}"
-            shown = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
-            click.echo(_fit(shown, f"{state}; {self._left(number)}"), err=True)
+            line = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
+            click.echo(_fit(line, f"{state}; {self._left(number)}"), err=True)
 
     def final(self, finalists: Sequence[Recipe]) -> None:
         click.echo(f"final, interleaved with the baseline ({self._left(None)}):", err=True)

@@ -122,12 +122,12 @@ def positive(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 def tails_need_samples(rows: Sequence[Reading]) -> Iterator[Fault]:
     """A p99 of ten samples is their maximum."""
-    shown = [role for role in _TAIL_SAMPLES if any(row.has(role) for row in rows)]
-    if not shown:
+    tail_roles = [role for role in _TAIL_SAMPLES if any(row.has(role) for row in rows)]
+    if not tail_roles:
         return
     if not any(row.has("n") for row in rows):
         yield Fault(
-            None, f"{', '.join(shown)} of an unknown number of samples",
+            None, f"{', '.join(tail_roles)} of an unknown number of samples",
             "a p99 of a hundred samples or fewer is their maximum, or interpolated below it",
             "how many samples each row has, and say so in the table",
             "doubtful",

@@ -75,9 +75,9 @@ def render(rows: Sequence[Row], format_: str) -> str:
 def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print the table to a terminal. Recipes break at a plus sign, figures never. Reasons and warnings follow."""
     cells = [_cells(row) for row in rows]
-    shown, recipe_width = _fitting([[heading for heading, _ in _COLUMNS], *cells], console.width)
+    columns, recipe_width = _fitting([[heading for heading, _ in _COLUMNS], *cells], console.width)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-    for i in shown:
+    for i in columns:
         heading = _COLUMNS[i][0]
         table.add_column(
             heading, justify="left" if heading in _LEFT else "right", no_wrap=i > 0, overflow="fold"
@@ -85,7 +85,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     shared = shared_warnings(rows)
     for row, texts_of_row in zip(rows, cells, strict=True):
         style = "dim" if row.latency is None else "red" if row.failed_quality else None
-        texts = ["\n".join(broken(texts_of_row[0], recipe_width)), *(texts_of_row[i] for i in shown[1:])]
+        texts = ["\n".join(broken(texts_of_row[0], recipe_width)), *(texts_of_row[i] for i in columns[1:])]
         table.add_row(*map(Text, texts), style=style)  # Text: brackets in a recipe are not rich markup
     console.print(table)
     for row in rows:
@@ -101,14 +101,14 @@ def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int
     """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     is_filled = [any(cell != "-" for cell in column[1:]) for column in zip(*cells, strict=True)]
-    shown = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or is_filled[i]]
+    columns = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or is_filled[i]]
     least_width = min(widths[0], _RECIPE_WIDTH)
     while True:
-        left = width - sum(widths[i] + _GAP for i in shown[1:]) - _GAP
-        ranks = {_COLUMNS[i][1] for i in shown}
+        left = width - sum(widths[i] + _GAP for i in columns[1:]) - _GAP
+        ranks = {_COLUMNS[i][1] for i in columns}
         if left >= least_width or ranks == {0}:
-            return shown, max(left, len("recipe"))
-        shown = [i for i in shown if _COLUMNS[i][1] < max(ranks)]
+            return columns, max(left, len("recipe"))
+        columns = [i for i in columns if _COLUMNS[i][1] < max(ranks)]
 
 
 def broken(recipe: str, width: int) -> list[str]:
@@ -185,12 +185,12 @@ def _markdown(rows: Sequence[Row]) -> str:
         _OUTSIDE: not any(row.fidelity and row.fidelity.outside_psnr_db for row in rows),
         _LIKE: not any(row.fidelity and row.fidelity.source_similarity for row in rows),
     }
-    shown = [i for i, (name, _) in enumerate(_COLUMNS) if not empty.get(name)]
-    headings = [_COLUMNS[i][0] for i in shown] + ["notes"]
+    columns = [i for i, (name, _) in enumerate(_COLUMNS) if not empty.get(name)]
+    headings = [_COLUMNS[i][0] for i in columns] + ["notes"]
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     for row in rows:
         texts = _cells(row)
-        recipe, *cells = [*(texts[i] for i in shown), _note(row)]
+        recipe, *cells = [*(texts[i] for i in columns), _note(row)]
         lines.append("| " + " | ".join([markdown_code_cell(recipe), *map(markdown_cell, cells)]) + " |")
     return "\n".join(lines) + "\n"
 

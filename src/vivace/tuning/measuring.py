@@ -57,7 +57,7 @@ class Bench:
     model: str
     located: LocatedModel
     objective: Objective
-    asked: ImageRequest
+    request: ImageRequest
     prompts: tuple[str, ...]
     judges: bool
     store: Path
@@ -78,9 +78,9 @@ class Bench:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
         self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
-        self.plan = ImagePlan.of(self.located, self.asked, self.prompts)
+        self.plan = ImagePlan.of(self.located, self.request, self.prompts)
         self.time = Timetable(self.pace, self.plan, self.judges)
-        further = [workload_of(self.located, batch, self.asked.batch) for batch in self.plan.batches[1:]]
+        further = [workload_of(self.located, batch, self.request.batch) for batch in self.plan.batches[1:]]
         self.finals = Finals(
             self.plan,
             tuple(further) if self.judges else (),
@@ -99,7 +99,7 @@ class Bench:
         row = self._rows((), workload, timing, judges=False)[0]
         self.baseline = seen_of(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
         if self.baseline is not None and self.baseline.seconds:
-            batch = self.asked.batch
+            batch = self.request.batch
             denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
                 1 if steps is None else self._steps / steps
             )
@@ -114,7 +114,9 @@ class Bench:
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons: dict[str, str] = {}
         if texts:
-            support = ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
+            support = ask_support(
+                self.launcher, self.model, texts, self.device, self.task, self.request.batch
+            )
             reasons = support.refusals(recipes, self.objective.keeps)
         self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
         refused = [
@@ -178,7 +180,7 @@ class Bench:
     @property
     def full(self) -> Workload:
         """What the final draws."""
-        return workload_of(self.located, self._workload(Rung.PROVEN), self.asked.batch)
+        return workload_of(self.located, self._workload(Rung.PROVEN), self.request.batch)
 
     @property
     def task(self) -> Task:
@@ -195,7 +197,7 @@ class Bench:
         number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.PROVEN: len(self.prompts)}[rung]
         if rung is Rung.PROVEN and self.judges:
             return self.plan.batches[0]
-        return self.asked.of(self.prompts[: number if self.judges else 1], steps)
+        return self.request.of(self.prompts[: number if self.judges else 1], steps)
 
     def _timing(self, rung: Rung, recipes: Sequence[Recipe] = ()) -> Timing:
         rounds, repeats = {
@@ -273,7 +275,7 @@ class Bench:
         """Take in how long the baseline takes now: other programs come and go."""
         latency = rows[0].latency
         if latency is not None and workload.num_inference_steps is None:
-            self.pace.base_s = self.asked.batch * latency.median.point
+            self.pace.base_s = self.request.batch * latency.median.point
 
     def _left_of(self, workload: WorkloadRequest) -> float:
         """Return the steps that a workload leaves out over its own."""
@@ -296,7 +298,7 @@ class Bench:
             recipes=(BASELINE, *(recipe.text for recipe in recipes)),
             workload=workload,
             timing=timing,
-            quality=self.judged_by.asked(judges, noise_floor=draws_floor),
+            quality=self.judged_by.quality_request(judges, noise_floor=draws_floor),
             device=self.device,
             rivals=False,
         )
@@ -325,9 +327,9 @@ class Bench:
         number = rounds or 1
         if number >= FINAL_ROUNDS and workload == self.full:
             return Rung.PROVEN, 0.0
-        judged: list[tuple[Rung, int | None]] = [(Rung.JUDGED, None)] if self.judges else []
-        for rung, steps in (*judged, (Rung.SCREENED, None), (Rung.SCREENED, self._few_steps)):
-            if workload == workload_of(self.located, self._workload(rung, steps), self.asked.batch):
+        judging_rungs: list[tuple[Rung, int | None]] = [(Rung.JUDGED, None)] if self.judges else []
+        for rung, steps in (*judging_rungs, (Rung.SCREENED, None), (Rung.SCREENED, self._few_steps)):
+            if workload == workload_of(self.located, self._workload(rung, steps), self.request.batch):
                 return rung, 0.0 if steps is None else self._steps / steps - 1
         return None, 0.0
 

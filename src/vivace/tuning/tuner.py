@@ -161,7 +161,7 @@ def tune(
             model=model,
             located=obtained,
             objective=objective,
-            asked=request,
+            request=request,
             prompts=tuple(prompts),
             judges=judge.compares,
             judged_by=judge,
@@ -208,7 +208,7 @@ def tune(
             start=first,
             seconds_of=None if isinstance(budget, Trials) else bench.time.seconds_of_trial,
             most_s=lambda: getattr(budget, "most_s", math.inf),
-            peaks=bench.peaks.known,
+            peaks=bench.peaks.predicted,
             seed=seed,
         )
         search = Search(
@@ -264,7 +264,7 @@ def _answer(
         num_trials=search.num_trials,
         seconds=spent_s,
         trusted=trusted,
-        options=bench.asked.options,
+        options=bench.request.options,
         task=bench.task,
         explanation=explanation_of(sampler, search, sources),
         expected=_expected(sampler, search, pick),

@@ -39,12 +39,12 @@ class PlainStream:
     def write(self, text: str) -> int:
         if self._others is not None and not _is_own(sys._getframe(1)):
             return self._others.write(text)
-        shown = plain(text)
+        printable = plain(text)
         try:
-            return self.raw.write(shown)
+            return self.raw.write(printable)
         except UnicodeEncodeError:
             encoding = self.raw.encoding
-            return self.raw.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+            return self.raw.write(printable.encode(encoding, "backslashreplace").decode(encoding))
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
