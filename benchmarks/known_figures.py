@@ -21,8 +21,8 @@ from benchmarks.technique_cases import FAMILIES, RESULTS, record_file
 from benchmarks.technique_records import read_records
 from vivace.models.find import SYNTHETIC
 from vivace.spec.record import Outcome, Record
-from vivace.studies.file import published_studies
-from vivace.studies.recorded import COLUMNS, KNOWN
+from vivace.studies.recorded_figures import COLUMNS, KNOWN
+from vivace.studies.study_file import published_studies
 from vivace.techniques.steps import Steps
 
 FUSED = [RESULTS / f"flux-fused-{name}.json" for name in ("flux-dev", "flux-schnell")]

@@ -36,7 +36,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
-from vivace.studies.recorded import recorded_figures
+from vivace.studies.recorded_figures import recorded_figures
 from vivace.technique import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.tuning.budget import Minutes
 from vivace.tuning.image_request import ImageRequest

@@ -1,7 +1,7 @@
 """The figures that `vivace study --dry-run` takes from committed records."""
 
 from benchmarks.known_figures import TARGET, content
-from vivace.studies.recorded import recorded_figures
+from vivace.studies.recorded_figures import recorded_figures
 
 
 def test_the_packaged_file_is_current() -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vivace.benchmark.image_files import image_path
 from vivace.benchmark.store_errors import store_errors
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass

@@ -12,10 +12,9 @@ from typing import Unpack
 
 from vivace.benchmark.comparison import Comparison, comparisons, default_threads
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.figures import add_figures, draw_noise_floor
-from vivace.benchmark.image_files import save_sources
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread import Pool, SpreadTrials
+from vivace.benchmark.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
@@ -28,6 +27,7 @@ from vivace.benchmark.runner import (
     with_batch,
 )
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
+from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import LocatedModel

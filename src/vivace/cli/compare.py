@@ -200,7 +200,7 @@ def show(paired: Paired, format_: str) -> int:
 
 def judge(paired: Paired) -> tuple[int, str]:
     """Return the exit code of a comparison, and the verdict in a sentence."""
-    from vivace.report.text import count
+    from vivace.report.value_text import count
     from vivace.spec.record import Outcome
     from vivace.stats import Verdict
 

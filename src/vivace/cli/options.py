@@ -16,7 +16,7 @@ from vivace.errors import WorkloadError
 from vivace.spec.tasks import TASKS
 from vivace.untrusted.files import read_text
 from vivace.untrusted.reading import reading
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits

@@ -19,7 +19,7 @@ from vivace.report.table import whole_words
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 # Share of a round that has passed when a phase begins; timing is interpolated.
 _PHASE_STARTS = {

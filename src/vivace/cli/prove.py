@@ -177,7 +177,7 @@ def prove(
     from vivace.prove.proving import Options, open_store
     from vivace.prove.scoring import find_all
     from vivace.prove.sources import DrawRequest, prepare
-    from vivace.report.text import date
+    from vivace.report.value_text import date
 
     if prompts is not None and prompt_set is not None:
         raise UsageError("give prompts or --prompt-set, not both")
@@ -250,7 +250,7 @@ def _guarded(
     A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
     """
     from vivace.cli.guarded import guarded, guarded_reading
-    from vivace.models.reading import ReadingLimits, is_trusted
+    from vivace.models.reading_limits import ReadingLimits, is_trusted
 
     models = [source.located for source in (prepared.a, prepared.b) if source.located is not None]
     if located is None or all(is_trusted(model) for model in models):

@@ -17,8 +17,8 @@ from vivace.untrusted.destinations import check_writable, is_standard_output, re
 
 if TYPE_CHECKING:
     from vivace.studies.expand import ModelPart
-    from vivace.studies.file import StudyFile
     from vivace.studies.runs import StudyRun
+    from vivace.studies.study_file import StudyFile
 
 
 @click.command()
@@ -95,7 +95,7 @@ def study(
         vivace study 003 --dry-run
     """
     from vivace.studies.expand import expand
-    from vivace.studies.file import read_study
+    from vivace.studies.study_file import read_study
 
     if name is None:
         return _list(format_)
@@ -186,7 +186,7 @@ def _show(run: StudyRun, format_: str) -> None:
 
 def _list(format_: str) -> int:
     """Print the published studies."""
-    from vivace.studies.file import published_studies, read_study
+    from vivace.studies.study_file import published_studies, read_study
 
     studies = [read_study(name) for name in published_studies()]
     if format_ == "json":

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vivace.report.table import whole_words
 from vivace.untrusted.streams import unchecked
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 
 def console(*, stderr: bool = False) -> Console:

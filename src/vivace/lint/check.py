@@ -27,7 +27,7 @@ from vivace.lint.read import read_tables
 from vivace.lint.rules import RULES
 from vivace.lint.tables import Table, is_section
 from vivace.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 _STEPS = re.compile(r"\b(\d{1,3})\s*(?:inference |denoising )?steps\b", re.IGNORECASE)
 Marks = Sequence[Mark]

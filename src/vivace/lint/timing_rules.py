@@ -10,7 +10,7 @@ from vivace.hardware import known_gpu
 from vivace.lint.columns import TIMES
 from vivace.lint.faults import Fault, is_above, written
 from vivace.lint.findings import Reading, Severity
-from vivace.lint.limits import EIGHT_BITS, FOUR_BITS, FULL_PRECISION, SKIPS_WORK, flops_of
+from vivace.lint.model_limits import EIGHT_BITS, FOUR_BITS, FULL_PRECISION, SKIPS_WORK, flops_of
 from vivace.lint.values import Number
 
 _ORDER = ("min", "p50", "p90", "p95", "p99", "max")

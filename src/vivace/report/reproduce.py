@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vivace.report.downloads import OfferedFile, text_file
 from vivace.report.rows import Row
 from vivace.spec.workload import Workload
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 PROMPTS_FILE = "prompts"
 _MAX_SHOWN = 20_000  # characters of prompts in the page

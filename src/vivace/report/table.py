@@ -25,7 +25,7 @@ from vivace.report.summary import (
     size,
 )
 from vivace.stats import Gate
-from vivace.untrusted.text import csv_cell, markdown_cell, markdown_code_cell
+from vivace.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell
 
 FORMATS = ("table", "json", "csv", "md")
 _COST = "cost of 1,000"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.machinery.quantization.layers import move_to
-from vivace.machinery.samplers.limits import refused_steps
+from vivace.machinery.samplers.step_limits import refused_steps
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import (
     accepted_by,

@@ -28,13 +28,13 @@ from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
 from vivace.report.table import broken
-from vivace.report.text import count
+from vivace.report.value_text import count
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Workload
 from vivace.studies.expand import ModelPart
-from vivace.studies.recorded import recorded_figures
+from vivace.studies.recorded_figures import recorded_figures
 from vivace.techniques.compile import Compile
 from vivace.techniques.steps import Steps
 

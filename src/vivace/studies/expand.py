@@ -12,7 +12,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import BASELINE
 from vivace.spec.study import QualityRequest, Study, WorkloadRequest
-from vivace.studies.file import Labelled, Part, StudyFile
+from vivace.studies.study_file import Labelled, Part, StudyFile
 from vivace.technique import Technique
 
 

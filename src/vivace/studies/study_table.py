@@ -27,7 +27,7 @@ from vivace.studies.view import (
     value_text,
     views,
 )
-from vivace.untrusted.text import csv_cell, markdown_cell
+from vivace.untrusted.terminal_text import csv_cell, markdown_cell
 
 if TYPE_CHECKING:
     from vivace.studies.runs import StudyRun

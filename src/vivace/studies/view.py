@@ -12,9 +12,9 @@ from vivace.stats import Interval
 from vivace.studies.claims import shown_value
 from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import Case, ModelPart
-from vivace.studies.file import StudyFile
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import time_of
+from vivace.studies.study_file import StudyFile
 
 if TYPE_CHECKING:
     from vivace.studies.runs import MeasuredPart, StudyRun

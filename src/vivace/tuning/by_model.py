@@ -12,7 +12,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.technique import Technique
-from vivace.tuning.failures import failure_probabilities, probability_of_running, texts_of
+from vivace.tuning.failure_model import failure_probabilities, probability_of_running, texts_of
 from vivace.tuning.improvement import improvement, normal
 from vivace.tuning.launches import (
     WAITS,

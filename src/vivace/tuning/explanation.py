@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.report.text import count
+from vivace.report.value_text import count
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.priors import PriorSource
 from vivace.tuning.search import Search

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
+from vivace.studies.recorded_figures import all_recorded
 from vivace.technique import Technique, Trait
 from vivace.techniques.compile import Compile
 from vivace.tuning.results import Result

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
+from vivace.studies.recorded_figures import all_recorded
 
 Predict = Callable[[Sequence[Recipe]], Sequence[float | None]]
 

@@ -18,7 +18,7 @@ from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.studies.published import parse_published
-from vivace.studies.recorded import RecordedFigures, all_recorded
+from vivace.studies.recorded_figures import RecordedFigures, all_recorded
 from vivace.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.techniques.steps import Steps
 from vivace.tuning.objective import Objective

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, TextIO
 
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 _WRITERS = ("click", "rich", "contextlib", __name__)
 """They print on behalf of who calls them."""

@@ -9,7 +9,7 @@ from vivace.recommendation import Criteria
 from vivace.recommendation.advise import recommend_from
 from vivace.recommendation.evidence import EvidenceRow, JudgedQuality
 from vivace.stats import Gate, Interval
-from vivace.studies.recorded import all_recorded
+from vivace.studies.recorded_figures import all_recorded
 
 
 def test_evidence_is_ordered() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
+from vivace.studies.recorded_figures import all_recorded
 from vivace.tuning.improvement import improvement
 from vivace.tuning.objective import Objective
 from vivace.tuning.priors import effects, known_sources, touched_share

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from vivace.benchmark.image_files import save_image
 from vivace.benchmark.places.jobs import Done, Job
 from vivace.benchmark.runner import Progress, images_folder, keep, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Invocation, Store
+from vivace.benchmark.stored_images import save_image
 from vivace.errors import WorkerError
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
