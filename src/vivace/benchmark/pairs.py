@@ -75,10 +75,10 @@ class Paired:
             "verdict": decision.verdict.value,
             "regressed": decision.regressed,
             "fail_if": decision.fail_if,
-            "time_ratio": decision.reported.point,
+            "time_ratio": decision.shown.point,
             "interval": None
-            if decision.reported.low is None
-            else [decision.reported.low, decision.reported.high],
+            if decision.shown.low is None
+            else [decision.shown.low, decision.shown.high],
             "pairs": decision.num_pairs,
         }
 

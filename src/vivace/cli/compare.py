@@ -227,7 +227,7 @@ def judge(paired: Paired) -> tuple[int, str]:
 
 def difference(decision: Decision) -> str:
     """Return e.g. "3.1 % more time [+1.2, +5.0]"."""
-    ratio = decision.reported
+    ratio = decision.shown
     percent = 100 * (ratio.point - 1)
     text = f"{abs(percent):.1f} % {'more' if percent >= 0 else 'less'} time"
     if ratio.low is None or ratio.high is None:

@@ -45,7 +45,7 @@ class Decision:
     sameness: Interval | None = None
 
     @property
-    def reported(self) -> Interval:
+    def shown(self) -> Interval:
         """The ratio with the interval that the answer rests on."""
         is_same = self.verdict is Verdict.SAME if self.fail_if is None else self.regressed is False
         return self.sameness if is_same and self.sameness is not None else self.ratio

@@ -81,7 +81,7 @@ def test_the_interval_that_is_shown_is_the_one_that_decides(
 ) -> None:
     """Nobody should read "not slower by more than 3 %" beside an interval that ends at 5 %."""
     found = decide_logs(*logs(ratio, 16 if sd < 0.05 else 6, sd), num_looks=9, fail_if=fail_if)
-    low, high, margin = found.reported.low, found.reported.high, 0.01 if fail_if is None else fail_if
+    low, high, margin = found.shown.low, found.shown.high, 0.01 if fail_if is None else fail_if
     assert low is not None
     assert high is not None
     if fail_if is not None:
