@@ -76,9 +76,7 @@ class Paired:
             "regressed": decision.regressed,
             "fail_if": decision.fail_if,
             "time_ratio": decision.shown.point,
-            "interval": None
-            if decision.shown.low is None
-            else [decision.shown.low, decision.shown.high],
+            "interval": None if decision.shown.low is None else [decision.shown.low, decision.shown.high],
             "pairs": decision.num_pairs,
         }
 

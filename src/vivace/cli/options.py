@@ -59,6 +59,20 @@ device = click.option(
 threads = click.option(
     "--threads", type=click.IntRange(1, 1024), help="CPU threads; the last bits of an image depend on them."
 )
+
+
+def text_or_json(thing: str) -> Callable[[F], F]:
+    """Return the option --format of a command that answers in sentences."""
+    return click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help=f"Format of the {thing} on standard output.",
+    )
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 store = click.option(
     "--store",

@@ -125,14 +125,7 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     metavar="FILE",
     help="Also write the result as an HTML page, with images.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the result on standard output.",
-)
+@options.text_or_json("result")
 def prove(
     a: str,
     b: str,

@@ -129,14 +129,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write the page of the search; default: tune-MODEL.html in the store.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the answer on standard output.",
-)
+@options.text_or_json("answer")
 def tune(
     model: str,
     goal: Goal,
