@@ -89,7 +89,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     help="Seeds per prompt; default: 1, or 3 with --prompt-set.",
 )
 @options.workload
-@options.pictures(several=True)
+@options.source_images(several=True)
 @click.option(
     "--batch",
     "batches",

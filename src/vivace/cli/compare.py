@@ -52,7 +52,7 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
 )
 @options.workload
-@options.pictures(several=True)
+@options.source_images(several=True)
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
 @click.option(
     "--text",

@@ -214,7 +214,7 @@ _HOW_TO_DRAW = (
 )
 
 
-def pictures(
+def source_images(
     *, several: bool = False, with_task: bool = True, each: str = "prompt", drawn: bool = False
 ) -> Callable[[F], F]:
     """Return a decorator that adds the options for the images to start from, as one parameter, `sources`.

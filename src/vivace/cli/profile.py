@@ -40,7 +40,7 @@ _PHASES = {
 @click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 @options.prompts(first=True)
 @options.workload
-@options.pictures()
+@options.source_images()
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
 @click.option(
     "--text",

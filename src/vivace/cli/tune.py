@@ -103,7 +103,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     help="For random weights: also search what the store has seen keep the quality of this embedded model.",
 )
 @options.workload
-@options.pictures(several=True)
+@options.source_images(several=True)
 @options.prompts()
 @click.option(
     "--batch", type=click.IntRange(1, 4096), default=1, help="Images per call; default: as the goal says."
