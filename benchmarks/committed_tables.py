@@ -38,8 +38,8 @@ from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
 from vivace.studies.expand import expand
-from vivace.studies.file import published_studies, read_study
 from vivace.studies.sittings import Sitting, run_of
+from vivace.studies.study_file import published_studies, read_study
 
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "evidence" / FILE
 FUSED = [RESULTS / f"flux-fused-{name}.json" for name in ("flux-dev", "flux-schnell")]

@@ -47,8 +47,8 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.report.summary import seconds
 from vivace.spec.record import Outcome, Record
-from vivace.studies.file import published_studies
 from vivace.studies.sittings import Sitting, SittingRow, of_store, write_sittings
+from vivace.studies.study_file import published_studies
 from vivace.techniques.compile import Compile
 
 CACHED_S = 25.0

@@ -309,7 +309,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     sampler = sampler_of(
         "model", space, sources=sources, effects=effects(space.options, gpu.stages, wanted),
         seconds_of=gpu.pace.of_trial, most_s=lambda: budget.most_s,
-        peaks=gpu.peaks.known, seed=seed,
+        peaks=gpu.peaks.predicted, seed=seed,
     )  # fmt: skip
     search = Search(wanted, space, sampler, gpu, budget, judges=False, history=[base])
     pick = search.run()

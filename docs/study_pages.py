@@ -35,7 +35,7 @@ from vivace.studies.view import (
     value_text,
     views,
 )
-from vivace.untrusted.text import markdown_cell, markdown_code_cell
+from vivace.untrusted.terminal_text import markdown_cell, markdown_code_cell
 
 _MEMORY = ("model_memory", "peak_memory")
 _SHORT = {"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100"}
@@ -57,7 +57,7 @@ class Measured:
 
 def measured(name: str, folder: Path = RESULTS, *, tiny: bool = False) -> Measured:
     """Return what the records say of a study."""
-    from vivace.studies.file import read_study
+    from vivace.studies.study_file import read_study
 
     file = read_study(name)
     planned, sittings = expand(file, tiny=tiny, synthetic=not tiny), all_sittings(name, folder)

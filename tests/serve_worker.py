@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported
-from vivace.processes.lines import send_event
+from vivace.processes.protocol import send_event
 from vivace.serve import worker
 from vivace.serve.messages import Draw, Load, image_file
 

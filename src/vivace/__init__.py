@@ -65,7 +65,7 @@ _MODULES = {
     "Run": "benchmark.run",
     "Session": "runtime.session",
     "Study": "spec.study",
-    "StudyFile": "studies.file",
+    "StudyFile": "studies.study_file",
     "StudyRun": "studies.runs",
     "Timing": "spec.timing",
     "Tuned": "tuning.answer",

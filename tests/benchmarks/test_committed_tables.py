@@ -12,8 +12,8 @@ from vivace.recommendation import Criteria
 from vivace.recommendation.advise import recommend_from
 from vivace.runtime.workloads import workload_of
 from vivace.studies.expand import expand
-from vivace.studies.file import read_study
 from vivace.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.studies.study_file import read_study
 
 
 def test_recommend_reads_studies(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def _psnr_db(pictures: Any, others: Any) -> float | None:
 def serve(request: DrawRequest, events: TextIO) -> None:
     import torch
 
-    from vivace.processes.lines import send_event
+    from vivace.processes.protocol import send_event
     from vivace.processes.resident import print_to
 
     assert request.log is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.image_files import read_sources
+from vivace.benchmark.stored_images import read_sources
 from vivace.models.sources import image_arguments
 from vivace.runtime.calls import Call as Call
 from vivace.runtime.calls import generators_of, prompts_of

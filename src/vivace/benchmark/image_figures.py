@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vivace.benchmark.image_files import image_path
 from vivace.benchmark.requests import Scorer
+from vivace.benchmark.stored_images import image_path
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
-from vivace.models.reading import ReadingLimits
+from vivace.models.reading_limits import ReadingLimits
 from vivace.spec.figures import SAME_PIXELS, FiguresKey, ImageFigures
 from vivace.spec.vectors import packed
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from vivace.benchmark.comparison import comparisons
-from vivace.benchmark.image_files import save_sources
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.runner import ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.processes.launcher import Launcher

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from vivace.benchmark.image_files import save_sources
 from vivace.benchmark.requests import ProfileRequest, ask
 from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.processes.launcher import Launcher, OnEvent
 from vivace.report.dataframe import dataframe

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from vivace.errors import Unsupported, UnusableModel, WorkerError
-from vivace.models.reading import complaint
+from vivace.models.reading_limits import complaint
 from vivace.processes.launcher import Launcher, OnEvent, last_line
-from vivace.processes.lines import LoggedRequest
+from vivace.processes.protocol import LoggedRequest
 from vivace.spec.base import Spec
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
-from vivace.benchmark.image_files import save_image
+from vivace.benchmark.stored_images import save_image
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
@@ -23,7 +23,7 @@ from vivace.measure.nvml import GpuMeter, opened_gpu
 from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
-from vivace.models.reading import ReadingLimits, is_trusted
+from vivace.models.reading_limits import ReadingLimits, is_trusted
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for

@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 from vivace.benchmark.compared import Compared
-from vivace.benchmark.image_files import image_path
 from vivace.benchmark.store import Store
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.report.charts import charts
 from vivace.report.page import Section, render_page
@@ -19,7 +19,7 @@ from vivace.report.summary import summary
 from vivace.report.table import render
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Record
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 
 def page_of(

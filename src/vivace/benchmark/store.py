@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vivace.benchmark.compared import Compared
-from vivace.benchmark.image_files import image_path
 from vivace.benchmark.invocation import Invocation as Invocation
 from vivace.benchmark.invocation import Purpose, purpose_of_earlier
 from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store_errors import store_errors
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass

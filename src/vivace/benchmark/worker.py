@@ -34,7 +34,7 @@ from vivace.benchmark.requests import (
 from vivace.errors import VivaceError
 from vivace.processes import resident
 from vivace.processes.fork import fork_child, status_of_child
-from vivace.processes.lines import send_event
+from vivace.processes.protocol import send_event
 
 AnyOf = TypeVar("AnyOf", bound=WorkerRequest)
 
@@ -125,7 +125,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
         case ImagesRequest(trial=trial, number=number, pictures=images):
-            from vivace.benchmark.figures import draw_images
+            from vivace.benchmark.quality_pass import draw_images
 
             return draw_images(trial, number, Path(images), report, sources)
         case LargestBatchRequest(trial=trial):

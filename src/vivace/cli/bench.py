@@ -76,7 +76,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
 @options.seed
 @option(WORKLOAD, "num_seeds", "--seeds", type=click.IntRange(min=1, max=10_000))
 @options.workload
-@options.pictures(several=True)
+@options.source_images(several=True)
 @option(
     WORKLOAD,
     "batches",
@@ -224,15 +224,15 @@ def _print_tables(tables: list[list[Row]]) -> None:
     from vivace.report.summary import noise_floor, summary
     from vivace.report.table import print_table, render
 
-    shown = console()
+    terminal = console()
     for index, table in enumerate(tables):
         if index > 0:
             click.echo()
         trial = table[0].record.trial
         if len(tables) > 1 or trial.model.is_synthetic or trial.workload.task != "text":
             click.echo(title_of(table[0].record))
-        if shown.is_terminal:
-            print_table(table, shown)
+        if terminal.is_terminal:
+            print_table(table, terminal)
         else:
             click.echo(render(table, "table"), nl=False)
         for warning in shared_warnings(table):

@@ -52,7 +52,7 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
 @options.prompts()
 @options.seed
 @options.workload
-@options.pictures(several=True)
+@options.source_images(several=True)
 @options.batch
 @options.text
 @options.repeats
@@ -150,7 +150,7 @@ def show(paired: Paired, format_: str) -> int:
 
 def judge(paired: Paired) -> tuple[int, str]:
     """Return the exit code of a comparison, and the verdict in a sentence."""
-    from vivace.report.text import count
+    from vivace.report.value_text import count
     from vivace.spec.record import Outcome
     from vivace.stats import Verdict
 

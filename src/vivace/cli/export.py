@@ -43,7 +43,7 @@ _NEEDS_PEFT = "# Needs peft."  # how scripts say it
     help="Seed of the script.",
 )
 @options.workload
-@options.pictures(with_task=False)
+@options.source_images(with_task=False)
 @options.device
 @options.threads
 @collect(workload=WORKLOAD)

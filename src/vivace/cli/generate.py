@@ -75,7 +75,7 @@ _QUALITY = 95
     help="Write the one image here instead, replacing what it names: .png, .jpg or .webp.",
 )
 @options.workload
-@options.pictures(with_task=False)
+@options.source_images(with_task=False)
 @options.device
 @options.threads
 @collect(workload=WORKLOAD)

@@ -17,12 +17,12 @@ import click
 
 from vivace.cli.failures import OWN_FAULT, status_of
 from vivace.errors import UnusableModel
-from vivace.models.files import num_bytes
 from vivace.models.find import WEIGHTS
-from vivace.models.reading import ReadingLimits, complaint, is_trusted
+from vivace.models.model_files import num_bytes
+from vivace.models.reading_limits import ReadingLimits, complaint, is_trusted
 from vivace.processes.end import ended_by
 from vivace.processes.fork import can_fork, fork_child, status_of_child
-from vivace.processes.limits import LOOK_EVERY_S
+from vivace.processes.process_limits import LOOK_EVERY_S
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel

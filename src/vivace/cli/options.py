@@ -18,7 +18,7 @@ from vivace.errors import WorkloadError
 from vivace.spec.tasks import TASKS
 from vivace.untrusted.files import read_text
 from vivace.untrusted.reading import reading
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -79,6 +79,20 @@ batch = option(
     callback=lambda _context, _option, number: (number,),
     help="Images per call.",
 )
+
+
+def text_or_json(thing: str) -> Callable[[F], F]:
+    """Return the option --format of a command that answers in sentences."""
+    return click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help=f"Format of the {thing} on standard output.",
+    )
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 store = click.option(
     "--store",
@@ -190,7 +204,7 @@ _HOW_TO_DRAW = (
 )
 
 
-def pictures(
+def source_images(
     *, several: bool = False, with_task: bool = True, each: str = "prompt", drawn: bool = False
 ) -> Callable[[F], F]:
     """Return a decorator that adds the options for the images to start from, as one parameter, `sources`.

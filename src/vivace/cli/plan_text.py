@@ -77,7 +77,7 @@ def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
 
 def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
     """Yield what the call computes, and the time that this takes at least."""
-    from vivace.lint.limits import least_seconds
+    from vivace.lint.model_limits import least_seconds
     from vivace.report.summary import seconds
 
     parts, total = [], 0

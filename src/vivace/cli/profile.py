@@ -43,7 +43,7 @@ _PHASES = {
 @click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 @options.prompts(first=True)
 @options.workload
-@options.pictures()
+@options.source_images()
 @options.batch
 @option(
     WORKLOAD,

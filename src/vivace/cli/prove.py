@@ -121,14 +121,7 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     metavar="FILE",
     help="Also write the result as an HTML page, with images.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the result on standard output.",
-)
+@options.text_or_json("result")
 @collect(settings=IMAGE_SETTINGS, request=PROOF)
 def prove(
     a: str,
@@ -160,7 +153,7 @@ def prove(
     from vivace.prove.proving import Options, open_store
     from vivace.prove.scoring import find_all
     from vivace.prove.sources import prepare
-    from vivace.report.text import date
+    from vivace.report.value_text import date
 
     if request.prompts is not None and request.prompt_set is not None:
         raise UsageError("give prompts or --prompt-set, not both")
@@ -220,7 +213,7 @@ def _guarded(
     A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
     """
     from vivace.cli.guarded import guarded, guarded_reading
-    from vivace.models.reading import ReadingLimits, is_trusted
+    from vivace.models.reading_limits import ReadingLimits, is_trusted
 
     models = [source.located for source in (prepared.a, prepared.b) if source.located is not None]
     if located is None or all(is_trusted(model) for model in models):

@@ -39,7 +39,7 @@ COMPARISON_FAILED = 1
     help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
 )
 @click.option("--same-picture", is_flag=True, help="Hold B to showing the same images as A.")
-@options.pictures(several=True, each="pair, in the order of their names", drawn=True)
+@options.source_images(several=True, each="pair, in the order of their names", drawn=True)
 @options.min_quality
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @options.as_json

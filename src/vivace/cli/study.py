@@ -18,8 +18,8 @@ from vivace.untrusted.destinations import check_writable, is_standard_output, re
 if TYPE_CHECKING:
     from vivace.benchmark.settings import RunSettings
     from vivace.studies.expand import ModelPart
-    from vivace.studies.file import StudyFile
     from vivace.studies.runs import StudyRun
+    from vivace.studies.study_file import StudyFile
 
 
 @click.command()
@@ -97,7 +97,7 @@ def study(
     """
     from vivace.benchmark.settings import RunSettings
     from vivace.studies.expand import expand
-    from vivace.studies.file import read_study
+    from vivace.studies.study_file import read_study
 
     if name is None:
         return _list(format_)
@@ -164,9 +164,9 @@ def _show(run: StudyRun, format_: str) -> None:
     from vivace.cli.terminal import console
     from vivace.studies.study_table import print_tables, render
 
-    shown = console()
-    if format_ == "table" and shown.is_terminal:
-        print_tables(run, shown)
+    terminal = console()
+    if format_ == "table" and terminal.is_terminal:
+        print_tables(run, terminal)
     else:
         click.echo(render(run, format_), nl=False)
     if format_ == "table":
@@ -175,7 +175,7 @@ def _show(run: StudyRun, format_: str) -> None:
 
 def _list(format_: str) -> int:
     """Print the published studies."""
-    from vivace.studies.file import published_studies, read_study
+    from vivace.studies.study_file import published_studies, read_study
 
     studies = [read_study(name) for name in published_studies()]
     if format_ == "json":

@@ -105,7 +105,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     help="For random weights: also search what the store has seen keep the quality of this embedded model.",
 )
 @options.workload
-@options.pictures(several=True)
+@options.source_images(several=True)
 @options.prompts()
 @click.option(
     "--batch", type=click.IntRange(1, 4096), default=1, help="Images per call; default: as the goal says."
@@ -125,14 +125,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write the page of the search; default: tune-MODEL.html in the store.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the answer on standard output.",
-)
+@options.text_or_json("answer")
 @collect(timing=TIMING, request=IMAGES, run=SETTINGS, settings=SEARCH)
 def tune(model: str, settings: SearchSettings, explain: bool, output: Path | None, format_: str) -> int:
     """Find the fastest recipe for MODEL that keeps the images and fits the limits, with the proof.
@@ -200,8 +193,8 @@ class SearchDisplay:
         best = best_of(history)
         if best is not None and best.gain is not None:
             state = "" if best.gate is None else f", quality {best.gate.value}"
-            shown = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
-            click.echo(_fit(shown, f"{state}; {self._left(number)}"), err=True)
+            line = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
+            click.echo(_fit(line, f"{state}; {self._left(number)}"), err=True)
 
     def final(self, finalists: Sequence[Recipe]) -> None:
         click.echo(f"final, interleaved with the baseline ({self._left(None)}):", err=True)

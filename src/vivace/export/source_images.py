@@ -8,8 +8,8 @@ from pathlib import Path
 
 from vivace.errors import Unsupported, UsageError
 from vivace.models.controlnet import RANDOM
-from vivace.models.files import component_class
 from vivace.models.find import LocatedModel
+from vivace.models.model_files import component_class
 from vivace.models.tasks import names_of, pipeline_of
 from vivace.spec.study import WorkloadRequest
 from vivace.spec.workload import Workload

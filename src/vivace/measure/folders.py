@@ -25,7 +25,7 @@ from vivace.spec.vectors import packed
 from vivace.stats.intervals import Interval
 from vivace.stats.paired import mean_interval
 from vivace.untrusted.image_files import open_image
-from vivace.untrusted.text import natural_order
+from vivace.untrusted.terminal_text import natural_order
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 ALONE = (

@@ -154,12 +154,12 @@ def _without_bars() -> Iterator[None]:
     """Hide the bars of transformers, which would disturb vivace's own progress display."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    has_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if has_bars:
             logging.enable_progress_bar()
 
 

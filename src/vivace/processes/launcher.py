@@ -13,8 +13,8 @@ from typing import Any
 
 from vivace.errors import WorkerError
 from vivace.processes.end import kill_group, wait_or_kill
-from vivace.processes.limits import LimitWatch
-from vivace.processes.lines import TIMEOUT, Event, EventReader, LoggedRequest
+from vivace.processes.process_limits import LimitWatch
+from vivace.processes.protocol import TIMEOUT, Event, EventReader, LoggedRequest
 from vivace.processes.start import start
 
 OnEvent = Callable[[Event], None]

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TextIO, TypeVar
 
 from vivace.processes.fork import can_fork, fork_child, status_of_child
-from vivace.processes.lines import send_event
+from vivace.processes.protocol import send_event
 
 _PR_SET_PDEATHSIG = 1
 RequestT = TypeVar("RequestT")

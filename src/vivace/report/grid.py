@@ -112,22 +112,22 @@ def grid(rows: Sequence[Row], read_image: ImageReader, max_bytes: int) -> Grid:
     losses = {c.number: _losses(c.row, images[c.number], rows[0], images[1]) for c in columns}
     ranks = {number: _ranks(values) for number, values in losses.items()}
     ordered = sorted(keys, key=lambda key: _sort_key(key, ranks, losses))
-    shown: list[GridRow] = []
+    grid_rows: list[GridRow] = []
     left = max_bytes
     for key in ordered[:MAX_ROWS]:
         cells = _cells(key, columns, images, ranks, read_image)
         sources = _sources(rows[0], key, read_image)
         left -= sum(len(e.uri) for c in cells for e in (c.picture, c.difference) if e is not None)
         left -= sum(len(embedded.uri) for _, embedded in sources)
-        if shown and left < 0:
+        if grid_rows and left < 0:
             break
-        shown.append(GridRow(key[1], key[2], cells, sources))
-    embedded = [c.picture for row in shown for c in row.cells if c.picture is not None]
+        grid_rows.append(GridRow(key[1], key[2], cells, sources))
+    embedded = [c.picture for row in grid_rows for c in row.cells if c.picture is not None]
     return Grid(
         columns=columns,
-        rows=tuple(shown),
+        rows=tuple(grid_rows),
         without_images=tuple(GridColumn(n, row) for n, row in enumerate(rows, 1) if not images[n]),
-        order=_describe_order(len(shown), len(keys), columns, ranks),
+        order=_describe_order(len(grid_rows), len(keys), columns, ranks),
         is_small=max((max(e.width, e.height) for e in embedded), default=0) <= _SMALL_SIDE,
         has_thumbnails=any(e.is_thumbnail for e in embedded),
     )
@@ -298,21 +298,21 @@ def _cell(png: bytes | None, original: Image.Image | None) -> GridCell:
     if image is None:
         return GridCell(None, "", "the image file is damaged")
     if max(image.size) <= MAX_EMBEDDED_SIDE:
-        shown = EmbeddedImage(_data_uri("png", png), image.width, image.height)
+        embedded = EmbeddedImage(_data_uri("png", png), image.width, image.height)
     else:
-        shown = replace(webp_image(reduced(image), quality=85), is_thumbnail=True)
+        embedded = replace(webp_image(reduced(image), quality=85), is_thumbnail=True)
     if original is None:
-        return GridCell(shown, "", None, None, "no image of the baseline")
+        return GridCell(embedded, "", None, None, "no image of the baseline")
     if image.size != original.size:
         sizes = f"{image.width} × {image.height} px, the baseline’s {original.width} × {original.height}"
-        return GridCell(shown, "", None, None, sizes)
+        return GridCell(embedded, "", None, None, sizes)
     # Subtracted at full size: thumbnails would average pixel-level differences away.
     difference = ImageChops.difference(image, original)
     largest = max(high for _, high in difference.getextrema())  # type: ignore[misc]
     if largest == 0:
-        return GridCell(shown, "", None, None, _IDENTICAL)
+        return GridCell(embedded, "", None, None, _IDENTICAL)
     amplified = reduced(difference).point([min(255, AMPLIFIED * v) for v in range(256)] * 3)
-    return GridCell(shown, "", None, webp_image(amplified, quality=50), f"at most {largest} of 255")
+    return GridCell(embedded, "", None, webp_image(amplified, quality=50), f"at most {largest} of 255")
 
 
 def _decode(png: bytes | None) -> Image.Image | None:

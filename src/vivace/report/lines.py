@@ -52,12 +52,12 @@ class RowFigures:
 def line_of(
     number: int, row: Row, baseline: Row, warnings: Sequence[str], shared_reasons: Mapping[str, Sequence[int]]
 ) -> TextLine:
-    judged = row.judgement if row.latency is not None else None
-    reason = None if judged is None or judged.gate is Gate.PASSED else judged.reason
+    judgement = row.judgement if row.latency is not None else None
+    reason = None if judgement is None or judgement.gate is Gate.PASSED else judgement.reason
     return TextLine(
         number,
         row,
-        quality=None if judged is None else (judged.gate.value, _evidence(row, baseline)),
+        quality=None if judgement is None else (judgement.gate.value, _evidence(row, baseline)),
         quality_reason=None if reason in shared_reasons and not row.failed_quality else reason,
         warnings=tuple(w for w in row.warnings if w not in warnings),
     )

@@ -37,7 +37,7 @@ from vivace.report.summary import (
     size,
     standing,
 )
-from vivace.report.text import between_s, breakable, count, date, sentence, shortened
+from vivace.report.value_text import between_s, breakable, count, date, sentence, shortened
 from vivace.spec.recipe import short_form
 from vivace.spec.record import Record
 

@@ -9,7 +9,7 @@ from typing import Any
 from vivace.report.summary import seconds, size
 from vivace.report.text_table import TextTable, csv_text
 from vivace.spec.profiling import HostWait, MemoryTimeline, Profile, Share
-from vivace.untrusted.text import markdown_cell, plain
+from vivace.untrusted.terminal_text import markdown_cell, plain
 
 TOP = 20
 _NAME_WIDTH = 56  # characters

@@ -21,8 +21,8 @@ from vivace.report.summary import (
     seconds,
     size,
 )
-from vivace.report.text import whole_words
 from vivace.report.text_table import TextTable, csv_text
+from vivace.report.value_text import whole_words
 from vivace.stats import Gate
 
 FORMATS = ("table", "json", "csv", "md")
@@ -96,14 +96,14 @@ def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int
     """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     is_filled = [any(cell != "-" for cell in column[1:]) for column in zip(*cells, strict=True)]
-    shown = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or is_filled[i]]
+    columns = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or is_filled[i]]
     least_width = min(widths[0], _RECIPE_WIDTH)
     while True:
-        left = width - sum(widths[i] + _GAP for i in shown[1:]) - _GAP
-        ranks = {_COLUMNS[i][1] for i in shown}
+        left = width - sum(widths[i] + _GAP for i in columns[1:]) - _GAP
+        ranks = {_COLUMNS[i][1] for i in columns}
         if left >= least_width or ranks == {0}:
-            return shown, max(left, len("recipe"))
-        shown = [i for i in shown if _COLUMNS[i][1] < max(ranks)]
+            return columns, max(left, len("recipe"))
+        columns = [i for i in columns if _COLUMNS[i][1] < max(ranks)]
 
 
 def _cells(row: Row) -> list[str]:

@@ -95,7 +95,7 @@ def session_of(
             has_random_weights=located.model.is_synthetic,
             stored=stored_effects(located),
         ),
-        asked=Request(
+        request=Request(
             prompts=tuple(prompts)
             or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
             given=example_call(pipe, located.defaults | (defaults or {})),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.machinery.quantization.layers import move_to
-from vivace.machinery.samplers.limits import refused_steps
+from vivace.machinery.samplers.step_limits import refused_steps
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import (
     accepted_by,
@@ -98,9 +98,9 @@ class Session:
             if where.on_host and not any(t.loads_from_host for t in recipe.techniques[index:]):
                 where = self._onload(where)
             request = replace(
-                target.asked, earlier=recipe.techniques[:index], later=recipe.techniques[index + 1 :]
+                target.request, earlier=recipe.techniques[:index], later=recipe.techniques[index + 1 :]
             )
-            current = replace(target, where=where, asked=request).with_defaults(self._defaults)
+            current = replace(target, where=where, request=request).with_defaults(self._defaults)
             effect = self._apply_technique(
                 technique, current, on_technique, alone=len(recipe.techniques) == 1
             )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vivace.processes.end import ended_by, kill_group
-from vivace.processes.lines import parse_event
+from vivace.processes.protocol import parse_event
 from vivace.processes.start import start_async
 from vivace.serve.messages import Message, written
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, VivaceError
-from vivace.processes.lines import send_event
+from vivace.processes.protocol import send_event
 from vivace.processes.resident import die_with_parent, open_events
 from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
 

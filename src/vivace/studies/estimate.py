@@ -26,8 +26,8 @@ from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
-from vivace.report.text import count
 from vivace.report.text_table import TextTable
+from vivace.report.value_text import count
 from vivace.runtime.workloads import workload_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record

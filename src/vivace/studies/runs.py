@@ -24,9 +24,9 @@ from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, JudgedClaim
 from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import StudyFile, read_study
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import judge
+from vivace.studies.study_file import StudyFile, read_study
 
 _NOT_MEASURED = StudyCell("not_measured", note="the record has no round of it yet")
 

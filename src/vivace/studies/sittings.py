@@ -32,8 +32,8 @@ from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
 from vivace.studies.expand import ModelPart
-from vivace.studies.file import StudyFile
 from vivace.studies.runs import MeasuredPart, StudyRun
+from vivace.studies.study_file import StudyFile
 from vivace.untrusted.destinations import replace
 from vivace.untrusted.files import read_json
 from vivace.untrusted.reading import reading

@@ -26,7 +26,7 @@ from vivace.studies.view import (
     value_text,
     views,
 )
-from vivace.untrusted.text import markdown_cell
+from vivace.untrusted.terminal_text import markdown_cell
 
 if TYPE_CHECKING:
     from vivace.studies.runs import StudyRun
@@ -59,14 +59,14 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
         part = view.planned
         for row in view.rows:
             for figure, cells in row.cells.items():
-                for column, shown in zip(view.columns, cells, strict=True):
-                    value, relative = shown.cell.value, shown.relative
+                for column, compared in zip(view.columns, cells, strict=True):
+                    value, relative = compared.cell.value, compared.relative
                     line = (
                         run.file.name, part.part.name, part.model, part.measured_on, row.case.label, row.case.recipe,
-                        figure, _unit(figure), column.name, column.kind, shown.cell.outcome,
+                        figure, _unit(figure), column.name, column.kind, compared.cell.outcome,
                         value and value.point, value and value.low, value and value.high,
                         relative and relative.point, relative and relative.low, relative and relative.high,
-                        shown.of_s, shown.over, shown.cell.note,
+                        compared.of_s, compared.over, compared.cell.note,
                     )  # fmt: skip
                     lines.append(dict(zip(_FIELDS, line, strict=True)))
         lines += _taken_lines(run, view)
@@ -123,10 +123,10 @@ def to_json(run: StudyRun) -> dict[str, Any]:
                         "said": verdict.said.value,
                         "because": verdict.because,
                     }
-                    for verdict in judged
+                    for verdict in verdicts
                 ],
             }
-            for claim, judged in run.claims()
+            for claim, verdicts in run.claims()
         ],
     }
 
@@ -155,9 +155,9 @@ def print_tables(run: StudyRun, console: Console) -> None:
 
 def _terminal_figures(view: PartView) -> list[str]:
     """The part's time, memory and CLIP score; the page and CSV have all figures."""
-    shown = view.figures()
+    figure_names = view.figures()
     kept = [view.time, "model_memory", "peak_memory", "clip"]
-    return [name for name in shown if name in kept]
+    return [name for name in figure_names if name in kept]
 
 
 def _block(view: PartView, figure: str) -> TextTable:
@@ -187,15 +187,15 @@ def _block(view: PartView, figure: str) -> TextTable:
     )
 
 
-def _text(figure: str, shown: ComparedCell) -> str:
+def _text(figure: str, compared: ComparedCell) -> str:
     """Return e.g. "11.3 s 1.36x"."""
-    if shown.cell.value is None:
-        return outcome_text(shown.cell)
-    text = value_text(figure, shown.cell.value)
-    if shown.relative is None:
+    if compared.cell.value is None:
+        return outcome_text(compared.cell)
+    text = value_text(figure, compared.cell.value)
+    if compared.relative is None:
         return text
-    return f"{text} {shown.relative.point:.2f}x" + (
-        "" if shown.of_s is None else f" of {seconds(shown.of_s)}"
+    return f"{text} {compared.relative.point:.2f}x" + (
+        "" if compared.of_s is None else f" of {seconds(compared.of_s)}"
     )
 
 
@@ -221,14 +221,14 @@ def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Co
     console.print(Text("Conclusions", style="bold"))
     for who, sentence in tally(claims) if len(claims) > 1 else ():  # a single one is told below
         console.print(Text(f"{who}: {sentence}"))
-    devices = {verdict.column for _, judged in claims for verdict in judged if verdict.kind == "measured"}
-    for claim, judged in claims:
+    devices = {verdict.column for _, verdicts in claims for verdict in verdicts if verdict.kind == "measured"}
+    for claim, verdicts in claims:
         console.print(Text(claim.says))
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         table.add_column(width=14, overflow="fold")
         table.add_column(width=11)
         table.add_column(overflow="fold")
-        for verdict in judged:
+        for verdict in verdicts:
             name = (
                 verdict.column
                 if verdict.kind == "published"
@@ -276,10 +276,10 @@ def _markdown(run: StudyRun) -> str:
         lines.append("")
     if run.file.claim:
         lines += ["## Conclusions", ""]
-    for claim, judged in run.claims():
+    for claim, verdicts in run.claims():
         lines.append(f"- {markdown_cell(claim.says)}")
         lines += [
             f"  - {markdown_cell(f'{verdict.column}: {verdict.said.value}. {verdict.because}')}"
-            for verdict in judged
+            for verdict in verdicts
         ]
     return "\n".join(lines).rstrip() + "\n"

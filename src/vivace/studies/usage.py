@@ -95,12 +95,12 @@ def usage_table(view: PartView, names: tuple[str, ...] = ()) -> UsageTable:
         names: only these figures; empty for all.
     """
     measured = [entry for row in view.rows for entry in row.labelled]
-    shown = [
+    usage_figures = [
         figure
         for figure in FIGURES
         if (not names or figure.name in names) and any(figure.of(row) is not None for _, row in measured)
     ]
-    if all(figure.name in _NOT_ALONE for figure in shown):
+    if all(figure.name in _NOT_ALONE for figure in usage_figures):
         return UsageTable()
     throttled = {
         label: row.gpu.throttled for label, row in measured if row.gpu is not None and row.gpu.throttled
@@ -108,10 +108,10 @@ def usage_table(view: PartView, names: tuple[str, ...] = ()) -> UsageTable:
     with_clocks = bool(throttled) and not names
     rows = []
     for label, row in measured:
-        cells = ["–" if (value := figure.of(row)) is None else figure.text(value) for figure in shown]
+        cells = ["–" if (value := figure.of(row)) is None else figure.text(value) for figure in usage_figures]
         cells += [", ".join(throttled.get(label, ())) or "nothing"] if with_clocks else []
         rows.append((label, tuple(cells)))
-    headings = [figure.title for figure in shown] + (["clocks held down by"] if with_clocks else [])
+    headings = [figure.title for figure in usage_figures] + (["clocks held down by"] if with_clocks else [])
     return UsageTable(tuple(headings), tuple(rows), tuple(_reasons(measured)))
 
 

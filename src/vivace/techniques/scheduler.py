@@ -35,7 +35,7 @@ from vivace.families.pipeline_code import (
     passes_sigmas_as_an_array,
 )
 from vivace.machinery.samplers.generators import give_generators, grow_order
-from vivace.machinery.samplers.limits import refused_prediction, takes_zero_snr
+from vivace.machinery.samplers.step_limits import refused_prediction, takes_zero_snr
 from vivace.technique import Effect, Stage, Target, Technique, knob
 from vivace.technique.script import Script, literal, written_call
 

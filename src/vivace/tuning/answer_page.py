@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from vivace.benchmark.image_files import image_path
 from vivace.benchmark.store import Store
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.report.downloads import OfferedFile, text_file
 from vivace.report.page import (
@@ -31,7 +31,7 @@ from vivace.report.page import (
 )
 from vivace.report.scatter import Plot, Value, memory_plot
 from vivace.report.summary import change, clock, money, seconds, size
-from vivace.report.text import breakable, count, sentence
+from vivace.report.value_text import breakable, count, sentence
 from vivace.spec.recipe import short_form
 from vivace.stats import Gate, Interval
 from vivace.tuning.explained import ExplainedResult

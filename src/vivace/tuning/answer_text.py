@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vivace.report.paragraphs import WIDTH, labelled, wrapped
 from vivace.report.rows import Row
 from vivace.report.summary import change, clock, money, ratio, seconds, size
-from vivace.report.text import broken
+from vivace.report.value_text import broken
 from vivace.stats import Gate, Verdict
 from vivace.tuning.results import Result, Rung
 
@@ -130,15 +130,15 @@ def _neighbours(tuned: Tuned) -> Iterator[str]:
 
 
 def _front(tuned: Tuned) -> Iterator[str]:
-    shown: Sequence[Result] = tuned.front[:_MOST]
+    front: Sequence[Result] = tuned.front[:_MOST]
     cells = [
         (_time(result), "-" if not result.peak_bytes else size(result.peak_bytes), _quality(result))
-        for result in shown
+        for result in front
     ]
     widths = [max(len(head), *(len(row[k]) for row in cells)) for k, head in enumerate(("s/image", "peak"))]
     yield f"  {'s/image':>{widths[0]}}  {'peak':>{widths[1]}}  {'quality':<9}  recipe"
     indent = 2 + widths[0] + 2 + widths[1] + 2 + 9 + 2
-    for result, row in zip(shown, cells, strict=True):
+    for result, row in zip(front, cells, strict=True):
         first, *rest = broken(result.recipe.text, max(24, WIDTH - indent))
         yield f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<9}  {first}"
         yield from (" " * indent + part for part in rest)

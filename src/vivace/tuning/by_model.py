@@ -12,7 +12,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.technique import Technique
-from vivace.tuning.failures import failure_probabilities, probability_of_running, texts_of
+from vivace.tuning.failure_model import failure_probabilities, probability_of_running, texts_of
 from vivace.tuning.improvement import improvement, normal
 from vivace.tuning.launches import (
     WAITS,
@@ -136,12 +136,14 @@ class ModelSampler:
         prior = [datum for datum in self._prior_data if datum.recipe not in learnt]
         self.gain.reweigh(Leverage.of(measured).of_effect)
         self.gain.learn([*data, *as_of_another_host(prior, wait)])
-        judged = [result for result in measured if result.slack is not None and not result.recipe.is_baseline]
+        with_quality = [
+            result for result in measured if result.slack is not None and not result.recipe.is_baseline
+        ]
         self.slack.learn(
             [
                 # How far below its limit a recipe is says little of how far others will be: an odd image decides.
                 Datum(result.recipe, slack - _SLACK_AT_BEST, math.hypot(result.slack_error, _ODD * slack))
-                for result in judged
+                for result in with_quality
                 if (slack := _clipped(result.slack or 0.0)) is not None
             ]
         )
@@ -193,7 +195,7 @@ class ModelSampler:
         pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._is_known_but_for_one(r)]
-        judged = {path_of(result.recipe) for result in history if result.slack is not None}
+        judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
             scores = self._score(pool, best)
@@ -212,7 +214,7 @@ class ModelSampler:
             self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
             pool = [r for r in pool if not tries_the_same(r, pick, self._tested)]
             # Recipes of one path pass or fail together: one of them is judged, and what it tells is used next time.
-            if (path := path_of(pick)) is not None and path not in judged:
+            if (path := path_of(pick)) is not None and path not in judged_paths:
                 pool = [r for r in pool if path_of(r) != path]
         self.learn(history)
         return chosen

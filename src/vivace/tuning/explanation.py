@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.recipes.recipe import Recipe
-from vivace.report.text import count
+from vivace.report.value_text import count
 from vivace.tuning.priors import PriorSource
 from vivace.tuning.search import Search
 

@@ -59,7 +59,7 @@ class Bench:
     model: str
     located: LocatedModel
     objective: Objective
-    asked: ImageRequest
+    request: ImageRequest
     prompts: tuple[str, ...]
     judges: bool
     run: RunSettings
@@ -75,9 +75,9 @@ class Bench:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
         self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
-        self.plan = ImagePlan.of(self.located, self.asked, self.prompts)
+        self.plan = ImagePlan.of(self.located, self.request, self.prompts)
         self.time = Timetable(self.pace, self.plan, self.judges)
-        further = [workload_of(self.located, batch, self.asked.batch) for batch in self.plan.batches[1:]]
+        further = [workload_of(self.located, batch, self.request.batch) for batch in self.plan.batches[1:]]
         self.finals = Finals(
             self.plan,
             tuple(further) if self.judges else (),
@@ -96,7 +96,7 @@ class Bench:
         row = self._rows((), workload, timing, Purpose.BASELINE, judges=False)[0]
         self.baseline = seen_of(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
         if self.baseline is not None and self.baseline.seconds:
-            batch = self.asked.batch
+            batch = self.request.batch
             denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
                 1 if steps is None else self._steps / steps
             )
@@ -111,7 +111,9 @@ class Bench:
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons: dict[str, str] = {}
         if texts:
-            support = ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
+            support = ask_support(
+                self.launcher, self.model, texts, self.device, self.task, self.request.batch
+            )
             reasons = support.refusals(recipes, self.objective.keeps)
         self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
         refused = [
@@ -193,7 +195,7 @@ class Bench:
     @property
     def full(self) -> Workload:
         """What the final draws."""
-        return workload_of(self.located, self._workload(Rung.PROVEN), self.asked.batch)
+        return workload_of(self.located, self._workload(Rung.PROVEN), self.request.batch)
 
     @property
     def task(self) -> Task:
@@ -210,7 +212,7 @@ class Bench:
         number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.PROVEN: len(self.prompts)}[rung]
         if rung is Rung.PROVEN and self.judges:
             return self.plan.batches[0]
-        return self.asked.of(self.prompts[: number if self.judges else 1], steps)
+        return self.request.of(self.prompts[: number if self.judges else 1], steps)
 
     def _timing(self, rung: Rung, recipes: Sequence[Recipe] = ()) -> Timing:
         rounds, repeats = {
@@ -298,7 +300,7 @@ class Bench:
         """Take in how long the baseline takes now: other programs come and go."""
         latency = rows[0].latency
         if latency is not None and workload.num_inference_steps is None:
-            self.pace.base_s = self.asked.batch * latency.median.point
+            self.pace.base_s = self.request.batch * latency.median.point
 
     def _left_of(self, workload: WorkloadRequest) -> float:
         """Return the steps that a workload leaves out over its own."""
@@ -322,7 +324,7 @@ class Bench:
             recipes=(BASELINE, *(recipe.text for recipe in recipes)),
             workload=workload,
             timing=timing,
-            quality=self.judged_by.asked(judges, noise_floor=draws_floor),
+            quality=self.judged_by.quality_request(judges, noise_floor=draws_floor),
             device=self.device,
             rivals=False,
         )
@@ -357,7 +359,7 @@ class Bench:
             return None, 0.0
         is_short = rung is Rung.SCREENED and workload.num_inference_steps == self._few_steps
         request = self._workload(rung, self._few_steps if is_short else None)
-        if workload != workload_of(self.located, request, self.asked.batch):
+        if workload != workload_of(self.located, request, self.request.batch):
             return None, 0.0
         return rung, self._left_of(request)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
 from vivace.evidence.recorded import all_recorded
-from vivace.lint.limits import flops_of
+from vivace.lint.model_limits import flops_of
 from vivace.measure.surroundings import Surroundings, surroundings
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry, Hub

@@ -119,7 +119,7 @@ def seen_of(
         if peak is None or baseline.memory is None:
             return Result(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
         gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
-    judged = None if row.is_baseline else row.judgement
+    judgement = None if row.is_baseline else row.judgement
     slack, slack_error = (
         (None, _PROVEN_ERROR)
         if row.is_baseline
@@ -135,12 +135,12 @@ def seen_of(
         slack_error=slack_error,
         own_error=0.0 if objective.measures_memory else _own_error(row.latency.median),
         busy_share=None if row.gpu_busy_s is None else row.gpu_busy_s / row.latency.median.point,
-        gate=Gate.PASSED if row.is_baseline else None if judged is None else judged.gate,
+        gate=Gate.PASSED if row.is_baseline else None if judgement is None else judgement.gate,
         seconds=seconds,
         peak_bytes=peak,
         first_call_s=row.first_call_s,
         stages_s=tuple((row.stages_s or {}).items()),
-        reason=None if judged is None else judged.reason,
+        reason=None if judgement is None else judgement.reason,
         least_gain=None if objective.measures_memory else _least_gain(row),
     )
 

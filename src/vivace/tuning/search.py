@@ -192,9 +192,9 @@ class Search:
 
     def _tells_of_quality(self, result: Result) -> bool:
         """Whether a recipe gains something by a technique that changes the image, and that was never judged."""
-        judged = {t for result in self.history if result.slack is not None for t in result.recipe}
+        judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
         return gain_of(result) > _WORTH_A_FINAL and any(
-            not technique.same_picture and technique not in judged for technique in result.recipe
+            not technique.same_picture and technique not in judged_techniques for technique in result.recipe
         )
 
     def _judge_until_one_may_pass(self) -> None:

@@ -61,7 +61,7 @@ def space_of(
     """
     every = Space.of(objective, reported=reported, judges=bench.judges).options
     texts = [option.text for option in every]
-    support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.asked.batch)
+    support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.request.batch)
     components = support.components
     reasons = {
         fitted(option, components).text: why for option in every if (why := support.reasons.get(option.text))
@@ -144,7 +144,7 @@ def check_memory(objective: Objective, bench: Bench) -> None:
     saving = [text for option in space.options for text in option.memory_advice.saving]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
     bench.peaks.ask(recipes)
-    if bench.asked.batch == 1:
+    if bench.request.batch == 1:
         name = bench.model.removeprefix(SYNTHETIC)
         bench.peaks.add(recorded(name, bench.full.height, bench.full.width))
     peaks = {recipe: peak for recipe in recipes if (peak := bench.peaks.of(recipe)) is not None}
@@ -177,7 +177,7 @@ def check_of_calls(minutes: float | None, bench: Bench, began: float) -> Callabl
     """
 
     def needed_s(call_s: float) -> float:
-        bench.pace.batch, bench.pace.base_s = bench.asked.batch, call_s
+        bench.pace.batch, bench.pace.base_s = bench.request.batch, call_s
         return time.monotonic() - began + bench.time.seconds_of_final([])
 
     def check(least_s: float, likely_s: float) -> None:

@@ -216,7 +216,7 @@ def _bench(
         model=model,
         located=located,
         objective=objective,
-        asked=request,
+        request=request,
         prompts=tuple(request.prompts or PROMPT_SETS[located.prompt_set]),
         judges=judge.compares,
         judged_by=judge,
@@ -261,7 +261,7 @@ def _sampler(
         start=start,
         seconds_of=None if math.isinf(budget.most_s) else bench.time.seconds_of_trial,
         most_s=lambda: budget.most_s,
-        peaks=bench.peaks.known,
+        peaks=bench.peaks.predicted,
         seed=settings.seed,
     )
 
@@ -303,7 +303,7 @@ def _answer(
         num_trials=search.num_trials,
         seconds=spent_s,
         trusted=trusted,
-        options=bench.asked.options,
+        options=bench.request.options,
         task=bench.task,
         explanation=explanation_of(search, sources),
         expected=expected_neighbours(search, pick),

@@ -161,8 +161,8 @@ def _mask_of_alpha(alpha: Any, colours: Any, light: Any) -> Any:
         ValueError: colours and alpha channel mark different areas.
     """
     opaque, visible = alpha >= 128, alpha > 0
-    shown = colours[visible]
-    has_one_colour = bool((shown == shown[0]).all())
+    visible_colours = colours[visible]
+    has_one_colour = bool((visible_colours == visible_colours[0]).all())
     # Dark strokes on transparent white: a layer that was painted on, or black strokes that keep what is below them.
     is_inverse = has_one_colour and not light[visible].any() and bool(light[~visible].any())
     if has_one_colour and not is_inverse:

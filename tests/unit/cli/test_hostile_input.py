@@ -17,7 +17,7 @@ from tests.typed import typed
 from vivace.cli import app, guarded
 from vivace.errors import UnusableModel
 from vivace.models.find import WEIGHTS, find_model
-from vivace.models.reading import ReadingLimits
+from vivace.models.reading_limits import ReadingLimits
 
 BENCH = ("bench", "--recipe", "baseline")
 

@@ -12,7 +12,7 @@ from tests.typed import said
 from vivace.benchmark.work import count_work
 from vivace.errors import UsageError
 from vivace.hardware import named_gpu
-from vivace.lint.limits import least_seconds
+from vivace.lint.model_limits import least_seconds
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES

@@ -15,7 +15,7 @@ from vivace.errors import UnusableModel, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.export import export
 from vivace.models.folder_defaults import NAME
-from vivace.models.reading import is_trusted
+from vivace.models.reading_limits import is_trusted
 from vivace.recommendation import recommend
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads

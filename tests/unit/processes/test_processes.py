@@ -11,8 +11,8 @@ import pytest
 
 from vivace.processes.end import ended_by, kill_group, wait_or_kill
 from vivace.processes.fork import fork_child, status_of_child
-from vivace.processes.limits import ProcessLimits
-from vivace.processes.lines import EventReader, parse_event, send_event
+from vivace.processes.process_limits import ProcessLimits
+from vivace.processes.protocol import EventReader, parse_event, send_event
 from vivace.processes.start import start
 
 

@@ -8,7 +8,7 @@ import vivace
 from tests.typed import typed
 from vivace.hardware import CHIPS, named_gpu, near
 from vivace.hardware.nearness import Near
-from vivace.lint.limits import flops_of
+from vivace.lint.model_limits import flops_of
 from vivace.memory.estimate import Saving, need_of
 from vivace.memory.fit import RESERVE_BYTES
 from vivace.memory.footprints import footprints

@@ -11,7 +11,7 @@ from tests.make import make_record, make_round
 from vivace.report.rows import rows_of, shared_warnings
 from vivace.report.summary import headline, particulars, ratio, seconds, size, summary
 from vivace.report.table import print_table, render
-from vivace.report.text import broken
+from vivace.report.value_text import broken
 from vivace.spec.record import CAPTURED_WHILE_TIMED, Outcome, Record, Round
 from vivace.stats import Verdict
 

@@ -14,8 +14,8 @@ from vivace.studies import read_study
 from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
 from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import Part, StudyFile, Synthetic
 from vivace.studies.judging import judge
+from vivace.studies.study_file import Part, StudyFile, Synthetic
 
 FIGURES = ("latency", "p99", "peak_memory", "clip")
 

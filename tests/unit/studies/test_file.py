@@ -11,7 +11,7 @@ from vivace.studies import read_study
 from vivace.studies.claims import Claim
 from vivace.studies.columns import FIGURES
 from vivace.studies.expand import Case, expand
-from vivace.studies.file import MAX_BYTES, Part
+from vivace.studies.study_file import MAX_BYTES, Part
 
 HEAD = 'title = "T"\n'
 PART = HEAD + '[[part]]\nname = "p"\nmodels = ["tiny-sd"]\n'

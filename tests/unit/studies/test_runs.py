@@ -15,9 +15,9 @@ from vivace.measure.surroundings import surroundings
 from vivace.studies import StudyFile, StudyRun, read_study, study
 from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim
 from vivace.studies.expand import expand
-from vivace.studies.file import Tiny
 from vivace.studies.runs import MeasuredPart
 from vivace.studies.sittings import of_store, write_sittings
+from vivace.studies.study_file import Tiny
 from vivace.studies.study_page import page_of
 from vivace.studies.view import views
 

@@ -14,7 +14,6 @@ from vivace.spec.trial import Trial
 from vivace.studies import StudyFile, StudyRun
 from vivace.studies.claims import Claim
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import Labelled, Part
 from vivace.studies.sittings import (
     Sitting,
     SittingRow,
@@ -23,6 +22,7 @@ from vivace.studies.sittings import (
     run_of,
     write_sittings,
 )
+from vivace.studies.study_file import Labelled, Part
 from vivace.studies.view import views
 
 FILE = StudyFile(

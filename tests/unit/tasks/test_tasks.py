@@ -18,8 +18,8 @@ from tests import typed
 from tests.exported import check, run
 from tests.families import load
 from vivace.benchmark import Timing
-from vivace.benchmark.image_files import image_path, read_sources
 from vivace.benchmark.run_page import page_of
+from vivace.benchmark.stored_images import image_path, read_sources
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
 from vivace.export.script import write_script
 from vivace.export.source_images import source_files

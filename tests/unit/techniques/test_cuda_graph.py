@@ -73,7 +73,7 @@ def test_announced_sizes_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatc
     unet.device = torch.device("cpu")
     plain = target_of(GPU, SimpleNamespace(unet=unet))
     earlier = (Compile(backend="eager", sizes=("64x64", "96x64")),)
-    effect = CudaGraph().apply(replace(plain, asked=replace(plain.asked, earlier=earlier)))
+    effect = CudaGraph().apply(replace(plain, request=replace(plain.request, earlier=earlier)))
     assert effect.changed == {"denoiser.cuda_graphs": "up to 8"}
     for _ in range(2):
         for width in range(8, 14):

@@ -29,7 +29,7 @@ from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.companions import assembled, unlike, with_common
 from vivace.tuning.explained import why_lost
-from vivace.tuning.failures import failure_probabilities, probability_of_running
+from vivace.tuning.failure_model import failure_probabilities, probability_of_running
 from vivace.tuning.notes import _unmet, why_none
 from vivace.tuning.objective import Objective
 from vivace.tuning.paths import path_of

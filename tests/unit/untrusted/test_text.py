@@ -14,7 +14,7 @@ from vivace.report.rows import rows_of
 from vivace.report.table import render
 from vivace.spec.record import Outcome
 from vivace.untrusted.streams import PlainStream
-from vivace.untrusted.text import csv_cell, markdown_cell, markdown_code_cell, plain
+from vivace.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell, plain
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b2J"
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.requests import RoundRequest
-from vivace.models.reading import complaint
+from vivace.models.reading_limits import complaint
 from vivace.processes.launcher import Ending, Launcher, last_line
 from vivace.spec.base import Spec
 from vivace.spec.record import Canary, Outcome, Round

@@ -1,6 +1,6 @@
 """Generate the images of tiny-sd that the README shows, with the command line.
 
-python -m docs.pictures
+python -m docs.example_images
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draw docs/images/lora-MODEL.png: the LoRAs of tinyworld/loras at several scales, in one session each.
 
-    python -m docs.lora_pictures
+    python -m docs.lora_images
 
 A row is a scale, a column a prompt. It fails if scale 0 does not give the image without a LoRA, byte for byte.
 """
