@@ -111,8 +111,7 @@ class ModelSampler:
         self, recipes: Sequence[Recipe], history: Sequence[Result]
     ) -> list[tuple[float, float]]:
         self.learn(history)
-        means, deviations = self.gain.estimate(recipes)
-        return [(float(mean), float(sd)) for mean, sd in zip(means, deviations, strict=True)]
+        return self.gain.figures(recipes)
 
     def learn(self, history: Sequence[Result]) -> None:
         """Take in what has been measured."""
@@ -144,7 +143,7 @@ class ModelSampler:
                 # How far below its limit a recipe is says little of how far others will be: an odd image decides.
                 Datum(result.recipe, slack - _SLACK_AT_BEST, math.hypot(result.slack_error, _ODD * slack))
                 for result in with_quality
-                if (slack := _clipped(result.slack or 0.0)) is not None
+                if (slack := min(max(result.slack or 0.0, -0.3), _SLACK_AT_BEST)) is not None
             ]
         )
         self._base_memory = next(
@@ -395,7 +394,3 @@ def _expected_slack(technique: Technique) -> Prior:
         return _SLACK_OF_SAME
     is_trained = technique.trained_steps is not None or technique.saved_share is not None
     return _SLACK_OF_TRAINED if is_trained else _SLACK_OF_CHANGES
-
-
-def _clipped(slack: float) -> float:
-    return min(max(slack, -0.3), _SLACK_AT_BEST)
