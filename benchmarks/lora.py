@@ -33,6 +33,7 @@ from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, VivaceError
+from vivace.machinery.lora.slots import named_layers
 from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
 from vivace.report.summary import seconds
@@ -198,7 +199,7 @@ def write_random(pipe: Any, file: Path, rank: int, seed: int) -> int:
     name = attribute_of(pipe, "denoiser")
     generator = torch.Generator().manual_seed(seed)
     state = {}
-    for layer, module in getattr(pipe, name).named_modules():
+    for layer, module in named_layers(getattr(pipe, name)).items():
         if layer.endswith(_PROJECTIONS) and hasattr(module, "in_features"):
             for role, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):
                 values = 0.02 * torch.randn(shape, generator=generator)
