@@ -1,4 +1,4 @@
-"""What is checked of a request before it is read: the key, and the size of the body."""
+"""What is checked of a request before it is read: the key, whose page sends it, and the size of the body."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ class Checks:
         ):
             body = error_body(401, "give the server's key: Authorization: Bearer KEY")
             await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            return
+        if scope["method"] == "POST" and headers.get(b"sec-fetch-site") == b"cross-site":
+            body = error_body(403, "a page of another site may not draw here")
+            await JSONResponse(body, 403)(scope, receive, send)
             return
         largest = LARGEST_UPLOAD if scope["path"] == _UPLOADS else LARGEST_BODY
         length = headers.get(b"content-length", b"0")

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UnusableModel, VivaceError
 from vivace.machinery.lora.files import locate_lora
-from vivace.machinery.lora.hot import denoiser_layers
+from vivace.machinery.lora.hot import denoiser_layers, hot_loras
 from vivace.machinery.lora.read import read_lora
 from vivace.techniques.lora import Lora
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
+_KEPT_BYTES = 1_000_000_000
+"""Of files that are not read again, the last ones that were used."""
 _NONE = 0.0
 """The factor of a LoRA that is beside the layers and adds nothing."""
 
@@ -47,6 +49,8 @@ class LoraFolder:
         Raises:
             UnusableModel: none can be used.
         """
+        for lora in hot_loras(session.pipe):
+            lora.keep_bytes = _KEPT_BYTES
         for path in list(self.fitting):
             try:
                 session.set_lora(path, scale=_NONE)

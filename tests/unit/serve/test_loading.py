@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.flow_models import _small
 from tests.narrow import SIDE
 from vivace.errors import UnusableModel
+from vivace.machinery.lora import hot
 from vivace.models.sources import example_images
 from vivace.serve import speeds
 from vivace.serve.drawing import Drawing
@@ -18,6 +20,7 @@ from vivace.serve.messages import Draw, Load, SentPicture, parsed, written
 from vivace.serve.states import state_of
 from vivace.spec.sizes import Size
 
+OF_SD = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")
 CALL = {"height": 64, "width": 64, "num_inference_steps": 3}
 
@@ -59,6 +62,39 @@ def test_no_lora_that_fits_is_an_error_that_names_each(tmp_path: Path) -> None:
         load(tmp_path, loras=(str(OF_FLUX), str(damaged)))
     assert "tiny-flux-outlines: lora: tiny-flux-outlines.safetensors is not a LoRA" in str(raised.value)
     assert "damaged: " in str(raised.value)
+
+
+def test_loras_are_read_once_unless_their_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, factor: float) -> None:
+        tensors = {
+            name: factor * tensor if "up" in name or "lora_B" in name else tensor
+            for name, tensor in own.items()
+        }
+        save_file(tensors, path)
+
+    own = load_file(OF_SD)
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for path, factor in zip(paths, (1.0, 2.0), strict=True):
+        write(path, factor)
+    drawing = load(tmp_path, loras=tuple(map(str, paths)))
+    reads: list[str] = []
+    read_lora = hot.read_lora
+    monkeypatch.setattr(hot, "read_lora", lambda *args: reads.append(args[2]) or read_lora(*args))
+    a, b = (draw(drawing, 1, lora=(str(path), 1.0))[0] for path in paths)
+    assert not np.array_equal(a, b)
+    assert np.array_equal(draw(drawing, 1, lora=(str(paths[0]), 1.0))[0], a)
+    assert not reads, "each was read at start"
+    write(paths[1], 4.0)
+    assert not np.array_equal(draw(drawing, 1, lora=(str(paths[1]), 1.0))[0], b)
+    assert reads == [str(paths[1])]
+    (lora,) = hot.hot_loras(drawing.session.pipe)
+    lora.keep_bytes = 0
+    draw(drawing, 1, lora=(str(paths[0]), 1.0))
+    draw(drawing, 1, lora=(str(paths[1]), 1.0))
+    assert len(lora._kept) == 0
+    assert len(reads) == 2
 
 
 def test_a_batch_keeps_the_noise_of_each_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,14 @@ def test_a_body_of_unknown_length_is_bounded(plain: Served, path: str, largest: 
     assert plain.draw().status == 200
 
 
+def test_pages_of_other_sites_draw_nothing(plain: Served) -> None:
+    """A browser lets any page send a form or plain text to this machine."""
+    foreign = plain.send(PATH, {"prompt": "x"}, {"sec-fetch-site": "cross-site"})
+    assert (foreign.status, foreign.message) == (403, "a page of another site may not draw here")
+    assert plain.send(PATH, {"prompt": "x"}, {"sec-fetch-site": "same-origin"}).status == 200
+    assert plain.send(PATH, {"prompt": "x"}, {"content-type": "text/plain"}).status == 400
+
+
 def test_the_address_of_a_request_has_no_parameters(plain: Served) -> None:
     answer = plain.send(f"{PATH}?seed=3", {"prompt": "x"})
     assert (answer.status, answer.json["error"]["param"]) == (400, "seed")

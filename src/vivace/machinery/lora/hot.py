@@ -12,7 +12,7 @@ Source: Hu et al., LoRA, arXiv 2106.09685.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,15 @@ _LORAS = "_vivace_hot_loras"
 _NUM_NAMED = 3
 
 
+@dataclass(frozen=True)
+class _Parsed:
+    """A file as it was read."""
+
+    layers: Mapping[str, Matrices]
+    notes: tuple[str, ...]
+    num_bytes: int
+
+
 @dataclass
 class HotLora:
     """A LoRA beside a denoiser's layers, and the rows that are its own.
@@ -46,6 +55,7 @@ class HotLora:
         notes: which of the file's tensors are not used, and what was assumed.
         rows: the first of its rows in each layer that has some, by the layer's name.
         num_exchanges, num_rescalings: how often it was changed.
+        keep_bytes: of files that were loaded, to be kept as they were read, so that an exchange back reads nothing.
     """
 
     pipe: Any
@@ -59,6 +69,8 @@ class HotLora:
     rows: dict[str, int] = field(default_factory=dict)
     num_exchanges: int = 0
     num_rescalings: int = 0
+    keep_bytes: int = 0
+    _kept: OrderedDict[str, _Parsed] = field(default_factory=OrderedDict)
 
     @property
     def name(self) -> str:
@@ -76,9 +88,8 @@ class HotLora:
             UnusableModel: it is damaged, or no LoRA.
             Unsupported: it is not one for this pipeline, or has layers or ranks that were not announced.
         """
-        file = locate_lora(path)
-        read = read_lora(self.pipe, file, path)
-        layers = denoiser_layers(self.pipe, path, read, self.components)
+        sha256, parsed = self._parsed(path)
+        layers = parsed.layers
         foreign = [name for name in layers if name not in self.rows]
         if foreign:
             more = f" and {len(foreign) - _NUM_NAMED} more" if len(foreign) > _NUM_NAMED else ""
@@ -87,10 +98,24 @@ class HotLora:
                 f"({', '.join(foreign[:_NUM_NAMED])}{more}); reserve them at load: lora(PATH, hot=True, layers=all)"
             )
         self._check_rank(path, layers)
-        self.path, self.sha256, self.scale, self.layers = path, digest(file), scale, layers
-        self.notes = read.notes
+        self.path, self.sha256, self.scale, self.layers = path, sha256, scale, layers
+        self.notes = parsed.notes
         self.num_exchanges += 1
         self.write()
+
+    def _parsed(self, path: str) -> tuple[str, _Parsed]:
+        """Return the first digits of a file's sha256, and what is in it, read anew unless it is kept."""
+        file = locate_lora(path)
+        sha256 = digest(file)
+        parsed = self._kept.pop(sha256, None)
+        if parsed is None:
+            read = read_lora(self.pipe, file, path)
+            layers = denoiser_layers(self.pipe, path, read, self.components)
+            parsed = _Parsed(layers, read.notes, file.stat().st_size)
+        self._kept[sha256] = parsed
+        while sum(each.num_bytes for each in self._kept.values()) > self.keep_bytes:
+            self._kept.popitem(last=False)
+        return sha256, parsed
 
     def rescale(self, scale: float) -> None:
         self.scale = scale
