@@ -12,6 +12,8 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The command line sets it. Environments with and without it would have a worker each.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # Compiled code is kept between test runs, outside the user's own cache.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"vivace-tests-inductor-{os.getuid()}")
