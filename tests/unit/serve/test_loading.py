@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.flow_models import _small
 from tests.narrow import SIDE
 from vivace.errors import UnusableModel
-from vivace.machinery.lora import hot
+from vivace.machinery.lora import hot, read
 from vivace.models.sources import example_images
 from vivace.serve import speeds
 from vivace.serve.drawing import Drawing
@@ -80,7 +80,7 @@ def test_loras_are_read_once_unless_their_files_change(
         write(path, factor)
     drawing = load(tmp_path, loras=tuple(map(str, paths)))
     reads: list[str] = []
-    read_lora = hot.read_lora
+    read_lora = read.read_lora
     monkeypatch.setattr(hot, "read_lora", lambda *args: reads.append(args[2]) or read_lora(*args))
     a, b = (draw(drawing, 1, lora=(str(path), 1.0))[0] for path in paths)
     assert not np.array_equal(a, b)
