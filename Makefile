@@ -4,6 +4,9 @@ BIN := .venv/bin
 READY := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Bytecode is kept: tests start many processes, each of which would compile what it imports.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo contract test test-long test-kernels check soak docs site wheel format clean
 
 demo: $(READY)

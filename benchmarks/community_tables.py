@@ -1,6 +1,6 @@
 """Write what owners of cards contributed into the package, for `vivace recommend`.
 
-python -m benchmarks.community_tables           write src/vivace/recommendation/community.json
+python -m benchmarks.community_tables           write src/vivace/evidence/community.json
 python -m benchmarks.community_tables --check   exit 1 if it is not current
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from vivace.evidence.committed import TABLES
+from vivace.evidence.community import FILE, tables_of
 from vivace.lint.contributions import read_contribution
-from vivace.recommendation.committed import TABLES
-from vivace.recommendation.community import FILE, tables_of
 from vivace.spec.contribution import MAX_BYTES
 from vivace.untrusted.files import read_object
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "community"
-TARGET = ROOT / "src" / "vivace" / "recommendation" / FILE
+TARGET = ROOT / "src" / "vivace" / "evidence" / FILE
 
 
 def content() -> str:

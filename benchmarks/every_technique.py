@@ -57,9 +57,9 @@ from benchmarks.technique_records import (
     with_baselines,
 )
 from vivace.benchmark import Timing, studies
-from vivace.benchmark.launcher import Launcher
 from vivace.cli.progress import for_this_terminal
 from vivace.models.find import SYNTHETIC
+from vivace.processes.launcher import Launcher
 from vivace.report.rows import Row, rows_of
 from vivace.spec.record import Outcome, Record
 from vivace.stats.intervals import MIN_SAMPLES

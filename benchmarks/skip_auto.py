@@ -1,4 +1,4 @@
-"""What quantize(skip=auto) saves of the picture, against leaving no layer and against leaving as much at random.
+"""What quantize(skip=auto) saves of the image, against leaving no layer and against leaving as much at random.
 
     python -m benchmarks.skip_auto --limit-s 500
     python -m benchmarks.skip_auto --model tiny-flux --scheme fp8 --images 64

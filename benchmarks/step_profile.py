@@ -105,7 +105,7 @@ def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
         _draw_steps(session)
         _draw_steps(session)
         with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-            # The denoiser's steps alone: text encoders come before them, once a picture.
+            # The denoiser's steps alone: text encoders come before them, once an image.
             pipe = session.pipe
             denoiser = pipe.unet if getattr(pipe, "unet", None) is not None else pipe.transformer
             hook = denoiser.register_forward_pre_hook(lambda *_: _mark())

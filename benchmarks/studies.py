@@ -37,18 +37,18 @@ from benchmarks.study_groups import (
     record_file,
     record_of,
 )
-from vivace.benchmark import Timing, studies
-from vivace.benchmark.launcher import Launcher
+from vivace.benchmark import RunSettings, Timing, studies
 from vivace.benchmark.schedule import SITTING_S
 from vivace.benchmark.store import Store
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import UsageError, nearest
+from vivace.processes.launcher import Launcher
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.report.summary import seconds
 from vivace.spec.record import Outcome, Record
-from vivace.studies.file import published_studies
 from vivace.studies.sittings import Sitting, SittingRow, of_store, write_sittings
+from vivace.studies.study_file import published_studies
 from vivace.techniques.compile import Compile
 
 CACHED_S = 25.0
@@ -332,7 +332,9 @@ def _measured(
 ) -> Record:
     """Measure one round of a recipe."""
     study = group.parts[0].study.model_copy(update={"recipes": (recipe,), "timing": timing, "device": device})
-    found = studies.run_study(study, store=store, rerun=True, progress=for_this_terminal(), launcher=launcher)
+    found = studies.run_study(
+        study, RunSettings(store=store, rerun=True, progress=for_this_terminal(), launcher=launcher)
+    )
     return found.records[0]
 
 

@@ -17,8 +17,8 @@ from vivace.spec.study import QualityRequest
 from vivace.spec.trial import Trial
 from vivace.studies.estimate import estimates
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import StudyFile, read_study
 from vivace.studies.sittings import Sitting, SittingRow, of_records, read_sittings, rounds_of
+from vivace.studies.study_file import StudyFile, read_study
 
 RESULTS = Path(__file__).parents[1] / "results"
 BORROWED = (every_model.RECORD.name, technique_cases.record_file("flux-dev").name)

@@ -26,7 +26,7 @@ from vivace.errors import StoreError, Unsupported, UsageError, WorkerError
 from vivace.report.summary import seconds
 from vivace.spec.profiling import OperatorTime, Profile
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import read_study
+from vivace.studies.study_file import read_study
 from vivace.untrusted.files import read_text
 from vivace.untrusted.reading import reading
 

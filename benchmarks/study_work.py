@@ -23,8 +23,8 @@ from vivace.benchmark.work import work_of
 from vivace.errors import UsageError, nearest
 from vivace.spec.ceilings import Work
 from vivace.spec.record import Outcome
-from vivace.studies.file import published_studies
 from vivace.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.studies.study_file import published_studies
 
 
 @click.command("study_work")

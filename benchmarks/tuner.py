@@ -33,7 +33,7 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.stats.intervals import student_t
-from vivace.studies.file import published_studies, read_study
+from vivace.studies.study_file import published_studies, read_study
 from vivace.tuning.budget import Trials
 from vivace.tuning.objective import Objective
 from vivace.tuning.priors import effects, known_sources

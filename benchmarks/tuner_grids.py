@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import technique_cases, technique_records
 from benchmarks.command import run
-from vivace.benchmark import Run, Study, Timing, run_study
+from vivace.benchmark import Run, RunSettings, Study, Timing, run_study
 from vivace.cli.progress import for_this_terminal
 from vivace.errors import RecipeError
 from vivace.models.prompts import PROMPT_SETS
@@ -166,7 +166,7 @@ def tuner_grids(
         timing=Timing(rounds=1, repeats=4, max_warmup=1, threads=1),
         rivals=False,
     )
-    found = run_study(study, store=store, progress=for_this_terminal())
+    found = run_study(study, RunSettings(store=store, progress=for_this_terminal()))
     write_grid(record or grid_file(model), compact(found))
     return 0
 
@@ -229,7 +229,7 @@ def _measured(model: str, rows: Sequence[dict[str, Any]], store: Path, rounds: i
         quality=False,
         rivals=False,
     )
-    found = run_study(study, store=store, progress=for_this_terminal()).rows()
+    found = run_study(study, RunSettings(store=store, progress=for_this_terminal())).rows()
     return {row.recipe: np.array(_row(row)["s"]) for row in found if row.latency is not None}
 
 
@@ -263,7 +263,7 @@ def judge_again(path: Path, store: Path, number: int, num_seeds: int = NUM_SEEDS
         rivals=False,
     )
     rows = {row["recipe"]: row for row in others}
-    for row in run_study(study, store=store, progress=for_this_terminal()).rows():
+    for row in run_study(study, RunSettings(store=store, progress=for_this_terminal())).rows():
         if row.recipe in rows and row.latency is not None:
             judged = _row(row)
             cells = {name: judged[name] for name in ("gate", "clip", "match") if name in judged}

@@ -26,17 +26,17 @@ import click
 import numpy as np
 
 from benchmarks.command import run
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
+from vivace.evidence.recorded import recorded_figures
 from vivace.memory.predict import predict_trial
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.workloads import workload_of
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
-from vivace.studies.recorded import recorded_figures
 from vivace.technique import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.tuning.budget import Minutes
 from vivace.tuning.image_request import ImageRequest
@@ -309,7 +309,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     sampler = sampler_of(
         "model", space, sources=sources, effects=effects(space.options, gpu.stages, wanted),
         seconds_of=gpu.pace.of_trial, most_s=lambda: budget.most_s,
-        peaks=gpu.peaks.known, seed=seed,
+        peaks=gpu.peaks.predicted, seed=seed,
     )  # fmt: skip
     search = Search(wanted, space, sampler, gpu, budget, judges=False, history=[base])
     pick = search.run()

@@ -6,6 +6,8 @@ import inspect
 import re
 from typing import Any
 
+from pydantic import BaseModel
+
 import vivace
 from vivace.recommendation.answer import RecipeFigures
 from vivace.report.latency import Latency
@@ -83,6 +85,7 @@ def _entry(name: str, member: Any) -> list[str]:
     lines = [] if inspect.isclass(member) else [f"```python\n{name}{_signature(member)}\n```\n"]
     lines += [_markdown(inspect.getdoc(member) or ""), ""]
     if inspect.isclass(member):
+        lines += _fields(member)
         for attribute, found in vars(member).items():
             if attribute.startswith("_") or not (about := _about(found)):
                 continue
@@ -91,6 +94,16 @@ def _entry(name: str, member: Any) -> list[str]:
             lines.append(f"- `{name}.{shown}`: {about}")
         lines.append("")
     return lines
+
+
+def _fields(member: type) -> list[str]:
+    """Return the descriptions of a specification's fields, which are the help of the command line's options too."""
+    if not issubclass(member, BaseModel):
+        return []
+    described = [
+        f"- `{name}`: {field.description}" for name, field in member.model_fields.items() if field.description
+    ]
+    return ["**Fields:**\n", *described, ""] if described else []
 
 
 def _about(member: object) -> str:

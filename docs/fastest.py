@@ -20,13 +20,14 @@ from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import read_records
 from docs.technique_lines import lines_of
 from vivace.errors import RecipeError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.tables import EvidenceTable
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
-from vivace.recommendation.committed import committed_tables
-from vivace.recommendation.evidence import EvidenceTable
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import ratio, seconds, size
+from vivace.report.text_table import markdown_lines
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
 from vivace.stats import ONE_ROUND_MARGIN, Interval
@@ -120,8 +121,8 @@ def table(fastest: Iterable[Fastest], top: str = "../") -> list[str]:
     Args:
         top: the way from the page to the repository's root.
     """
-    lines = [f"| {' | '.join(HEADINGS)} |", "|" + " --- |" * len(HEADINGS)]
-    return lines + [f"| {' | '.join(row.cells)} |".replace("(../", f"({top}") for row in fastest]
+    rows = [[cell.replace("(../", f"({top}") for cell in row.cells] for row in fastest]
+    return markdown_lines(HEADINGS, rows)
 
 
 def fastest_known(measurements: Iterable[Measurement], models: Sequence[str] = ()) -> list[Fastest]:

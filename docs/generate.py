@@ -15,7 +15,6 @@ from benchmarks import (
     committed_tables,
     community_tables,
     every_model,
-    known_figures,
     overhead,
     technique_cases,
 )
@@ -46,7 +45,7 @@ from docs import (
 from docs.fastest import all_measurements
 from docs.study_pages import page as study_page
 from tests.composition.run import DEVICES, record_of
-from vivace.studies.file import published_studies
+from vivace.studies.study_file import published_studies
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
@@ -74,9 +73,8 @@ def _searches() -> list[Path]:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "src/vivace/recommendation/committed.json": committed_tables.content,
-    "src/vivace/recommendation/community.json": community_tables.content,
-    "src/vivace/studies/published/known.csv": known_figures.content,
+    "src/vivace/evidence/committed.json": committed_tables.content,
+    "src/vivace/evidence/community.json": community_tables.content,
     "README.md": _readme,
     "docs/api.md": partial(api.page, NOTE),
     "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),

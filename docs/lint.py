@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from vivace.lint.columns import SYNONYMS
-from vivace.lint.limits import MODEL_FLOPS
+from vivace.lint.model_limits import MODEL_FLOPS
 from vivace.lint.rules import RULES
 
 _TEXT = """{note}

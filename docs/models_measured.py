@@ -17,6 +17,7 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.report.text_table import markdown_lines
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Record
@@ -58,12 +59,10 @@ def page(
     for purpose in _PURPOSES:
         of_it = [rows for rows in tables if _purpose(rows[0]) == purpose]
         if of_it:
-            lines += [f"## {purpose}\n", f"| {' | '.join(headings)} |", "|" + " --- |" * len(headings)]
-        for rows in of_it:
-            lines += [
-                f"| {' | '.join(_cells(row, number == 0, predicted, rows))} |"
-                for number, row in enumerate(rows)
+            cells = [
+                _cells(row, number == 0, predicted, rows) for rows in of_it for number, row in enumerate(rows)
             ]
+            lines += [f"## {purpose}\n", *markdown_lines(headings, cells)]
         lines += [""] if of_it else []
     lines.append("## How to read this\n")
     notes = _notes(tables)
@@ -104,8 +103,7 @@ def _overhead(path: Path) -> list[str]:
         "embeddings. Each pair of neighbouring calls gives a ratio; the table shows the median. Eager UNets are "
         "bound by the CPU, so their calls are as noisy as the host, and many short calls tell more than few long "
         "ones.\n",
-        f"| {' | '.join(headings)} |",
-        "|" + " --- |" * len(headings),
+        *markdown_lines(headings, ()),
     ]
     for case in read_cases(path).values():
         found = median_interval([ratios(case)])

@@ -4,7 +4,7 @@ python -m docs.page_image              needs chromium or google-chrome
 python -m docs.page_image PAGE.html    writes the page alone
 
 The record holds rows, not rounds. What a page needs and a row does not hold (the images, the CPU time of each call) is
-below the picture's edge; speed-ups and verdicts are computed again and compared with the record's.
+below the image's edge; speed-ups and verdicts are computed again and compared with the record's.
 """
 
 from __future__ import annotations

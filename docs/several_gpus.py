@@ -22,6 +22,7 @@ from docs.models_measured import conditions_of
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.report.text_table import markdown_lines
 from vivace.spec.record import Record
 from vivace.stats import Interval, speedup
 
@@ -92,7 +93,7 @@ def other_cards(record: Path) -> list[Path]:
 
 def _table(records: Sequence[Record]) -> list[str]:
     """Return the table of a record, and below it what could not be measured; Markdown."""
-    lines = [f"| {' | '.join(_HEADINGS)} |", "|" + " --- |" * len(_HEADINGS)]
+    lines = markdown_lines(_HEADINGS, ())
     told: list[Record] = []
     failed: list[str] = []
     found = dict.fromkeys(case for gpus in _GPUS for case in (*cases(gpus), *removed_cases(gpus)))
@@ -248,8 +249,7 @@ def _profiles(record: Path) -> list[str]:
         "- *Idle*: nothing ran. *Launching*: the part of it in which the CPU was busy launching kernels.",
         "- *CPU*: from the start of a step to the start of the next, without waiting for the GPU. If it is as long as "
         "the step, the CPU is the bottleneck.\n",
-        f"| {' | '.join(_PROFILE)} |",
-        "|" + " --- |" * len(_PROFILE),
+        *markdown_lines(_PROFILE, ()),
     ]
     for one in profiles:
         figures = (one.step, one.compute, one.communication, one.waiting, one.idle, one.launch, one.cpu)

@@ -23,6 +23,7 @@ from docs.techniques_measured import told_of_the_cpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
 from vivace.report.summary import plus_minus, ratio, seconds
+from vivace.report.text_table import markdown_lines
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval, learn_spread, speedup
 
@@ -159,8 +160,7 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
         f"overhead are against `{own}`.\n",
         *conditions_of(records),
         "",
-        f"| {' | '.join(_HEADINGS)} |",
-        "|" + " --- |" * len(_HEADINGS),
+        *markdown_lines(_HEADINGS, ()),
     ]
     rows = rows_with_baselines(records, own)
     whole: Row | None = None

@@ -15,6 +15,7 @@ from docs.models_measured import conditions_of
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row
 from vivace.report.summary import ratio
+from vivace.report.text_table import markdown_lines
 from vivace.spec.recipe import BASELINE
 from vivace.stats import Interval, mean_interval
 from vivace.techniques import TECHNIQUES
@@ -241,9 +242,7 @@ def _family(one: Family) -> list[str]:
         f"![{one.name}: SSIM to the baseline against speed-up]({plot_file(one.name)})\n",
         *conclusions(one),
         "",
-        f"| {' | '.join(_HEADINGS)} |",
-        "|" + " --- |" * len(_HEADINGS),
-        *(f"| {' | '.join(_cells(point, one.is_gpu))} |" for point in one.points),
+        *markdown_lines(_HEADINGS, [_cells(point, one.is_gpu) for point in one.points]),
         "",
     ]
     told = [f"- `{row.recipe}`: {row.outcome.value.replace('_', ' ')}: {row.reason}" for row in one.missing]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -14,6 +14,7 @@ from docs.models_measured import told_of
 from docs.study_profiles import lines as profiles_of
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
 from vivace.report.summary import ratio, seconds, size
+from vivace.report.text_table import markdown_lines
 from vivace.spec.record import Outcome
 from vivace.studies.claims import tally
 from vivace.studies.columns import FIGURES
@@ -34,7 +35,7 @@ from vivace.studies.view import (
     value_text,
     views,
 )
-from vivace.untrusted.text import markdown_cell, markdown_code_cell
+from vivace.untrusted.terminal_text import markdown_cell, markdown_code_cell
 
 _MEMORY = ("model_memory", "peak_memory")
 _SHORT = {"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100"}
@@ -56,7 +57,7 @@ class Measured:
 
 def measured(name: str, folder: Path = RESULTS, *, tiny: bool = False) -> Measured:
     """Return what the records say of a study."""
-    from vivace.studies.file import read_study
+    from vivace.studies.study_file import read_study
 
     file = read_study(name)
     planned, sittings = expand(file, tiny=tiny, synthetic=not tiny), all_sittings(name, folder)
@@ -222,8 +223,7 @@ def _table(view: PartView, figure: str, found: Measured, *, with_recipe: bool) -
     headings += [view.columns[k].name for k in published]
     headings += [f"here: {_short(view.columns[k].name)}" for k in here]
     headings += [f"here / {view.columns[k].name}" for k in published if here]
-    yield "| " + " | ".join(map(markdown_cell, headings)) + " |"
-    yield "|" + " --- |" * len(headings)
+    yield from markdown_lines([markdown_cell(heading) for heading in headings], ())
     for row in view.rows:
         cells = [markdown_cell(row.case.label)]
         cells += [markdown_code_cell(row.case.recipe)] if with_recipe else []
@@ -290,10 +290,8 @@ def _card(view: PartView) -> Iterator[str]:
     if not found.rows:
         return
     yield "<details><summary>Distance from the limit, energy, clocks, GPU hours</summary>\n"
-    yield f"| measured here | {' | '.join(map(markdown_cell, found.headings))} |"
-    yield "|" + " --- |" * (1 + len(found.headings))
-    for label, cells in found.rows:
-        yield f"| {' | '.join(map(markdown_cell, (_shortened(label), *cells)))} |"
+    table = found.as_text()
+    yield from replace(table, rows=[(_shortened(label), *cells) for label, *cells in table.rows]).markdown()
     yield ""
     yield from (f"- {markdown_cell(f'{_shortened(labels)}: {reason}')}" for labels, reason in found.reasons)
     yield "\n</details>\n"
@@ -347,11 +345,13 @@ def _other_tables(run: StudyRun) -> Iterator[str]:
         rows = list(dict.fromkeys(cell.row for cell in cells))
         by_key = {(cell.row, cell.metric): cell for cell in cells}
         yield f"<details><summary>{escape(title)}</summary>\n"
-        yield f"| row | {' | '.join(markdown_cell(metric.replace('_', ' ')) for metric in metrics)} |"
-        yield "|" + " --- |" * (1 + len(metrics))
-        for row in rows:
-            texts = [printed(by_key.get((row, metric))) for metric in metrics]
-            yield f"| {markdown_code_cell(row)} | {' | '.join(texts)} |"
+        yield from markdown_lines(
+            ["row", *(markdown_cell(metric.replace("_", " ")) for metric in metrics)],
+            [
+                [markdown_code_cell(row), *(printed(by_key.get((row, metric))) for metric in metrics)]
+                for row in rows
+            ],
+        )
         said = dict.fromkeys(cell.note for cell in cells if cell.note)
         yield ""
         yield from (f"- {markdown_cell(text)}" for text in said)

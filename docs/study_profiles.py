@@ -10,7 +10,7 @@ from benchmarks.study_profiles import OTHERS, is_of, read_profiles, runs
 from vivace.report.profile import changes_text, sections
 from vivace.report.summary import seconds
 from vivace.spec.profiling import Profile, Share
-from vivace.untrusted.text import markdown_cell, markdown_code_cell
+from vivace.untrusted.terminal_text import markdown_cell, markdown_code_cell
 
 TOP = 10
 _FAMILIES = ("GEMM", "convolution", "attention", "norm", "elementwise", "copy")
@@ -47,7 +47,7 @@ def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
         yield f"<details><summary>{escape(label)}: operators, components, gaps, waits, memory</summary>\n"
         yield f"{markdown_code_cell(one.trial.title)}, {one.num_denoiser_calls} denoiser calls\n"
         for section in sections(one, TOP):
-            yield from _table(section.title, section.headings, section.rows)
+            yield from (f"**{section.title}**\n", *section.table.markdown(), "")
         yield from (f"- {markdown_cell(warning)}" for warning in one.warnings)
         yield "\n</details>\n"
     for device in dict.fromkeys(map(_device, by_label.values())):
@@ -71,15 +71,6 @@ def _named(profile: Profile) -> Profile:
     """Return a profile without the row of many operators, which is not one that went or appeared."""
     kept = tuple(one for one in profile.operators if not one.name.startswith(OTHERS))
     return profile.model_copy(update={"operators": kept})
-
-
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"**{title}**\n"
-    yield f"| {' | '.join(map(markdown_cell, headings))} |"
-    yield "|" + " --- |" * len(headings)
-    for row in rows:
-        yield f"| {' | '.join(map(markdown_cell, row))} |"
-    yield ""
 
 
 def _share(shares: Sequence[Share], name: str, *, is_gpu: bool) -> str:

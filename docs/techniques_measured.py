@@ -23,6 +23,7 @@ from docs.technique_lines import Line, best_lines, has_interval, lines_of, measu
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.report.text_table import markdown_lines
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Verdict
@@ -140,9 +141,7 @@ def _on_one_gpu(
     lines = [
         *conditions_of(records),
         "",
-        f"| {' | '.join(_HEADINGS)} |",
-        "|" + " --- |" * len(_HEADINGS),
-        *(f"| {' | '.join(_cells(line, first_calls.get(line.row.recipe)))} |" for line in ordered),
+        *markdown_lines(_HEADINGS, [_cells(line, first_calls.get(line.row.recipe)) for line in ordered]),
         "",
     ]
     notes = [_told(row) for row in rows if row.latency is None and row.recipe not in measured]
@@ -198,8 +197,7 @@ def _study(name: str, measured: dict[tuple[str, int], Line], length: int) -> lis
     headings += ["published, H100", "published speed-up"] if published else []
     lines = [
         f"### Ten configurations of 8-bit weights and compile, {length} steps\n",
-        f"| {' | '.join(headings)} |",
-        "|" + " --- |" * len(headings),
+        *markdown_lines(headings, ()),
     ]
     for place, recipe in enumerate(recipes):
         line = measured[recipe, length]

@@ -1,4 +1,4 @@
-"""Read the Chrome trace that torch.profiler writes: slower than `vivace.profiling.recorded`, and independent of it."""
+"""Read the Chrome trace that torch.profiler writes: slower than `vivace.profiling.torch_events`, and independent."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

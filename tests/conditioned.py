@@ -1,4 +1,4 @@
-"""Embedded and small pipelines with what people add to them: IP-Adapters, ControlNets, T2I-Adapters, pictures."""
+"""Embedded and small pipelines with what people add to them: IP-Adapters, ControlNets, T2I-Adapters, images."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ SIDE = 64
 
 
 def picture(seed: int = 0, mode: str = "RGB") -> Image.Image:
-    """Return a picture of random pixels."""
+    """Return an image of random pixels."""
     pixels = torch.randint(0, 256, (SIDE, SIDE, 3), generator=torch.Generator().manual_seed(seed))
     return Image.fromarray(pixels.to(torch.uint8).numpy()).convert(mode)
 

@@ -1,5 +1,6 @@
 """Shared set-up: one thread, no network, comparable images."""
 
+import gc
 import itertools
 import os
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The command line sets it. Environments with and without it would have a worker each.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # Compiled code is kept between test runs, outside the user's own cache.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"vivace-tests-inductor-{os.getuid()}")
@@ -39,6 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for marker in case.iter_markers("exhaustive"):
                 if any(fnmatchcase(case.callspec.id, pattern) for pattern in marker.args):
                     case.add_marker(pytest.mark.soak)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of later garbage collections, which would take a tenth of all time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:
@@ -76,11 +85,13 @@ def _workers_last() -> Iterator[None]:
     It only imports, so it keeps no state of an earlier test. It reads the environment variables, so each environment
     gets its own worker. Tests of a worker's start and end use their own.
     """
-    from vivace.benchmark import cache_calibration, launcher, pairs, profiles, studies
+    from vivace.benchmark import cache_calibration, pairs, profiles, studies
+    from vivace.benchmark.requests import WORKER
     from vivace.measure.environment import DRIVER
+    from vivace.processes.launcher import Launcher
     from vivace.tuning import tuner
 
-    class Lasting(launcher.Launcher):
+    class Lasting(Launcher):
         def __exit__(self, *_: object) -> None:
             pass
 
@@ -93,7 +104,7 @@ def _workers_last() -> Iterator[None]:
     start = studies.start_launcher
     kept: dict[object, Lasting] = {}
 
-    def start_or_take(device: str, worker: Sequence[str] = launcher.WORKER) -> launcher.Launcher:
+    def start_or_take(device: str, worker: Sequence[str] = WORKER) -> Launcher:
         if device != "cpu" and DRIVER.exists():
             return start(device, worker)
         surroundings = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
@@ -101,7 +112,7 @@ def _workers_last() -> Iterator[None]:
         if key not in kept:
             while len(kept) > 1:  # each holds half a gigabyte
                 kept.pop(next(iter(kept))).close()
-            kept[key] = Lasting(warm if worker == launcher.WORKER else worker, tries_gpu=False)
+            kept[key] = Lasting(warm if worker == WORKER else worker, tries_gpu=False)
         return kept[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:

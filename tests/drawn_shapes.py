@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes by prompt and seed: what a good model would draw, in a millisecond."""
+"""Images of coloured shapes by prompt and seed: what a good model would draw, in a millisecond."""
 
 import hashlib
 import random
@@ -24,7 +24,7 @@ def draw(
     num_inference_steps: int = 8,
     guidance_scale: float = 4.0,
 ) -> Any:
-    """Return a picture of the prompt's colours. Each argument changes it a little, or where things are."""
+    """Return an image of the prompt's colours. Each argument changes it a little, or where things are."""
     random_ = random.Random(hashlib.sha256(f"{prompt}/{seed}".encode()).digest())
     shade = 150 + random_.randrange(60)
     picture = Image.new("RGB", (width, height), (shade, shade, shade - 10))

@@ -92,7 +92,7 @@ def draw(session: Any, prompt: Any = "a red circle", seed: int = 0, **call: Any)
     return np.asarray(result.images)
 
 
-_PICTURES: dict[str, np.ndarray] = {}
+_IMAGES: dict[str, np.ndarray] = {}
 
 
 def drawn(family: str, recipe: str = "baseline", **call: Any) -> np.ndarray:
@@ -100,10 +100,10 @@ def drawn(family: str, recipe: str = "baseline", **call: Any) -> np.ndarray:
     if any(callable(value) or isinstance(value, torch.Tensor) for value in call.values()):
         return draw(session(family, recipe), **call)
     key = repr((family, recipe, sorted(call.items())))
-    if key not in _PICTURES:
-        _PICTURES[key] = draw(session(family, recipe), **call)
-        _PICTURES[key].setflags(write=False)
-    return _PICTURES[key]
+    if key not in _IMAGES:
+        _IMAGES[key] = draw(session(family, recipe), **call)
+        _IMAGES[key].setflags(write=False)
+    return _IMAGES[key]
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:

@@ -35,7 +35,7 @@ MODELS = (
     "krea-2-turbo",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
-"""Models that edit a picture, of the same transformers or FLUX.1's."""
+"""Models that edit an image, of the same transformers or FLUX.1's."""
 PROMPT = "a red circle above a blue square"
 STEPS = 4
 
@@ -81,7 +81,7 @@ def draw(session: Session, prompt: str | list[str] = PROMPT, **call: Any) -> np.
 
 @functools.cache
 def source(index: int = 0) -> Any:
-    """Return a picture to edit, SIDE pixels wide and high."""
+    """Return an image to edit, SIDE pixels wide and high."""
     return Image.open(FOLDER / f"{index:02}.png").convert("RGB").resize((SIDE, SIDE))
 
 

@@ -105,14 +105,14 @@ def check_qk_norm_rope(
         values = ref.scale_of(wanted[2].abs().amax().float().reshape(1) * 3)
         scales = (limit, values)
         factors = torch.cat([limit, values])
-    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)
+    qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)  # type: ignore[call-arg]
     for got, want, factor in zip(made, wanted, factors, strict=True):
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
     if tokens.batch > 1:  # each image has positions of its own
         of_images = [torch.stack([part * (1 - 0.1 * k) for k in range(tokens.batch)]) for part in (cos, sin)]
         own = [torch.empty_like(each) for each in made]
-        qk_norm_rope(qkv, bias, weights, *of_images, tokens, *own, scales)
-        wanted = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *of_images, tokens, heads)
+        qk_norm_rope(qkv, bias, weights, *of_images, tokens, *own, scales)  # type: ignore[call-arg]
+        wanted = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *of_images, tokens, heads)  # type: ignore[call-arg]
         for got, want, factor in zip(own, wanted, factors, strict=True):
             assert error(got.double() * factor.double(), want) < allowed(quantize, device)
     # Queries apart, and a token's key and value side by side. Neither reads the other.
@@ -350,7 +350,7 @@ def check_convolve(
         for more in ((None, None), (bias, residual)):
             wanted = ref.convolve(wide, weight.double(), scales.double(), *more)
             out = poisoned(num_pixels, outputs, dtype=torch.bfloat16, device=device)
-            convolve(x, weight, scales, out, *more, tiles)
+            convolve(x, weight, scales, out, *more, tiles)  # type: ignore[call-arg]
             assert error(out, wanted) < SIXTEEN_BITS, (tiles, more)
 
 

@@ -46,7 +46,7 @@ _MARKS = {
     "image_token_id": 998,
     "video_token_id": 999,
 }
-"""Ids of a vocabulary of 1000 that stand for pictures."""
+"""Ids of a vocabulary of 1000 that stand for images."""
 _FLUX2: dict[str, Any] = {"attention_head_dim": 32, "axes_dims_rope": [8, 8, 8, 8], "num_attention_heads": 2}
 _T5: dict[str, Any] = {"d_model": 128, "d_kv": 16, "d_ff": 320, "num_heads": 8, "vocab_size": 1000}
 _DC: dict[str, Any] = {
@@ -272,7 +272,7 @@ def shallow(name: str) -> Architecture:
 
 
 def small_areas() -> Iterator[tuple[Any, str, Any]]:
-    """Yield what lets Qwen-Image-Edit read pictures of SIDE pixels: module, attribute, and value.
+    """Yield what lets Qwen-Image-Edit read images of SIDE pixels: module, attribute, and value.
 
     It reads a megapixel, which takes a CPU a minute.
     """

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported
+from vivace.processes.protocol import send_event
 from vivace.serve import worker
 from vivace.serve.messages import Draw, Load, image_file
 
@@ -118,11 +119,11 @@ class FakeDrawing:
 
 
 def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
-    inbox.drawing = FakeDrawing(message)  # type: ignore[assignment]
-    worker.send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
+    inbox.drawing = FakeDrawing(message)
+    send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
     return True
 
 
 if __name__ == "__main__":
-    worker._load = _load  # type: ignore[assignment]
+    worker._load = _load
     worker.main()

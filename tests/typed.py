@@ -38,7 +38,7 @@ def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
             "vivace.cli.guarded.guarded_reading", lambda name, limits, command: command(lambda: None)
         )
         status = typed(monkeypatch, *arguments)
-    shown = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]
+    shown = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]  # type: ignore[attr-defined]
     assert status == code, shown[1]
     assert "Traceback" not in shown[1]
     return subprocess.CompletedProcess(["vivace", *arguments], status, *shown)
@@ -50,7 +50,7 @@ def _flushed(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 @contextlib.contextmanager
-def _restored_libraries():  # type: ignore[no-untyped-def]
+def _restored_libraries():
     """Restore diffusers' verbosity and the number of threads, which commands change for their whole process."""
     import torch
     from diffusers.utils import logging

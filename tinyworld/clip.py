@@ -64,7 +64,7 @@ def build_processor() -> CLIPProcessor:
     return CLIPProcessor(image_processor=pictures, tokenizer=tokenizer.build())
 
 
-def embed_pictures(model: CLIPModel, pictures: Tensor) -> Tensor:
+def embed_images(model: CLIPModel, pictures: Tensor) -> Tensor:
     """(N, 128) unit vectors of pictures (N, 3, 128, 128) in -1..1."""
     seen = model.vision_model(pixel_values=pictures).pooler_output
     return nn.functional.normalize(model.visual_projection(seen).float(), dim=-1)

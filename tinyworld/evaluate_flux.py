@@ -130,7 +130,7 @@ def measure_clip(folder: Path, number: int, device: str) -> dict[str, Any]:
     described = captions.describe(labels)
     seen = torch.cat(
         [
-            clip.embed_pictures(model, scenes.draw(labels[i : i + 250])[0].to(device) * 2 - 1)
+            clip.embed_images(model, scenes.draw(labels[i : i + 250])[0].to(device) * 2 - 1)
             for i in range(0, number, 250)
         ]
     )

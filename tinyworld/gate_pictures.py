@@ -169,7 +169,7 @@ def load(out: Path, variant: Variant) -> NDArray[np.uint8] | None:
 
 def seen_by(clip: ClipScorer, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
     images = [Image.fromarray(np.ascontiguousarray(picture)) for picture in pictures]
-    return np.concatenate([clip.embed_pictures(images[k : k + 20]) for k in range(0, len(images), 20)])
+    return np.concatenate([clip.embed_images(images[k : k + 20]) for k in range(0, len(images), 20)])
 
 
 def rounded(figures: dict[str, float]) -> dict[str, float]:

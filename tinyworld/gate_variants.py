@@ -106,13 +106,13 @@ def num_drawn(variant: Variant) -> int:
 
 
 KINDS = sorted(
-    {kind for kinds in (*RECIPES.values(), damage.WEIGHTS, damage.IMAGE) for kind in kinds},
+    {kind for kinds in (*RECIPES.values(), damage.WEIGHTS, damage.IMAGE) for kind in kinds},  # type: ignore[attr-defined]
     key=lambda kind: hashlib.sha256(kind.encode()).hexdigest(),
 )
 CALIBRATED = frozenset(KINDS[: len(KINDS) // 2])
 """The kinds on which limits are chosen; the others are held out."""
 LATER = sorted(
-    {kind for kinds in (*LATER_RECIPES.values(), damage.LATER_IMAGE) for kind in kinds},
+    {kind for kinds in (*LATER_RECIPES.values(), damage.LATER_IMAGE) for kind in kinds},  # type: ignore[attr-defined]
     key=lambda kind: hashlib.sha256(kind.encode()).hexdigest(),
 )
 LATER_CALIBRATED = frozenset(LATER[: len(LATER) // 2])

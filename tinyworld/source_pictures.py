@@ -1,6 +1,6 @@
 """Render the pictures that image-to-image and inpainting start from where no file is given.
 
-    python -m tinyworld.source_pictures          writes src/vivace/models/source_pictures
+    python -m tinyworld.source_pictures          writes src/vivace/models/source_images
 
 One for each prompt of the set "tinyworld": the scene that the prompt describes, but its first object has another colour
 and shape. The mask is the box around that object, so that after inpainting the prompt describes the whole picture.
@@ -16,7 +16,7 @@ from tinyworld.scenes import EXTENTS, draw, sample, to_uint8
 from tinyworld.words import SIDE
 from vivace.models.prompts import PROMPT_SETS
 
-FOLDER = Path(__file__).parent.parent / "src" / "vivace" / "models" / "source_pictures"
+FOLDER = Path(__file__).parent.parent / "src" / "vivace" / "models" / "source_images"
 AROUND = 10
 """Pixels of the mask around the object, so that the new one may be a little larger or elsewhere."""
 _SCENES = 150_000

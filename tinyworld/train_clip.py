@@ -74,7 +74,7 @@ class ClipLoss:
     def _compute(self, pictures: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         n = self.batch
         with loop.mixed_precision(self.device):
-            seen = clip.embed_pictures(self.model, pictures)
+            seen = clip.embed_images(self.model, pictures)
             # All right ones first, then all first mistakes, ...
             read = clip.embed_captions(self.model, ids.transpose(0, 1).flatten(0, 1))
         with torch.autocast(self.device, enabled=False):

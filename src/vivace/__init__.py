@@ -54,24 +54,37 @@ __all__ = [
 ]
 
 
-_PLACES = {
-    "recommendation": ("Recommendation", "recommend"),
-    "benchmark": ("Paired", "Profiled", "Run", "Study", "Timing", "bench", "compare", "profile"),
-    "errors": ("VivaceError",),
-    "recipes": ("Recipe",),
-    "runtime": ("Session", "apply", "load"),
-    "spec": ("Record",),
-    "studies": ("StudyFile", "StudyRun", "study"),
-    "tuning": ("Tuned", "tune"),
+# Where each public name is defined. A module is imported when its name is first used, so that `import vivace` costs
+# nothing, and `vivace.VivaceError` no more than `vivace.errors`.
+_MODULES = {
+    "Paired": "benchmark.pairs",
+    "Profiled": "benchmark.profiles",
+    "Recipe": "recipes.recipe",
+    "Recommendation": "recommendation.answer",
+    "Record": "spec.record",
+    "Run": "benchmark.run",
+    "Session": "runtime.session",
+    "Study": "spec.study",
+    "StudyFile": "studies.study_file",
+    "StudyRun": "studies.runs",
+    "Timing": "spec.timing",
+    "Tuned": "tuning.answer",
+    "VivaceError": "errors",
+    "apply": "runtime.opening",
+    "bench": "benchmark.studies",
+    "compare": "benchmark.pairs",
+    "load": "runtime.opening",
+    "profile": "benchmark.profiles",
+    "recommend": "recommendation.advise",
+    "study": "studies.runs",
+    "tune": "tuning.tuner",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names when they are first used, so that `import vivace` costs nothing."""
-    for place, names in _PLACES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"vivace.{place}"), name)
-    raise AttributeError(f"module 'vivace' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vivace' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

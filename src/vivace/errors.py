@@ -54,9 +54,9 @@ class RecipeError(UsageError):
         self.start = start
         # Long recipes are cut around the mistake, so that the caret stays on the screen.
         lo = max(0, start - 60)
-        shown = _printable(text[lo : lo + 120])
-        width = max(1, min(length, len(shown) - (start - lo)))
-        super().__init__(f"{problem}\n  {shown}\n  {' ' * (start - lo)}{'^' * width}")
+        excerpt = _printable(text[lo : lo + 120])
+        width = max(1, min(length, len(excerpt) - (start - lo)))
+        super().__init__(f"{problem}\n  {excerpt}\n  {' ' * (start - lo)}{'^' * width}")
 
 
 class UnknownModel(VivaceError):
@@ -107,9 +107,9 @@ class Cancelled(VivaceError):
     exit_code = 130
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+def nearest(given: str, candidates: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest known name, or an empty string."""
-    match = difflib.get_close_matches(given.lower(), list(known), n=1, cutoff=0.55)
+    match = difflib.get_close_matches(given.lower(), list(candidates), n=1, cutoff=0.55)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import every_technique, technique_cases, technique_records
-from benchmarks.command import run
+from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.every_technique import every_technique as command
 from benchmarks.every_technique import fastest, finished, has_moved, is_done
 from benchmarks.record_files import write_records
@@ -152,7 +152,7 @@ def test_it_goes_on_where_it_stopped(
     monkeypatch.setattr(every_technique, "has_moved", lambda *_: None)  # a busy host is not what is tested
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
     again = [MODEL, *_paths(tmp_path), *QUICK, *_only([*ASKED, "fuse_qkv"])]
-    assert run(command, [*again, "--limit-s", "0"]) == every_technique.MEASURED_IN_PART
+    assert run(command, [*again, "--limit-s", "0"]) == MEASURED_IN_PART
     assert "the same command goes on with fuse_qkv" in capfd.readouterr().err
     assert run(command, again) == 0
     records = read_records(tmp_path / "record.json")

@@ -67,8 +67,8 @@ def test_both_sides_call_their_denoiser_the_same_way(name: str, monkeypatch: pyt
 
         return built
 
-    monkeypatch.setattr(overhead, "build", watching(overhead.build))
-    monkeypatch.setattr("vivace.models.synthetic.build", watching(overhead.build))
+    monkeypatch.setattr(overhead, "build", watching(overhead.build))  # type: ignore[attr-defined]
+    monkeypatch.setattr("vivace.models.synthetic.build", watching(overhead.build))  # type: ignore[attr-defined]
     for side in (overhead.plain, overhead.harness):
         pipes.clear()
         once = side(name, "cpu", None, "pt", 2)

@@ -33,7 +33,7 @@ def served(clients: int, seconds: float, number: int = 8) -> LoadRow:
 
 
 def serving_row(part: Part, **fields: object) -> ServingRow:
-    return ServingRow(model="m", recipe="r", environment=HERE, part=part, **fields)  # type: ignore[arg-type]
+    return ServingRow(model="m", recipe="r", environment=HERE, part=part, **fields)
 
 
 def test_what_http_adds_is_the_clients_time_less_the_workers() -> None:

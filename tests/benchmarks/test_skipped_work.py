@@ -10,7 +10,6 @@ from benchmarks.command import run
 from benchmarks.skipped_work import (
     FAMILIES,
     Operations,
-    baseline,
     caches,
     count_operations,
     read_operations,
@@ -19,6 +18,7 @@ from benchmarks.skipped_work import (
     skipping,
 )
 from benchmarks.skipped_work import skipped_work as command
+from benchmarks.technique_cases import baseline
 from benchmarks.technique_records import read_records, rows_with_baselines
 from docs import choosing
 from docs import skipped_work as skipped_work_page

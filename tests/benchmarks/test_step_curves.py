@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import step_cases, step_curves
-from benchmarks.command import run
+from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.step_cases import read_cases, rows_with_quality
 from benchmarks.step_curves import CURVES, STEPS
 from benchmarks.step_curves import step_curves as command
@@ -31,7 +31,7 @@ def _arguments(folder: Path, recipes: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_steps() -> Iterator[None]:
-    """The models' own numbers are for pictures that are looked at."""
+    """The models' own numbers are for images that are looked at."""
     with pytest.MonkeyPatch.context() as patch:
         for name in CURVES:
             entry = CATALOGUE[name].model_copy(update={"num_inference_steps": STEPS_HERE})
@@ -89,7 +89,7 @@ def test_it_goes_on_where_it_stopped(
 ) -> None:
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
     again = ["tiny-sd", *_arguments(tmp_path, [*ASKED, "steps(3)"])]
-    assert run(command, [*again, "--limit-s", "0"]) == step_curves.MEASURED_IN_PART
+    assert run(command, [*again, "--limit-s", "0"]) == MEASURED_IN_PART
     assert "the same command goes on with steps(3)" in capfd.readouterr().err
     before = (tmp_path / "record.json").read_bytes()
     assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) == 0

@@ -16,7 +16,7 @@ from vivace.recipes.resolve import resolve
 from vivace.spec.figures import ImageFigures
 from vivace.spec.record import ImageRecord, Outcome
 
-PROMPTS = tuple(f"picture {k}" for k in range(8))
+PROMPTS = tuple(f"image {k}" for k in range(8))
 SCATTER = (-0.02, -0.01, -0.01, 0.0, 0.0, 0.01, 0.01, 0.02)
 
 
@@ -25,7 +25,7 @@ def _sha(recipe: str, index: int) -> str:
 
 
 def case(recipe: str, work: float, ssim: float, seconds: float = 1.0) -> Case:
-    """Pictures whose SSIMs scatter around `ssim`."""
+    """Images whose SSIMs scatter around `ssim`."""
     text = resolve(recipe).text
     pictures = tuple(
         ImageRecord(index=k, prompt=p, seed=0, sha256=_sha(text, k)) for k, p in enumerate(PROMPTS)

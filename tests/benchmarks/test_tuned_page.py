@@ -1,7 +1,7 @@
 """The tables of searches on docs/tuning.md, made of a real search of an embedded model.
 
 `tune-tiny-sd.json` is the answer of `vivace tune tiny-sd --trials 1 --start "dtype(bf16)+cfg_cutoff(0.6)"
---num-inference-steps 6 --format json`, without pictures, effects and what was left out.
+--num-inference-steps 6 --format json`, without images, effects and what was left out.
 """
 
 import copy
@@ -49,7 +49,7 @@ def test_the_pick_stands_beside_what_was_known() -> None:
     answer["final"][1]["recipe"] = "fused"
     text = tuned.section(answer)
     assert "The fastest recipe that vivace's other records have" in text
-    assert "`fused(fp8, attention=fp8)" in text  # a cache, which is faster, changes the picture
+    assert "`fused(fp8, attention=fp8)" in text  # a cache, which is faster, changes the image
     assert "teacache" not in text
     answer["limits"]["max_memory_bytes"] = 1e9
     assert "other records" not in tuned.section(answer)

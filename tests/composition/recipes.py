@@ -114,7 +114,7 @@ def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
     field = TECHNIQUES[name].knobs()[knob]
     extra = field.json_schema_extra
     assert isinstance(extra, dict)
-    tune = list(extra["tune"])  # type: ignore[arg-type]
+    tune = list(extra["tune"])
     if field.is_required():
         return tune
     return [field.default, *(value for value in tune if value != field.default)]

@@ -39,10 +39,10 @@ from tests.composition.recipes import (
     random_recipes,
 )
 from tests.composition.worker import COMMAND, EQUAL_DB, DrawRequest, without_picture
-from vivace.benchmark.launcher import Launcher, last_line
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.machine import choose_device
 from vivace.models.catalogue import CATALOGUE
+from vivace.processes.launcher import Launcher, last_line
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import BASELINE
 from vivace.techniques import TECHNIQUES
@@ -127,7 +127,7 @@ class Drawer:
         if ending.value is not None:
             return ending.value
         if ending.timed_out:
-            return without_picture("timed_out", f"no picture in {timeout_s:g} s")
+            return without_picture("timed_out", f"no image in {timeout_s:g} s")
         how = f"signal {ending.signal}" if ending.signal else f"exit status {ending.status}"
         return without_picture("crashed", f"{how}: {last_line(ending.log) or 'no message'}")
 
@@ -149,7 +149,7 @@ def complaint(row: Row, singles: dict[tuple[str, str], Row]) -> str | None:
     if row["outcome"] != "measured":
         return None if row["reason"] else f"{row['outcome']} without a reason"
     if row["faults"]:
-        return f"the picture is {', '.join(row['faults'])}"
+        return f"the image is {', '.join(row['faults'])}"
     if row["repeat_psnr_db"] < REPEAT_LEAST_DB:
         return f"a second call with the same noise is {row['repeat_psnr_db']} dB from the first"
     if row["kind"] == "named" and not row["compiled_graphs"]:
@@ -185,7 +185,7 @@ def in_order() -> list[Case]:
 def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
     """Return a seeded sample in which every technique appears, pairs first.
 
-    None of its random recipes is in fp16, which most CPUs emulate: half a minute a picture.
+    None of its random recipes is in fp16, which most CPUs emulate: half a minute an image.
     """
     rng = random.Random(seed)
     pairs, recipes = legal_pairs(), random_recipes()

@@ -143,7 +143,7 @@ def test_a_hanging_recipe_ends(drawer: Drawer) -> None:
     )
 
 
-def test_a_record_is_read_as_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_is_read_as_written(tmp_path) -> None:
     path = tmp_path / "composition.json"
     record = read(path)
     record["rows"].append(row("steps(2)", ("steps",)) | {"names": ["steps"]})
@@ -151,7 +151,7 @@ def test_a_record_is_read_as_written(tmp_path) -> None:  # type: ignore[no-untyp
     assert read(path) == record
 
 
-def test_recipes_with_changed_declarations_run_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_recipes_with_changed_declarations_run_again(tmp_path) -> None:
     path = tmp_path / "composition.json"
     record = read(path, named=True)
     record["conditions"]["named"] = 7  # other techniques give other counts
@@ -171,7 +171,7 @@ def test_recipes_with_changed_declarations_run_again(tmp_path) -> None:  # type:
     assert "give another --out" in ended.output
 
 
-def test_the_page_counts_the_rows_of_the_record(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_counts_the_rows_of_the_record(tmp_path) -> None:
     path = tmp_path / "composition.json"
     record = read(path)
     record["rows"] += [
@@ -187,7 +187,7 @@ def test_the_page_counts_the_rows_of_the_record(tmp_path) -> None:  # type: igno
     assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in said
 
 
-def test_the_page_has_the_named_recipes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_has_the_named_recipes(tmp_path) -> None:
     whole, named = tmp_path / "composition.json", tmp_path / "composition-named.json"
     write(whole, read(whole))
     first, second = named_recipes()[1], named_recipes()[-1]

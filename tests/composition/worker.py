@@ -109,13 +109,12 @@ def _psnr_db(pictures: Any, others: Any) -> float | None:
 def serve(request: DrawRequest, events: TextIO) -> None:
     import torch
 
-    from vivace.benchmark.worker import send_event
+    from vivace.processes.protocol import send_event
+    from vivace.processes.resident import print_to
 
     assert request.log is not None
     assert request.threads is not None
-    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    print_to(request.log)
     torch.set_num_threads(request.threads)
     send_event(events, {"event": "result", "value": draw(request)})
 

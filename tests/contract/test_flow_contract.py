@@ -23,7 +23,7 @@ CHOSEN = dict(
         strict=True,
     )
 )
-"""What `make test` tries on models that edit: what may depend on the picture that they are shown."""
+"""What `make test` tries on models that edit: what may depend on the image that they are shown."""
 
 
 def _marks(number: int, position: int) -> object:

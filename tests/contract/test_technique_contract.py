@@ -73,7 +73,7 @@ def variants(technique: type[Technique]) -> list[str]:
     extra = field.json_schema_extra
     assert isinstance(extra, dict)
     tune = extra["tune"]
-    values = choices or list(tune)  # type: ignore[call-overload]
+    values = choices or list(tune)
     values = [v for v in values if (technique.name, v) not in COMPILED]
     # The tests of compile pay for inductor's compile time.
     suffix = ", backend=eager" if technique.name == "compile" else ""

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.cases import make
 from tests.fuzz.runner import Seen, run, warm
 
-_SAMPLE = 20
+_SAMPLE = 12
 _SOAK = int(os.environ.get("VIVACE_FUZZ_CASES", "2000"))
 
 

@@ -1,6 +1,6 @@
 """Predicted against measured memory, at full size with random weights. `python -m pytest -m gpu -s tests/gpu`.
 
-Prints a line a pair. The call is vivace's own: prompts in, a picture out, after one warm-up.
+Prints a line a pair. The call is vivace's own: prompts in, an image out, after one warm-up.
 """
 
 import gc

@@ -63,7 +63,7 @@ def _memory_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def opened(family: str, recipe: str = "baseline") -> Any:
-    """In bf16, with the workload that the pictures are drawn with."""
+    """In bf16, with the workload that the images are drawn with."""
     found = find_model(f"tiny-{family}")
     pipe = load_pipeline(found, DEVICE).to(torch.bfloat16)
     return session_of(pipe, found, resolve(recipe), DEVICE, dict(CALL), PROMPTS)

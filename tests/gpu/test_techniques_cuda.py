@@ -41,7 +41,7 @@ def test_replayed_steps_generate_the_same_images(family: str) -> None:
     captured = on_gpu(family, "cuda_graph")
     for _ in range(2):
         for call in ({}, {"height": 96}, {"seed": 5}):
-            assert psnr(draw(captured, **call), draw(reference, **call)) > 60  # type: ignore[arg-type]
+            assert psnr(draw(captured, **call), draw(reference, **call)) > 60
     found = captured.evidence()
     assert found["cuda_graphs_recorded"] == 2, "one for each size"
     assert found["cuda_graph_replays"] == 6 * STEPS[family]
@@ -282,7 +282,7 @@ def test_nothing_reads_a_copy_before_it_is_complete(
 ) -> None:
     reference = draw(on_gpu(family, recipe.strip("+") or "baseline"))
     offloaded = on_gpu(family, f"{recipe}offload({mode})")
-    write_copies, empty_like = prefetch.write_copies, torch.empty_like
+    write_copies, empty_like = prefetch.write_copies, torch.empty_like  # type: ignore[attr-defined]
 
     def late(copies: Any) -> None:
         torch.cuda._sleep(10_000_000)  # cycles: milliseconds

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.community_tables import FOLDER, MAX_BYTES, TARGET, content
+from benchmarks.community_tables import FOLDER, TARGET, content
 from vivace.lint.check import checked, impossible
 from vivace.lint.read import read_tables
+from vivace.spec.contribution import MAX_BYTES
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.name != "README.md")
 

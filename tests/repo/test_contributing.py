@@ -141,7 +141,7 @@ def test_it_refuses_where_the_length_changes_nothing(source: Path, denoiser: str
 def test_the_contract_holds_for_it(source: Path) -> None:
     from tests.flow_models import EDITING, MODELS
 
-    number = int(re.search(r"(\d+) passed", contract(source, "text_length"))[1])  # type: ignore[index]
+    number = int(re.search(r"(\d+) passed", contract(source, "text_length"))[1])
     assert number >= 8 + 2 * len((*MODELS, *EDITING)), "every variant on every model"
 
 

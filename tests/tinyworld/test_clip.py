@@ -102,7 +102,7 @@ def test_the_folder_loads_plainly_and_scores_as_in_training(toy, tmp_path):
     assert np.abs(inputs.pixel_values.numpy() - (pictures.numpy() * 2 - 1)).max() < 0.01
     ids = torch.tensor(train_clip.tokenizer.encode(processor.tokenizer, said))
     model.eval()
-    own = clip.embed_pictures(model, inputs.pixel_values) @ clip.embed_captions(model, ids).T
+    own = clip.embed_images(model, inputs.pixel_values) @ clip.embed_captions(model, ids).T
     scored = plain(**inputs).logits_per_image / plain.logit_scale.exp()
     assert torch.allclose(scored, own, atol=2e-2), (
         "fp16 weights and the shorter padding change next to nothing"

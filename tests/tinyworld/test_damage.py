@@ -56,7 +56,7 @@ class Judge:
         ]
 
     def seen(self, pictures: Pictures) -> list[tuple[Pictures, np.ndarray]]:
-        vectors = self.clip.embed_pictures([Image.fromarray(np.ascontiguousarray(p)) for p in pictures])
+        vectors = self.clip.embed_images([Image.fromarray(np.ascontiguousarray(p)) for p in pictures])
         return list(zip(pictures, vectors, strict=True))
 
     def figures(self, k: int, picture: Pictures, seen: np.ndarray, against: dict[str, float]) -> ImageFigures:
@@ -93,12 +93,14 @@ def judge() -> Judge:
 
 
 @pytest.mark.parametrize("name", RUINED)
+@pytest.mark.slow("hue*", "shift*", "blur*", "left*")
 def test_what_is_ruined_fails_as_the_same_picture(judge: Judge, name: str) -> None:
     gate, reason = judge.verdict(name, same_picture=True)
     assert gate is Gate.FAILED, reason
 
 
 @pytest.mark.parametrize("name", GOOD)
+@pytest.mark.slow("shift by 1 pixel", "blur*", "noise*")
 def test_what_loses_nothing_does_not_fail(judge: Judge, name: str) -> None:
     gate, reason = judge.verdict(name, same_picture=True)
     assert gate is (Gate.UNCLEAR if name == "JPEG 90" else Gate.PASSED), reason

@@ -203,7 +203,7 @@ def losses(small_batch=8):
         loss.latents = pool
     fast = flux.without_guidance(student)
     made["schnell"] = train_schnell.SchnellLoss(fast, clip, t5, ids, args, batch)
-    made["schnell"].states = train_schnell.Trajectories(teacher, clip, t5, args).pool(ids)
+    made["schnell"].states = train_schnell.Trajectories(teacher, clip, t5, args).pool(ids)  # type: ignore[attr-defined]
     return made, {"teacher": student, "student": student, "schnell": fast}
 
 

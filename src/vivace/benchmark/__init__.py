@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vivace.benchmark.pairs import Paired, compare
     from vivace.benchmark.profiles import Profiled, profile
     from vivace.benchmark.run import Compared, Run
+    from vivace.benchmark.settings import RunSettings
     from vivace.benchmark.store import DEFAULT_STORE, Store
     from vivace.benchmark.studies import bench, run_study, start_launcher
     from vivace.spec.study import QualityRequest, Study, WorkloadRequest
@@ -23,6 +24,7 @@ __all__ = [
     "Profiled",
     "QualityRequest",
     "Run",
+    "RunSettings",
     "Store",
     "Study",
     "Timing",
@@ -34,21 +36,30 @@ __all__ = [
     "run_study",
     "start_launcher",
 ]
-_PLACES = {
-    "benchmark.comparison": ("Comparison", "comparisons"),
-    "benchmark.pairs": ("Paired", "compare"),
-    "benchmark.profiles": ("Profiled", "profile"),
-    "benchmark.run": ("Compared", "Run"),
-    "benchmark.store": ("DEFAULT_STORE", "Store"),
-    "benchmark.studies": ("bench", "run_study", "start_launcher"),
-    "spec.study": ("QualityRequest", "WorkloadRequest", "Study"),
-    "spec.timing": ("Timing",),
+_MODULES = {
+    "Compared": "benchmark.run",
+    "Comparison": "benchmark.comparison",
+    "DEFAULT_STORE": "benchmark.store",
+    "Paired": "benchmark.pairs",
+    "Profiled": "benchmark.profiles",
+    "QualityRequest": "spec.study",
+    "Run": "benchmark.run",
+    "RunSettings": "benchmark.settings",
+    "Store": "benchmark.store",
+    "Study": "spec.study",
+    "Timing": "spec.timing",
+    "WorkloadRequest": "spec.study",
+    "bench": "benchmark.studies",
+    "compare": "benchmark.pairs",
+    "comparisons": "benchmark.comparison",
+    "profile": "benchmark.profiles",
+    "run_study": "benchmark.studies",
+    "start_launcher": "benchmark.studies",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: `vivace generate` needs neither the store nor the pages."""
-    for place, names in _PLACES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"vivace.{place}"), name)
-    raise AttributeError(f"module 'vivace.benchmark' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vivace.benchmark' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import comparisons
-from vivace.benchmark.runner import Progress
+from vivace.benchmark.invocation import Purpose
+from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
-from vivace.benchmark.studies import bench, start_launcher
+from vivace.benchmark.studies import run_study, start_launcher
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.models.find import find_model
 from vivace.report.rows import Row
@@ -116,13 +118,15 @@ def calibrate_caches(
         "device": device,
         "rivals": False,
     }
+    settings = RunSettings(
+        store=store, progress=progress or SILENT, canaries=True, purpose=Purpose.CALIBRATION
+    )
     comparisons(Study.of(model, ["baseline"], **fields))  # report invalid input before anything starts
     with start_launcher(device) as launcher:
 
         def measure(recipe: str, setting: float) -> SettingTrial:
-            run = bench(
-                model, ["baseline", recipe], store=store, launcher=launcher, progress=progress, **fields
-            )
+            study = Study.of(model, ["baseline", recipe], **fields)
+            run = run_study(study, replace(settings, launcher=launcher))
             tried = _tried_from_row(run.rows(limits or DEFAULT_LIMITS)[1], setting)
             on_tried(tried)
             return tried

@@ -1,19 +1,19 @@
-"""The calls of a workload: their prompts or embeddings, their pictures, their generators."""
+"""The calls of a workload: their prompts or embeddings, their images, their generators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.pictures import read_sources
-from vivace.models.sources import picture_arguments
+from vivace.benchmark.stored_images import read_sources
+from vivace.models.sources import image_arguments
+from vivace.runtime.calls import Call as Call
+from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
 from vivace.spec.workload import Workload
 
-Call = Sequence[tuple[int, str, int]]
-"""Index, prompt and seed of each image of one call."""
 PromptArguments = Callable[[Call], dict[str, Any]]
 
 
@@ -22,10 +22,10 @@ class Arguments:
 
     Args:
         pipeline: that the model is published for.
-        sources: folder of the pictures that the workload starts from; needed only if it does.
+        sources: folder of the images that the workload starts from; needed only if it does.
 
     Raises:
-        VivaceError: a picture is missing, or was changed.
+        VivaceError: an image is missing, or was changed.
     """
 
     def __init__(self, workload: Workload, pipeline: str, sources: Path | None) -> None:
@@ -37,7 +37,7 @@ class Arguments:
             self._pictures = read_sources(sources, workload)
 
     def of(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its prompts, or embeddings encoded once, and its pictures.
+        """Return a function from a call to its prompts, or embeddings encoded once, and its images.
 
         It is to be called before each call: a benchmark draws few prompts again and again, and unless the workload says
         that they are repeated, they count as new each time.
@@ -47,7 +47,7 @@ class Arguments:
             def prompts(call: Call) -> dict[str, Any]:
                 if self._workload.text == "prompts":
                     session.forget_prompts()
-                return as_prompts(call) | self._pictures_of(call)
+                return prompts_of(call) | self._images_of(call)
 
             return prompts
         by_key: dict[tuple[int, ...], dict[str, Any]] = {}
@@ -56,33 +56,23 @@ class Arguments:
             key = tuple(index for index, _, _ in call)
             if key not in by_key:
                 by_key[key] = encode(session, [prompt for _, prompt, _ in call])
-            return by_key[key] | self._pictures_of(call)
+            return by_key[key] | self._images_of(call)
 
         return encoded
 
-    def _pictures_of(self, call: Call) -> dict[str, Any]:
+    def _images_of(self, call: Call) -> dict[str, Any]:
         indices = [index for index, _, _ in call]
-        return picture_arguments(self._pipeline, self._workload, indices, self._pictures)
-
-
-def as_prompts(call: Call) -> dict[str, Any]:
-    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
-    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
+        return image_arguments(self._pipeline, self._workload, indices, self._pictures)
 
 
 def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
     """Generate a call's images, each with its own generator; return the pipeline's output.
 
-    The noise is drawn on the CPU, so that it is the same on every device.
-
     Args:
         prompt_arguments: the prompts or embeddings, as keyword arguments.
         overrides: other arguments of the pipeline's call.
     """
-    import torch
-
-    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
-    return session(**prompt_arguments, generator=generators[0] if len(call) == 1 else generators, **overrides)
+    return session(**prompt_arguments, **generators_of(call), **overrides)
 
 
 def num_graphs() -> int:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Unpack
 
 from vivace.benchmark.rivals import owners, with_rivals
-from vivace.errors import UsageError, WorkloadError, nearest
+from vivace.errors import UsageError
 from vivace.measure.lpips import check as check_lpips
-from vivace.models.controlnet import RANDOM, find_controlnet
+from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel, find_model, obtain
-from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
-from vivace.models.sources import Files, SourceImages, check_files, pictures_of
-from vivace.models.sources import PixelLimits as SizeLimits
-from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
+from vivace.models.sources import SourceImages
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.input_errors import InputErrors
-from vivace.spec.keywords import CallKeywords
-from vivace.spec.study import Batch, Study, WorkloadRequest
-from vivace.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
+from vivace.runtime.workloads import default_threads as default_threads
+from vivace.runtime.workloads import workload_and_images
+from vivace.spec.study import Study
+from vivace.spec.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class Comparison:
 
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
-        pictures: that the workload starts from; None for text.
+        images: that the workload starts from; None for text.
         judged: whether the images are compared with the baseline's.
         rival_of: by the index of a recipe that was added as a rival, those of the step caches' recipes.
     """
@@ -61,7 +56,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     for name in dict.fromkeys(study.models):
         located = find_model(name)
         for batch in study.workload.batches:
-            workload, pictures = _workload_and_pictures(located, study.workload, batch)
+            workload, images = workload_and_images(located, study.workload, batch)
             steps = workload.num_inference_steps
             compared_recipes = with_rivals(recipes, steps) if study.rivals else recipes
             checked.append(
@@ -73,7 +68,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                     judged=study.quality.enabled
                     and not located.model.is_synthetic
                     and workload.controlnet != RANDOM,
-                    pictures=pictures,
+                    pictures=images,
                     rival_of=owners(recipes, compared_recipes, steps) if study.rivals else {},
                 )
             )
@@ -87,19 +82,6 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     )
 
 
-def comparison_of(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> Comparison:
-    """Return the comparison of a single recipe on one model, for generating images.
-
-    Args:
-        fields: as for `vivace.bench`.
-
-    Raises:
-        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
-    """
-    (comparison,) = comparisons(Study.of(model, [recipe], quality=False, rivals=False, **fields))
-    return comparison
-
-
 def quality_flags(study: Study) -> list[str]:
     """Return the command-line options of a study that explicitly request quality metrics."""
     quality = study.quality
@@ -109,110 +91,6 @@ def quality_flags(study: Study) -> list[str]:
         "--lpips": quality.lpips,
     }
     return [flag for flag, is_asked in flags.items() if is_asked]
-
-
-def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 1) -> Workload:
-    """Return the workload for one model; fields that are not given take the model's own values.
-
-    Raises:
-        UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
-        Unsupported: the model has no pipeline for the task.
-    """
-    return _workload_and_pictures(located, request, batch)[0]
-
-
-def _workload_and_pictures(
-    located: LocatedModel, request: WorkloadRequest, batch: Batch
-) -> tuple[Workload, SourceImages | None]:
-    """Return the workload for one model, and the pictures that it starts from."""
-    prompts: Sequence[str] | None = request.prompts
-    if request.prompt_set is not None:
-        prompts = _prompts_from_set(request.prompt_set, prompts)
-    if prompts is None:
-        prompts = located.entry.prompts if located.entry else PROMPT_SETS[located.prompt_set][:NUM_DEFAULT]
-    if not prompts:
-        raise WorkloadError("the list of prompts is empty; give at least one prompt")
-    num_seeds = request.num_seeds
-    if num_seeds is None:
-        num_seeds = 1 if request.prompt_set is None else NUM_SEEDS
-    if num_seeds < 1:
-        raise WorkloadError(f"--seeds {num_seeds}: give at least one seed per prompt")
-    settings = request.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
-    if located.entry is not None and located.entry.ignores_guidance and request.guidance_scale is not None:
-        raise WorkloadError(_why_ignored(located))
-    numbers = located.defaults | {name: value for name, value in settings.items() if value is not None}
-    files = Files(request.images, request.masks, request.controls)
-    task = _task_of(located, request.task, files, request.strength)
-    pipeline_of(located.pipeline, task, located.model.name)
-    check_batch(located.pipeline, batch, located.model.name)
-    if not located.model.is_synthetic:
-        check_installed(located.pipeline, located.model.name)
-    if request.controlnet is not None and task != "control":
-        raise WorkloadError(
-            f"--controlnet: the task '{task}' takes none; give --control FILE, or leave it out"
-        )
-    pictures = None
-    if task != "text":
-        pictures = pictures_of(task, files, len(prompts), (request.height, request.width), _limits(located))
-        numbers |= {"height": pictures.height, "width": pictures.width}
-    with InputErrors(WorkloadError):
-        workload = Workload.model_validate(
-            {
-                "prompts": prompts,
-                "seeds": tuple(range(request.seed, request.seed + num_seeds)),
-                "batch": 1 if batch == "max" else batch,
-                "text": request.text,
-                "task": task,
-                "controlnet": find_controlnet(request.controlnet) if task == "control" else None,
-                "strength": request.strength or STRENGTHS.get(task),
-                "sources": () if pictures is None else pictures.sources,
-                **numbers,
-            }
-        )
-    check_size(located, workload)
-    check_strength(located, workload)
-    return workload, pictures
-
-
-def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
-    """Return the task that was asked for, that the files mean, or that the model is published for."""
-    own = own_task(located.pipeline)
-    return check_files(task or (own if own != "text" else None), files, strength)
-
-
-def check_strength(located: LocatedModel, workload: Workload) -> None:
-    """Refuse a strength at which no step is run.
-
-    Raises:
-        WorkloadError: names the numbers that would run one.
-    """
-    strength, steps = workload.strength, workload.num_inference_steps
-    if strength is None or steps_run(steps, strength, rounds_up=rounds_up(located.pipeline)) > 0:
-        return
-    raise WorkloadError(
-        f"--strength {strength:g} of {steps} steps runs none of them, so the picture would not change; give at least "
-        f"--strength {1 / steps:.2g}, or --num-inference-steps {steps_for(1, strength)}"
-    )
-
-
-def _why_ignored(located: LocatedModel) -> str:
-    true_cfg = "true_cfg_scale" in located.call
-    instead = (
-        "its guidance is a second call, set by a recipe: guidance(1, true_cfg=4)"
-        if true_cfg
-        else "leave it out"
-    )
-    return f"--guidance-scale: {located.model.name} ignores it; {instead}"
-
-
-def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ...]:
-    if prompts is not None:
-        raise UsageError("--prompts and --prompt-set exclude each other; give one of them")
-    if name not in PROMPT_SETS:
-        raise UsageError(
-            f"no prompt set '{name[:80]}'{nearest(name, PROMPT_SETS)} (there are {', '.join(PROMPT_SETS)})"
-        )
-    return PROMPT_SETS[name]
 
 
 def check_judged(located: LocatedModel, *flags: str) -> None:
@@ -229,52 +107,3 @@ def check_judged(located: LocatedModel, *flags: str) -> None:
             f"{flags[0]}: {located.model.name} has random weights, so its images have no quality to measure; "
             f"leave out {flags[0]}, or measure {located.entry.name}"
         )
-
-
-def _limits(located: LocatedModel) -> SizeLimits:
-    """Return the sizes that pictures are fitted to; those of an unknown model are multiples that any takes."""
-    entry, own = located.entry, located.defaults
-    return SizeLimits(
-        multiple=entry.size_multiple if entry else 32,
-        largest=entry.max_size if entry else 8192,
-        height=own["height"],
-        width=own["width"],
-    )
-
-
-def check_size(located: LocatedModel, workload: Workload) -> None:
-    """Refuse sizes that the model cannot generate.
-
-    Raises:
-        WorkloadError: names the nearest size that it can generate.
-    """
-    multiple = located.entry.size_multiple if located.entry else 8
-    largest = located.entry.max_size if located.entry else 8192
-    for flag, size in (("--height", workload.height), ("--width", workload.width)):
-        nearest_size = min(max(round(size / multiple) * multiple, multiple), largest)
-        if size != nearest_size:
-            raise WorkloadError(
-                f"{flag} {size}: {located.model.name} takes multiples of {multiple} up to {largest} pixels; "
-                f"the nearest is {nearest_size}"
-            )
-    if workload.pixel_steps > MAX_PIXEL_STEPS:
-        raise WorkloadError(
-            f"{workload.num_pictures} images of {workload.width}x{workload.height} at "
-            f"{workload.num_inference_steps} steps are {workload.pixel_steps:.1e} pixel steps, more than "
-            f"{MAX_PIXEL_STEPS:.0e}; give fewer or smaller images"
-        )
-
-
-def default_threads(located: LocatedModel) -> int:
-    """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores.
-
-    It is fixed because the last bits of an image depend on it, so it is not found by timing. Small models are as fast
-    on one thread, and many times as fast where other programs are busy.
-    """
-    if located.entry is not None and located.entry.threads is not None:
-        return located.entry.threads
-    if located.is_small:
-        return 1
-    import psutil
-
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.benchmark.schedule import comparable
-from vivace.benchmark.store import Invocation, Store
+from vivace.benchmark.store import Store
 from vivace.errors import RecipeError, StoreError
 from vivace.recipes.recipe import Recipe
-from vivace.report.rows import Row, rows_of
+from vivace.report.rows import Row
 from vivace.spec.contribution import (
     SIGN_OFF,
     Bounds,
@@ -38,13 +37,8 @@ def contribution_of(stores: Sequence[Path]) -> tuple[Contribution, list[str]]:
     left_out: list[str] = []
     for folder in stores:
         with Store.read_only(folder) as store:
-            runs: dict[tuple[str, ...], Invocation] = {}
-            for run in reversed(store.runs()):
-                runs.setdefault(run.keys, run)  # a repeated or resumed run counts once
-            for run in runs.values():
-                records = comparable([store.record(key) for key in run.keys], run.rounds)
-                rows = rows_of(records, store.quality_pass(run)) if records else []
-                if (contributed := _contributed(rows, left_out)) is not None:
+            for compared in store.comparisons():
+                if (contributed := _contributed(compared.rows(), left_out)) is not None:
                     made.append(contributed)
     if not made:
         why = f": {'; '.join(left_out)}" if left_out else ""

@@ -6,13 +6,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.benchmark.comparison import default_threads
-from vivace.benchmark.launcher import WORKER
+from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Run
-from vivace.benchmark.runner import Progress, ask_race
+from vivace.benchmark.runner import ask_race
+from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.models.find import find_model
+from vivace.runtime.workloads import default_threads
 from vivace.spec.study import Study
 from vivace.spec.timing import Timing
 
@@ -64,8 +66,10 @@ def run_demo(
         for recipe in recipes:
             command += ["--recipe", recipe]
         line = shlex.join(command)
-        run = run_study(study, store=store, rerun=rerun, progress=progress, command=line, launcher=launcher)
-        return run, line
+        settings = RunSettings(
+            store=store, rerun=rerun, progress=progress or SILENT, command=line, launcher=launcher
+        )
+        return run_study(study, settings), line
 
 
 def demo_recipes(times_s: dict[str, float]) -> list[str]:

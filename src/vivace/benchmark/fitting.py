@@ -76,7 +76,7 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None], source
     Args:
         trial: its own batch is ignored.
         report: called with progress events.
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
     """
     import gc
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.requests import Scorer
+from vivace.benchmark.stored_images import image_path
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
-from vivace.models.reading import ReadingLimits
+from vivace.models.reading_limits import ReadingLimits
 from vivace.spec.figures import SAME_PIXELS, FiguresKey, ImageFigures
 from vivace.spec.vectors import packed
 
@@ -27,7 +27,7 @@ _SCORER_BATCH = 32  # images per forward of the scorer
 
 
 def compute_figures(
-    pictures: Path,
+    images: Path,
     keys: Iterable[FiguresKey],
     scorer: Scorer | None,
     device: str,
@@ -38,12 +38,12 @@ def compute_figures(
     """Return the metrics of stored images; missing images are left out. Runs in the worker.
 
     Args:
-        pictures: the store's folder of images.
+        images: the store's folder of images.
         scorer: the CLIP model, and the prompt set used as other prompts.
         device: where the scorer runs.
         lpips: also compute LPIPS.
         report: called with progress events.
-        sources: folder of the pictures that images were made from.
+        sources: folder of the images that images were made from.
     """
     from PIL import Image
 
@@ -52,26 +52,26 @@ def compute_figures(
     figures: list[ImageFigures] = []
     for done, key in enumerate(keys):
         report({"event": "phase", "phase": "comparing images", "done": done})
-        paths = [picture_path(pictures, sha) for sha in (key.sha256, key.reference)]
+        paths = [image_path(images, sha) for sha in (key.sha256, key.reference)]
         if all(path.exists() for path in paths):
-            picture, original = (pixels(Image.open(path)) for path in paths)
-            row = _pixel_figures(key, picture, original)
-            row.alone.update(_against_source(key, picture, sources))
+            image, original = (pixels(Image.open(path)) for path in paths)
+            row = _pixel_figures(key, image, original)
+            row.alone.update(_against_source(key, image, sources))
             figures.append(row)
     if scorer is not None:
         from vivace.measure.scorer import ClipScorer
 
         clip = _read_under_limits(ClipScorer, Path(scorer.folder), device, report)
         report({"event": "phase", "phase": "scoring images", "done": 0})
-        _add_scores(figures, pictures, clip, PROMPT_SETS[scorer.others], sources)
+        _add_scores(figures, images, clip, PROMPT_SETS[scorer.others], sources)
         if scorer.witness is not None:
             from vivace.measure.witness import Witness
 
             witness = _read_under_limits(Witness, Path(scorer.witness), device, report)
             report({"event": "phase", "phase": "asking the second witness", "done": 0})
-            _add_witness(figures, pictures, witness, PROMPT_SETS[scorer.others])
+            _add_witness(figures, images, witness, PROMPT_SETS[scorer.others])
     if lpips:
-        _add_lpips(figures, pictures, device)
+        _add_lpips(figures, images, device)
     return figures
 
 
@@ -84,14 +84,14 @@ def _read_under_limits(
     return kind(folder, device)
 
 
-def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -> ImageFigures:
-    from vivace.measure.quality import paired_metrics, picture_metrics, thumbnail
+def _pixel_figures(key: FiguresKey, image: np.ndarray, original: np.ndarray) -> ImageFigures:
+    from vivace.measure.quality import image_metrics, paired_metrics, thumbnail
 
     against: dict[str, float] = {}
     reason = None
     if not key.is_reference:
         try:
-            against = paired_metrics(picture, original)
+            against = paired_metrics(image, original)
         except ValueError as error:
             reason = str(error)
         if against.get("psnr_db") == float("inf"):
@@ -99,25 +99,25 @@ def _pixel_figures(key: FiguresKey, picture: np.ndarray, original: np.ndarray) -
             against, reason = {}, SAME_PIXELS
     return ImageFigures(
         **key.model_dump(),
-        alone=picture_metrics(picture),
+        alone=image_metrics(image),
         against=against,
         reason=reason,
-        thumbnail=packed(thumbnail(picture)),
+        thumbnail=packed(thumbnail(image)),
     )
 
 
-def _against_source(key: FiguresKey, picture: np.ndarray, sources: Path | None) -> dict[str, float]:
-    """Return how an image compares with the picture that it was made from; empty for text."""
+def _against_source(key: FiguresKey, image: np.ndarray, sources: Path | None) -> dict[str, float]:
+    """Return how an image compares with the image that it was made from; empty for text."""
     from PIL import Image
 
     from vivace.measure.quality import match, outside_metrics, pixels
 
     if key.source is None or sources is None:
         return {}
-    source = pixels(Image.open(picture_path(sources, key.source)))
+    source = pixels(Image.open(image_path(sources, key.source)))
     if key.mask is None:
-        return {"source_match": match(picture, source)}
-    return outside_metrics(picture, source, pixels(Image.open(picture_path(sources, key.mask))))
+        return {"source_match": match(image, source)}
+    return outside_metrics(image, source, pixels(Image.open(image_path(sources, key.mask))))
 
 
 def _add_scores(
@@ -138,7 +138,7 @@ def _add_scores(
         for row in rows
         if row.against.get("match", 0) > _MAY_BE_SHIFTED and (image := _moved_back(row, pictures)) is not None
     }
-    images = [*(picture_path(pictures, sha) for sha in shas), *moved.values()]
+    images = [*(image_path(pictures, sha) for sha in shas), *moved.values()]
     image_embeddings = dict(zip([*shas, *moved], _embedded(clip, images), strict=True))
     for row in rows:
         embedding = image_embeddings[row.key if row.key in moved else row.sha256]
@@ -158,7 +158,7 @@ def _add_scores(
 def _add_similarities(
     rows: list[ImageFigures], clip: ClipScorer, embed: Callable[[ImageFigures], Any], sources: Path | None
 ) -> None:
-    """Add the similarity of images to the pictures that they were made from, in place.
+    """Add the similarity of images to the images that they were made from, in place.
 
     Args:
         embed: the embedding of a row's image.
@@ -168,7 +168,7 @@ def _add_similarities(
     shas = list(dict.fromkeys(row.source for row in rows if row.source is not None))
     if sources is None or not shas:
         return
-    embeddings = dict(zip(shas, _embedded(clip, [picture_path(sources, sha) for sha in shas]), strict=True))
+    embeddings = dict(zip(shas, _embedded(clip, [image_path(sources, sha) for sha in shas]), strict=True))
     for row in rows:
         if row.source is None:
             continue
@@ -184,36 +184,34 @@ def _embedded(clip: ClipScorer, images: Sequence[Any]) -> Iterator[Any]:
 
     for start in range(0, len(images), _SCORER_BATCH):
         batch = images[start : start + _SCORER_BATCH]
-        yield from clip.embed_pictures([Image.open(i) if isinstance(i, Path) else i for i in batch])
+        yield from clip.embed_images([Image.open(i) if isinstance(i, Path) else i for i in batch])
 
 
-def _moved_back(row: ImageFigures, pictures: Path) -> Any:
+def _moved_back(row: ImageFigures, images: Path) -> Any:
     """Return the image without a shift by a pixel or two against its reference; None if there is none."""
     from PIL import Image
 
     from vivace.measure.quality import aligned, pixels
 
-    picture, original = (
-        pixels(Image.open(picture_path(pictures, sha))) for sha in (row.sha256, row.reference)
-    )
-    near = aligned(picture, original)
-    return None if near is picture else Image.fromarray(near.astype("uint8"))
+    image, original = (pixels(Image.open(image_path(images, sha))) for sha in (row.sha256, row.reference))
+    near = aligned(image, original)
+    return None if near is image else Image.fromarray(near.astype("uint8"))
 
 
-def _add_witness(rows: list[ImageFigures], pictures: Path, witness: Witness, others: Sequence[str]) -> None:
+def _add_witness(rows: list[ImageFigures], images: Path, witness: Witness, others: Sequence[str]) -> None:
     """Add the second witness's scores to the rows, in place."""
     import numpy as np
     from PIL import Image
 
     for row in rows:
         strangers = [prompt for prompt in others if prompt != row.prompt] if row.is_reference else []
-        own, *rest = witness.scores(Image.open(picture_path(pictures, row.sha256)), [row.prompt, *strangers])
+        own, *rest = witness.scores(Image.open(image_path(images, row.sha256)), [row.prompt, *strangers])
         row.alone["witness_score"] = own
         if rest:
             row.alone["witness_score_of_others"] = float(np.mean(rest))
 
 
-def _add_lpips(rows: list[ImageFigures], pictures: Path, device: str) -> None:
+def _add_lpips(rows: list[ImageFigures], images: Path, device: str) -> None:
     """Add LPIPS to the rows, in place, for images that differ from a reference of the same size."""
     from PIL import Image
 
@@ -223,5 +221,5 @@ def _add_lpips(rows: list[ImageFigures], pictures: Path, device: str) -> None:
     network = Lpips(device)
     for row in rows:
         if "psnr_db" in row.against:
-            pair = [pixels(Image.open(picture_path(pictures, sha))) for sha in (row.sha256, row.reference)]
+            pair = [pixels(Image.open(image_path(images, sha))) for sha in (row.sha256, row.reference)]
             (row.against["lpips"],) = network.distances(pair[:1], pair[1:])

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from vivace.benchmark.comparison import comparisons, default_threads
-from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.comparison import comparisons
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.outlook import outlook, pair_seconds
-from vivace.benchmark.pictures import save_sources
-from vivace.benchmark.runner import Progress, Silent, ask_environment, run_trials
+from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.runner import ask_environment, run_trials
 from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
+from vivace.processes.launcher import Launcher
 from vivace.report.rows import Row, rows_of
+from vivace.runtime.workloads import default_threads
 from vivace.spec.environment import Environment
 from vivace.spec.keywords import CallKeywords
 from vivace.spec.record import Outcome, Record
@@ -148,11 +151,11 @@ def compare(
             )
         ]
         shown = command or f"vivace compare '{first}' '{second}' --model {model}"
-        opened.start_run(shown, trials, environment, rounds=max_pairs)
+        opened.start_run(shown, trials, environment, rounds=max_pairs, purpose=Purpose.PAIRS)
 
         def measure(number: int) -> list[Record]:
             timing_ = timing.model_copy(update={"rounds": number})
-            return run_trials(trials, environment, timing_, opened, launcher, progress=progress or Silent())
+            return run_trials(trials, environment, timing_, opened, launcher, progress=progress or SILENT)
 
         number, max_s = _num_pairs(trials, environment, timing, opened), max_minutes * 60
         stored = [list(opened.rounds(trial.key(environment)).values()) for trial in trials]

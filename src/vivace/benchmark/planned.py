@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.benchmark.launcher import Launcher, last_line
 from vivace.benchmark.requests import PredictionsRequest
 from vivace.errors import VivaceError, WorkerError
+from vivace.processes.launcher import Launcher, last_line
 from vivace.report.summary import size
 from vivace.spec.environment import Environment
 from vivace.spec.record import Memory, Outcome, Record

@@ -46,7 +46,7 @@ def profiled(
     Args:
         num_calls: to profile; the figures are those of the call of median length.
         file: for its Chrome trace, compressed if its name ends in .gz; None to write none.
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
 
     Raises:
         Unsupported: the trial cannot be measured here, or kept compiling; the message says why.

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from vivace.benchmark.comparison import comparison_of, default_threads
-from vivace.benchmark.launcher import Launcher, OnEvent, ask
-from vivace.benchmark.pictures import save_sources
-from vivace.benchmark.requests import ProfileRequest
+from vivace.benchmark.requests import ProfileRequest, ask
 from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
+from vivace.processes.launcher import Launcher, OnEvent
 from vivace.report.dataframe import dataframe
 from vivace.report.profile import ProfileChange, changes, profile_text, table_rows
+from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import default_threads
 from vivace.spec.keywords import CallKeywords
 from vivace.spec.profiling import Profile
 from vivace.spec.recipe import BASELINE
@@ -85,25 +86,25 @@ def profile(
         UsageError, UnknownModel, Unsupported, WorkerError, OutputError: see `vivace.errors`.
     """
     timing, device = fields.get("timing", Timing()), fields.get("device", "auto")
-    comparison = comparison_of(model, recipe, **fields)
+    request = checked_request(model, recipe, **fields)
     if timing.threads is None:
-        timing = timing.model_copy(update={"threads": default_threads(comparison.located)})
+        timing = timing.model_copy(update={"threads": default_threads(request.located)})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vivace-")))
         if launcher is None:
             launcher = stack.enter_context(start_launcher(device))
         environment = ask_environment(launcher, device, timing.threads)
         trial = Trial(
-            model=comparison.located.model,
-            recipe=comparison.recipes[0].spec,
-            workload=comparison.workload,
+            model=request.located.model,
+            recipe=request.recipe.spec,
+            workload=request.workload,
             device=environment.device,
         )
         sources = None
-        if comparison.pictures is not None:
-            sources = save_sources(folder / "sources", comparison.pictures.by_sha)
+        if request.pictures is not None:
+            sources = save_sources(folder / "sources", request.pictures.by_sha)
         file = folder / ("trace.json.gz" if str(trace).endswith(".gz") else "trace.json")
-        request = ProfileRequest(
+        profile_request = ProfileRequest(
             trial=trial,
             timing=timing,
             calls=calls,
@@ -113,7 +114,7 @@ def profile(
             sources=sources,
         )
         measured = Profile.model_validate(
-            ask(launcher, request, timing.timeout_s, on_event or (lambda _: None))
+            ask(launcher, profile_request, timing.timeout_s, on_event or (lambda _: None))
         )
         if trace is not None:
             replace_from(Path(trace), file)

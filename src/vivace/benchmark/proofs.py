@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store import Store
 from vivace.spec.model import Model
 from vivace.spec.record import Outcome, Record
@@ -23,8 +22,8 @@ def proving_records(folder: Path, model: Model, recipe: str) -> tuple[Record, ..
     if not (folder / "records.sqlite").is_file():
         return ()
     with Store.read_only(folder) as store:
-        for run in reversed(store.runs()):
-            records = comparable([store.record(key) for key in run.keys], run.rounds)
+        for compared in store.comparisons(repeated=True):
+            records = compared.records
             own = [r for r in records[1:] if r.trial.model == model and r.trial.recipe.text == recipe]
             if own and records[0].outcome is own[0].outcome is Outcome.MEASURED:
                 return records[0], own[0]

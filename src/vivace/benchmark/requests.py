@@ -1,11 +1,16 @@
-"""Requests to worker processes. Each is one line of JSON and is answered by one value."""
+"""Requests to worker processes. Each is answered by one value."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import sys
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from vivace.errors import Unsupported, UnusableModel, WorkerError
+from vivace.models.reading_limits import complaint
+from vivace.processes.launcher import Launcher, OnEvent, last_line
+from vivace.processes.protocol import LoggedRequest
 from vivace.spec.base import Spec
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey
@@ -13,19 +18,20 @@ from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Task
 
+WORKER = (sys.executable, "-m", "vivace.benchmark.worker")
+"""The command line of the worker that answers them."""
 
-class WorkerRequest(Spec):
+
+class WorkerRequest(LoggedRequest):
     """Base of all requests.
 
     Attributes:
         threads: number of CPU threads; None for torch's default.
-        log: file for the worker's standard output and error; set by the launcher.
-        sources: folder of the pictures that trials start from; None if none does.
+        sources: folder of the images that trials start from; None if none does.
     """
 
     threads: int | None = None
     sources: str | None = None
-    log: str | None = None
 
 
 class EnvironmentRequest(WorkerRequest):
@@ -167,3 +173,34 @@ _PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discr
 def parse_request(line: str | bytes) -> AnyRequest:
     """Parse a request from a line of JSON."""
     return _PARSER.validate_json(line)
+
+
+def ask(
+    launcher: Launcher,
+    request: AnyRequest,
+    timeout_s: float,
+    on_event: OnEvent = lambda _: None,
+    reads: str | None = None,
+) -> dict[str, Any]:
+    """Return the value of a request, or raise if it failed.
+
+    Args:
+        on_event: called with each event other than the result.
+        reads: the model that the request reads, for messages.
+
+    Raises:
+        Unsupported: the worker answered with an error.
+        UnusableModel: the model took more time or memory to read than its size explains.
+        WorkerError: the process died or took too long.
+    """
+    ending = launcher.run(request, timeout_s, on_event)
+    kind = request.kind.replace("_", " ")
+    if ending.excess is not None:
+        raise UnusableModel(complaint(reads or "the model", ending.excess))
+    if ending.timed_out:
+        raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")
+    if ending.value is None:
+        raise WorkerError(f"the worker process failed ({kind}): {last_line(ending.log) or ending}")
+    if "error" in ending.value:
+        raise Unsupported(ending.value["error"])
+    return ending.value

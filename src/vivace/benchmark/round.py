@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
-from vivace.benchmark.pictures import save_picture
+from vivace.benchmark.stored_images import save_image
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
@@ -23,7 +23,7 @@ from vivace.measure.nvml import GpuMeter, opened_gpu
 from vivace.measure.quality import faults, pixels
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
-from vivace.models.reading import ReadingLimits, is_trusted
+from vivace.models.reading_limits import ReadingLimits, is_trusted
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
@@ -52,7 +52,7 @@ def measure_round(
     trial: Trial,
     index: int,
     timing: Timing,
-    pictures: Path | None,
+    images: Path | None,
     report: Report,
     sources: Path | None = None,
 ) -> Round:
@@ -60,14 +60,14 @@ def measure_round(
 
     Args:
         index: number of the round.
-        pictures: folder to save the images below; None to save none. Random weights have no images.
+        images: folder to save the images below; None to save none. Random weights have no images.
         report: called with progress events.
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
     """
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     measurement = Measurement(trial, timing, report, sources)
     try:
-        measurement.run(None if trial.model.is_synthetic else pictures)
+        measurement.run(None if trial.model.is_synthetic else images)
         outcome, reason = Outcome.MEASURED, measurement.refuted()
         if reason is not None:
             outcome = Outcome.NO_EFFECT
@@ -80,7 +80,7 @@ def measure_round(
 def draw_untimed(
     trial: Trial,
     number: int,
-    pictures: Path,
+    images: Path,
     report: Report = lambda event: None,
     sources: Path | None = None,
 ) -> tuple[ImageRecord, ...]:
@@ -89,7 +89,7 @@ def draw_untimed(
     Args:
         number: of images; rounded up to whole batches.
         report: called with progress events.
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
 
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
@@ -97,7 +97,7 @@ def draw_untimed(
     measurement = Measurement(trial, Timing(), report, sources)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
     calls = trial.workload.calls()
-    measurement.keep_pictures(session, calls[: -(-number // trial.workload.batch)], pictures)
+    measurement.keep_images(session, calls[: -(-number // trial.workload.batch)], images)
     drawn: tuple[ImageRecord, ...] = measurement.results["pictures"]
     return drawn
 
@@ -115,7 +115,7 @@ class OpenTrial:
     """A trial's model with its recipe applied, for calls that are not measured.
 
     Args:
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
 
     Raises:
         UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
@@ -140,7 +140,7 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
     and its state repeats.
 
     Args:
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
 
     Returns:
         Why the round does not fit; None if it does.
@@ -199,11 +199,11 @@ class Measurement:
         """Return why a technique had no effect, judged by the evidence; None if all had one."""
         return self._refutation
 
-    def run(self, pictures: Path | None) -> None:
+    def run(self, images: Path | None) -> None:
         """Measure the round.
 
         Args:
-            pictures: folder to save images below; None to save none.
+            images: folder to save images below; None to save none.
         """
         meter = MemoryMeter(self._trial.device)
         session = self.load_and_apply(meter)
@@ -222,8 +222,8 @@ class Measurement:
         evidence: dict[str, Any] = dict(session.evidence())
         if captured:
             evidence[CAPTURED_WHILE_TIMED] = captured
-        if pictures is not None:
-            self.keep_pictures(session, self._trial.workload.calls(), pictures)
+        if images is not None:
+            self.keep_images(session, self._trial.workload.calls(), images)
         self._report({"event": "phase", "phase": "evidence"})
         if self._trial.device == "cuda":
             call = self._trial.workload.calls()[0]
@@ -356,19 +356,19 @@ class Measurement:
             enough_samples(times) or (spent_s >= self._timing.max_seconds and len(times) >= MIN_SAMPLES)
         )
 
-    def keep_pictures(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
+    def keep_images(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
         """Save the images of the timed calls; generate the missing ones now, untimed."""
         kept: dict[int, ImageRecord] = {}
         prompt_arguments = self.prompt_arguments(session)
-        num_pictures = len({index for call in calls for index, _, _ in call})
+        num_images = len({index for call in calls for index, _, _ in call})
         for call in calls:
-            self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": num_pictures})
+            self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": num_images})
             if any(index not in self._images for index, _, _ in call):
                 self._keep(call, draw(session, call, prompt_arguments(call)))
             for index, prompt, seed in call:
                 png = io.BytesIO()
                 self._images[index].save(png, format="PNG")
-                sha256 = save_picture(folder, png.getvalue())
+                sha256 = save_image(folder, png.getvalue())
                 faulty = (*faults(pixels(self._images[index])), *((HIDDEN,) if index in self._hidden else ()))
                 kept[index] = ImageRecord(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=faulty)
         self.results["pictures"] = tuple(kept[index] for index in sorted(kept))

@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace.benchmark.compared import Compared as Compared
+from vivace.benchmark.planned import Planned
 from vivace.benchmark.run_page import page_of
 from vivace.report.charts import charts
 from vivace.report.dataframe import dataframe
-from vivace.report.rows import Row, rows_of
+from vivace.report.rows import Row
 from vivace.report.summary import summary
 from vivace.report.table import csv_row, render
-from vivace.spec.figures import QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Record
 from vivace.spec.study import Study
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The records of one comparison, the baseline first, and the metrics of their images."""
-
-    records: tuple[Record, ...]
-    quality: QualityPass
-    _rows: dict[Limits, list[Row]] = field(default_factory=dict, compare=False, repr=False)
-
-    def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
-        """Return each record with its statistics, compared with the baseline and judged by the quality limits."""
-        if limits not in self._rows:
-            self._rows[limits] = rows_of(list(self.records), self.quality, limits)
-        return list(self._rows[limits])
-
-
-@dataclass(frozen=True)
 class Run:
-    """A study's result. `print(run)` shows tables and verdicts; iterating yields the records of all comparisons."""
+    """A study's result. `print(run)` shows tables and verdicts; iterating yields the records of all comparisons.
+
+    Attributes:
+        answers: with `until`: a line for each recipe: the answer that it reached, or that it has none.
+        planned: the memory that `vivace plan` predicts for each trial, beside what was measured; empty on a CPU, and
+            where nothing was measured anew.
+    """
 
     study: Study
     store: Path
     comparisons: tuple[Compared, ...]
+    answers: tuple[str, ...] = ()
+    planned: tuple[Planned, ...] = ()
 
     @property
     def records(self) -> list[Record]:

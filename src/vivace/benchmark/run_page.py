@@ -8,18 +8,18 @@ from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
 
-from vivace.benchmark.pictures import picture_path
-from vivace.benchmark.schedule import comparable
-from vivace.benchmark.store import Invocation, Store
+from vivace.benchmark.compared import Compared
+from vivace.benchmark.store import Store
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.report.charts import charts
 from vivace.report.page import Section, render_page
-from vivace.report.rows import priced, rows_of
+from vivace.report.rows import priced
 from vivace.report.summary import summary
 from vivace.report.table import render
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.record import Record
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 
 def page_of(
@@ -41,14 +41,14 @@ def page_of(
         stores = [stack.enter_context(Store.read_only(folder)) for folder in dict.fromkeys(folders)]
         sections = _all_sections(stores, limits, price_per_hour)
 
-        def read_picture(sha256: str) -> bytes | None:
+        def read_image(sha256: str) -> bytes | None:
             for store in stores:
-                for path in (store.picture_path(sha256), picture_path(store.folder / "sources", sha256)):
+                for path in (store.image_path(sha256), image_path(store.folder / "sources", sha256)):
                     with suppress(OSError):
                         return path.read_bytes()
             return None
 
-        return render_page(sections, read_picture, title)
+        return render_page(sections, read_image, title)
 
 
 def tables_of(
@@ -113,14 +113,15 @@ def _all_sections(stores: Sequence[Store], limits: Limits, price_per_hour: float
 
 
 def _sections(store: Store, limits: Limits, price_per_hour: float | None) -> list[Section]:
-    runs: dict[tuple[str, ...], Invocation] = {}
-    for run in reversed(store.runs()):
-        runs.setdefault(run.keys, run)  # a repeated or resumed run is shown once, at its latest start
     sections = []
     # Within a command, models and batches are in the order of the command line.
-    for _, group in groupby(runs.values(), key=lambda run: run.command):
-        for run in reversed(list(group)):
-            if records := comparable([store.record(key) for key in run.keys], run.rounds):
-                rows = priced(rows_of(records, store.quality_pass(run), limits), price_per_hour)
-                sections.append(Section(run.command, run.started_at, tuple(rows)))
+    for _, group in groupby(store.comparisons(), key=_command_of):
+        for compared in reversed(list(group)):
+            rows = priced(compared.rows(limits), price_per_hour)
+            assert compared.run is not None
+            sections.append(Section(compared.run.command, compared.run.started_at, tuple(rows)))
     return sections
+
+
+def _command_of(compared: Compared) -> str:
+    return "" if compared.run is None else compared.run.command

@@ -4,57 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
 
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.fitting import reduce_until
-from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
+from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.requests import (
     EnvironmentRequest,
     LargestBatchRequest,
     RaceRequest,
     RehearsalRequest,
+    ask,
 )
 from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
+from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment
-from vivace.spec.record import Outcome, Record, Round
+from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
 
 _ASK_TIMEOUT_S = 600.0
-
-
-class Progress(Protocol):
-    """Receives events while trials run, for a terminal or a log.
-
-    `index` is that of the trial; the baseline is 0. `todo` lists the rounds that will run, as (trial, index). `quality`
-    says what the quality pass does, and how many of its images are done. An `event` is what a worker tells of a round,
-    or with the key "lost" the name of a place that ended, with "why" the reason, and with "again" how many finished
-    rounds of each trial are measured once more elsewhere, by the trial's index.
-    """
-
-    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...
-    def start_round(self, index: int, round_index: int) -> None: ...
-    def event(self, event: dict[str, Any]) -> None: ...
-    def end_round(self, index: int, round_: Round) -> None: ...
-    def end(self) -> None: ...
-    def quality(self, what: str, done: int, total: int) -> None: ...
-    def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
-
-
-class Silent:
-    """A Progress that shows nothing."""
-
-    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...
-    def start_round(self, index: int, round_index: int) -> None: ...
-    def event(self, event: dict[str, Any]) -> None: ...
-    def end_round(self, index: int, round_: Round) -> None: ...
-    def end(self) -> None: ...
-    def quality(self, what: str, done: int, total: int) -> None: ...
-    def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
 
 
 def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Environment:
@@ -78,7 +49,7 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources:
     in a fresh process.
 
     Args:
-        sources: folder of the pictures that the trial starts from.
+        sources: folder of the images that the trial starts from.
 
     Raises:
         Unsupported: the device is a CPU, or not even one image fits.
@@ -118,7 +89,7 @@ def run_trials(
     rerun: bool = False,
     largest_batch: bool = False,
     rival_of: Mapping[int, tuple[int, ...]] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     deadline: Deadline | None = None,
     canaries: bool = False,
 ) -> list[Record]:
@@ -137,7 +108,6 @@ def run_trials(
         deadline: by which the rounds have to end; those that do not fit are left out.
         canaries: measure the baseline briefly once more in each round, which tells how the machine moved.
     """
-    progress = progress or Silent()
     keys = [trial.key(environment) for trial in trials]
     stored = [store.rounds(key) for key in keys]
     todo = missing_rounds(
@@ -154,7 +124,7 @@ def run_trials(
         trials=tuple(trials),
         rounds=tuple(todo),
         timing=timing,
-        pictures=pictures_folder(store),
+        pictures=images_folder(store),
         drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
         rival_of=dict(rival_of or {}),
         largest_batch=largest_batch,
@@ -197,13 +167,13 @@ def keep(done: Done, trial: Trial, key: str, store: Store) -> None:
         _keep_log(store, trial, done.log)
 
 
-def pictures_folder(store: Store) -> str:
+def images_folder(store: Store) -> str:
     """Return the absolute path of the store's images, for a worker."""
     return str((store.folder / "pictures").absolute())
 
 
 def sources_folder(store: Store) -> str:
-    """Return the absolute path of the pictures that trials start from, for a worker."""
+    """Return the absolute path of the images that trials start from, for a worker."""
     return str((store.folder / "sources").absolute())
 
 

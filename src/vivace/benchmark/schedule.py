@@ -108,10 +108,10 @@ def _chosen(of: Stored, partners: set[int], rounds: int | None) -> list[Round]:
 
 
 def _with(record: Record, rounds: Sequence[Round]) -> Record:
-    pictures = next((r.pictures for r in reversed(record.rounds) if r.pictures), ())
+    images = next((r.pictures for r in reversed(record.rounds) if r.pictures), ())
     first, *others = rounds
-    if pictures and not any(r.pictures for r in rounds):
-        first = first.model_copy(update={"pictures": pictures})
+    if images and not any(r.pictures for r in rounds):
+        first = first.model_copy(update={"pictures": images})
     return record.model_copy(update={"rounds": (first, *others)})
 
 

@@ -12,12 +12,16 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vivace.benchmark.pictures import picture_path
+from vivace.benchmark.compared import Compared
+from vivace.benchmark.invocation import Invocation as Invocation
+from vivace.benchmark.invocation import Purpose, purpose_of_earlier
+from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store_errors import store_errors
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.spec.environment import Environment
 from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
@@ -26,7 +30,7 @@ from vivace.spec.trial import Trial
 
 DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
-_SCHEMA_VERSION = 4
+_SCHEMA_VERSION = 5
 _LOCKED_S = 30.0  # maximum wait for another process's lock
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS trials (
@@ -46,7 +50,8 @@ CREATE TABLE IF NOT EXISTS runs (
     command TEXT NOT NULL,
     keys TEXT NOT NULL,
     scorer TEXT,
-    rounds INTEGER
+    rounds INTEGER,
+    purpose TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS figures (
     key TEXT PRIMARY KEY,
@@ -58,29 +63,12 @@ CREATE TABLE IF NOT EXISTS noise_floors (
 ) STRICT;
 """
 # Version 1 had no figures; version 2 stored them without prompt and scorer. They are computed again when next needed.
-# Version 3 did not store how many rounds a run asked for.
+# Version 3 did not store how many rounds a run asked for, version 4 not what it was for.
 _UPGRADES = {
     2: ("DROP TABLE IF EXISTS figures", "ALTER TABLE runs ADD COLUMN scorer TEXT"),
     3: ("ALTER TABLE runs ADD COLUMN rounds INTEGER",),
+    4: ("ALTER TABLE runs ADD COLUMN purpose TEXT",),
 }
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """One run of a comparison.
-
-    Attributes:
-        started_at: UTC, ISO 8601.
-        keys: of its trials, the baseline first.
-        scorer: NAME@REVISION of the CLIP model; None without one.
-        rounds: of each trial that were asked for; None in stores of an earlier format.
-    """
-
-    started_at: str
-    command: str
-    keys: tuple[str, ...]
-    scorer: str | None = None
-    rounds: int | None = None
 
 
 class Store:
@@ -165,16 +153,17 @@ class Store:
         environment: Environment,
         scorer: str | None = None,
         rounds: int | None = None,
+        purpose: Purpose = Purpose.COMPARISON,
     ) -> Invocation:
         """Store a new invocation and its trials, the baseline first; return the invocation."""
         keys = self.add_trials(trials, environment)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         with self._transaction():
             self._connection.execute(
-                "INSERT INTO runs (started_at, command, keys, scorer, rounds) VALUES (?, ?, ?, ?, ?)",
-                (started_at, command, json.dumps(keys), scorer, rounds),
+                "INSERT INTO runs (started_at, command, keys, scorer, rounds, purpose) VALUES (?, ?, ?, ?, ?, ?)",
+                (started_at, command, json.dumps(keys), scorer, rounds, purpose.value),
             )
-        return Invocation(started_at, command, keys, scorer, rounds)
+        return Invocation(started_at, command, keys, scorer, rounds, purpose)
 
     def add_trials(self, trials: Sequence[Trial], environment: Environment) -> tuple[str, ...]:
         """Store trials, so that rounds of them can be appended; return their keys."""
@@ -212,15 +201,42 @@ class Store:
     def runs(self) -> list[Invocation]:
         """Return all invocations, the oldest first."""
         version = self._version()
-        columns = [name if version >= since else "NULL" for name, since in (("scorer", 3), ("rounds", 4))]
+        since = {"scorer": 3, "rounds": 4, "purpose": 5}
+        columns = [name if version >= first else "NULL" for name, first in since.items()]
         with store_errors(self.folder):
             rows = self._connection.execute(
                 f"SELECT started_at, command, keys, {', '.join(columns)} FROM runs ORDER BY id"
             )
             return [
-                Invocation(at, command, tuple(json.loads(keys)), by, rounds)
-                for at, command, keys, by, rounds in rows
+                Invocation(at, command, tuple(json.loads(keys)), by, rounds, Purpose(purpose))
+                if purpose is not None
+                else self._earlier_run(Invocation(at, command, tuple(json.loads(keys)), by, rounds))
+                for at, command, keys, by, rounds, purpose in rows
             ]
+
+    def _earlier_run(self, run: Invocation) -> Invocation:
+        """Return a run of a format without purposes with the purpose that it had."""
+        row = self._connection.execute("SELECT trial FROM trials WHERE key = ?", run.keys[:1]).fetchone()
+        if row is None:
+            return run
+        workload = Trial.model_validate_json(row[0]).workload
+        return replace(run, purpose=purpose_of_earlier(run.command, run.rounds, workload))
+
+    def comparisons(self, *, repeated: bool = False) -> Iterator[Compared]:
+        """Yield what was compared, the newest first. Runs without a finished round are left out.
+
+        Args:
+            repeated: also yield the earlier ones of runs that were repeated or resumed.
+        """
+        figures = self.figures()
+        yielded: set[tuple[str, ...]] = set()
+        for run in reversed(self.runs()):
+            if run.keys in yielded and not repeated:
+                continue
+            yielded.add(run.keys)
+            if records := comparable([self.record(key) for key in run.keys], run.rounds):
+                quality = QualityPass(figures, run.scorer, self.noise_floor(run.keys[0]))
+                yield Compared(tuple(records), quality, run)
 
     def goes_on(self, keys: Sequence[str]) -> bool:
         """Return whether the last run of these trials goes on where one of the same trials stopped.
@@ -286,9 +302,9 @@ class Store:
         with store_errors(self.folder):
             return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
-    def picture_path(self, sha256: str) -> Path:
+    def image_path(self, sha256: str) -> Path:
         """Return the path of a stored image."""
-        return picture_path(self.folder / "pictures", sha256)
+        return image_path(self.folder / "pictures", sha256)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -10,33 +10,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from vivace.benchmark.comparison import Comparison, comparisons, default_threads
-from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.figures import add_figures, draw_noise_floor
-from vivace.benchmark.launcher import WORKER, Launcher
-from vivace.benchmark.pictures import save_sources
-from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
+from vivace.benchmark import planned
+from vivace.benchmark.comparison import Comparison, comparisons
+from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.places.spread import Pool, SpreadTrials
+from vivace.benchmark.progress import SILENT, CountingRounds, Progress
+from vivace.benchmark.quality_pass import add_figures, draw_noise_floor
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.runner import (
-    Progress,
-    Silent,
     ask_environment,
     ask_largest_batch,
     run_trials,
     sources_folder,
     with_batch,
 )
+from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
+from vivace.benchmark.stored_images import save_sources
+from vivace.benchmark.until import go_on
 from vivace.benchmark.work import add_work
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
+from vivace.processes.launcher import Launcher
+from vivace.runtime.workloads import default_threads
 from vivace.spec.keywords import StudyKeywords
 from vivace.spec.record import Record
 from vivace.spec.study import QualityRequest, Study
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
+from vivace.stats.until import Until
 
 USUAL_SCORER = "openai/clip-vit-large-patch14"
 
@@ -52,6 +56,9 @@ def bench(
     gpus: NumGpus | None = None,
     ray: str | None = None,
     canaries: bool = True,
+    until: str | Until | None = None,
+    max_minutes: float = 60.0,
+    plan: bool = True,
     **fields: Unpack[StudyKeywords],
 ) -> Run:
     """Compare recipes on a model and return the run.
@@ -70,75 +77,70 @@ def bench(
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
             what the machine did meanwhile is taken off, or widens the interval. In one place only.
+        until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
+            several with | between them. `Run.answers` has them.
+        max_minutes: with `until`: no more rounds that would end later.
+        plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; `Run.planned` has the
+            predictions. Takes seconds.
         fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.spec.study), e.g. `prompts=[...]`,
             `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    study = Study.of(model, recipes, **fields)
-    return run_study(
-        study,
+    settings = RunSettings(
         store=store,
         rerun=rerun,
-        progress=progress,
+        progress=progress or SILENT,
         launcher=launcher,
         gpus=gpus,
         ray=ray,
         canaries=canaries,
+        until=Until.parse(until) if isinstance(until, str) else until,
+        max_minutes=max_minutes,
+        plan=plan,
     )
+    return run_study(Study.of(model, recipes, **fields), settings)
 
 
-def run_study(
-    study: Study,
-    *,
-    store: str | Path = DEFAULT_STORE,
-    rerun: bool = False,
-    progress: Progress | None = None,
-    command: str | None = None,
-    launcher: Launcher | None = None,
-    gpus: NumGpus | None = None,
-    ray: str | None = None,
-    pool: Pool | None = None,
-    deadline: Deadline | None = None,
-    canaries: bool = False,
-) -> Run:
-    """Run a study and return its result. For the other arguments see `bench`.
-
-    Args:
-        command: the command line to store with the run; None for the equivalent `vivace bench`.
-        pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
-        deadline: by which it has to end, with what has been measured; in one place only.
+def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
+    """Run a study and return its result.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    check_spread(study, gpus, ray)
+    settings.check(study)
     checked = comparisons(study)
-    scorers = [
-        find_judges(comparison.located, study.quality, judged=comparison.judged) for comparison in checked
-    ]
+    if settings.is_spread:
+        check_one_gpu(checked)
+    judges = [find_judges(each.located, study.quality, judged=each.judged) for each in checked]
+    counting = CountingRounds(settings.progress)
     with ExitStack() as stack:
-        opened = stack.enter_context(Store.create(Path(store)))
-        if launcher is None:
-            launcher = stack.enter_context(start_launcher(study.device))
-        if pool is not None or gpus is not None or ray is not None:
-            check_one_gpu(checked)
-        if pool is None and (gpus is not None or ray is not None):
-            pool = stack.enter_context(closing(start_pool(study, launcher, gpus, ray)))
-        compared: list[Compared] = []
-        for comparison, scorer in zip(checked, scorers, strict=True):
+        store = stack.enter_context(Store.create(settings.folder))
+        launcher = settings.launcher or stack.enter_context(start_launcher(study.device))
+        pool = settings.pool
+        if pool is None and settings.is_spread:
+            pool = stack.enter_context(closing(settings.start_pool(study.device, launcher)))
+        for comparison in checked:
             if comparison.pictures is not None:
-                save_sources(opened.folder / "sources", comparison.pictures.by_sha)
-            comparing = _Comparing(
-                study, comparison, scorer, opened, launcher, progress or Silent(), deadline, canaries
-            )
-            named = command or _bench_command(comparison)
-            if pool is None:
-                compared.append(comparing.here(named, rerun))
-            else:
-                compared += comparing.spread(pool, named, rerun)
-    return Run(study, Path(store), tuple(compared))
+                save_sources(store.folder / "sources", comparison.pictures.by_sha)
+        running = replace(settings, progress=counting, launcher=launcher, pool=pool)
+
+        def measure(rounds: int) -> Run:
+            timing = study.timing.model_copy(update={"rounds": rounds})
+            timed = study.model_copy(update={"timing": timing})
+            compared: list[Compared] = []
+            for comparison, scorer in zip(checked, judges, strict=True):
+                compared += _Comparing(timed, comparison, scorer, store, launcher, running).run()
+            return Run(timed, settings.folder, tuple(compared))
+
+        if settings.until is None:
+            run = measure(study.timing.rounds)
+        else:
+            run = go_on(measure, settings.until, study.timing.rounds, settings.max_minutes)
+        if settings.plan and counting.num_rounds:
+            run = replace(run, planned=tuple(planned.plan_again(run.records, launcher)))
+    return run
 
 
 @dataclass(frozen=True)
@@ -150,35 +152,42 @@ class _Comparing:
     scorer: LocatedScorer | None
     store: Store
     launcher: Launcher
-    progress: Progress
-    deadline: Deadline | None = None
-    canaries: bool = False
+    settings: RunSettings
 
-    def here(self, command: str, rerun: bool) -> Compared:
-        """Run it with this process's worker; the largest batch is found first, if it is wanted."""
+    def run(self) -> list[Compared]:
+        """Run it in the places of the settings' pool, or else with this process's worker."""
+        command = self.settings.command or _bench_command(self.comparison)
+        if self.settings.pool is None:
+            return [self._here(command)]
+        return self._spread(self.settings.pool, command)
+
+    def _here(self, command: str) -> Compared:
+        """Run it with this process's worker; the largest batch is searched first, if the study asks for it."""
         timing = self._timing()
         environment = ask_environment(self.launcher, self.study.device, timing.threads)
         trials = self._trials(environment.device)
         if self.comparison.largest_batch:
             batch = ask_largest_batch(self.launcher, trials[0], timing, sources_folder(self.store))
             trials = [with_batch(trial, batch) for trial in trials]
-        run = self.store.start_run(command, trials, environment, self._scorer_id(), timing.rounds)
+        run = self.store.start_run(
+            command, trials, environment, self._scorer_id(), timing.rounds, self.settings.purpose
+        )
         records = run_trials(
             trials,
             environment,
             timing,
             self.store,
             self.launcher,
-            rerun=rerun,
+            rerun=self.settings.rerun,
             largest_batch=self.comparison.largest_batch,
             rival_of=self.comparison.rival_of,
-            progress=self.progress,
-            deadline=self.deadline,
-            canaries=self.canaries and timing.rounds > 1,
+            progress=self.settings.progress,
+            deadline=self.settings.deadline,
+            canaries=self.settings.canaries and timing.rounds > 1,
         )
         return self._judged(records, run)
 
-    def spread(self, pool: Pool, command: str, rerun: bool) -> list[Compared]:
+    def _spread(self, pool: Pool, command: str) -> list[Compared]:
         """Run it in the places of a pool; return the comparison of each place that measured a trial.
 
         Raises:
@@ -192,17 +201,17 @@ class _Comparing:
             self.store,
             live,
             pool.num_places,
-            self.progress,
-            rerun=rerun,
+            self.settings.progress,
+            rerun=self.settings.rerun,
         )
         try:
             pool.run(spread)
         except BaseException:
-            spread.note_runs(command, self._scorer_id(), interrupted=True)
+            spread.note_runs(command, self._scorer_id(), self.settings.purpose, interrupted=True)
             raise
         finally:
-            self.progress.end()
-        runs = spread.note_runs(command, self._scorer_id())
+            self.settings.progress.end()
+        runs = spread.note_runs(command, self._scorer_id(), self.settings.purpose)
         if spread.waiting:
             raise WorkerError(
                 f"no place is left for {spread.waiting} of the trials; finished rounds are kept, and the same command "
@@ -219,17 +228,18 @@ class _Comparing:
                 # Another host may have a GPU where this one has none.
                 device = ask_environment(self.launcher, "auto", threads).device
             self._judge(records, device, threads)
-        records = add_work(records, self.store, self.launcher, self.deadline)
-        return Compared(tuple(records), self.store.quality_pass(run))
+        records = add_work(records, self.store, self.launcher, self.settings.deadline)
+        return Compared(tuple(records), self.store.quality_pass(run), run)
 
     def _judge(self, records: list[Record], device: str, threads: int | None) -> None:
         """Draw the noise floor and compute the images' metrics, with progress."""
         start = time.perf_counter()
-        store, launcher, show = self.store, self.launcher, self.progress.quality
+        store, launcher, settings = self.store, self.launcher, self.settings
+        show = settings.progress.quality
         num_drawn = num_scored = 0
         try:
             if self.study.quality.noise_floor:
-                num_drawn = draw_noise_floor(records[0], store, launcher, threads, show, self.deadline)
+                num_drawn = draw_noise_floor(records[0], store, launcher, threads, show, settings.deadline)
             num_scored = add_figures(
                 records,
                 store,
@@ -239,10 +249,10 @@ class _Comparing:
                 threads,
                 self.study.quality.lpips,
                 show,
-                self.deadline,
+                settings.deadline,
             )
         finally:
-            self.progress.end_quality(num_scored, num_drawn, time.perf_counter() - start)
+            settings.progress.end_quality(num_scored, num_drawn, time.perf_counter() - start)
 
     def _timing(self) -> Timing:
         timing = self.study.timing
@@ -267,25 +277,6 @@ class _Comparing:
         return self.scorer.id if self.scorer else None
 
 
-def check_spread(study: Study, gpus: NumGpus | None, ray: str | None) -> None:
-    """Refuse options that do not go with several places.
-
-    Raises:
-        UsageError: naming the option.
-    """
-    flag = "--gpus" if gpus is not None else "--ray" if ray is not None else None
-    if flag is None:
-        return
-    if gpus is not None and ray is not None:
-        raise UsageError("--gpus and --ray exclude each other: Ray takes the GPUs of its own nodes")
-    if gpus is not None and study.device == "cpu":
-        raise UsageError("--gpus: --device cpu has no GPUs; leave out one of them")
-    if gpus is not None and gpus != "all" and gpus < 1:
-        raise UsageError(f"--gpus {gpus}: give a number from 1, or all")
-    if "max" in study.workload.batches:
-        raise UsageError(f"{flag}: --batch max is found on one GPU; run that first, and give the number here")
-
-
 def check_one_gpu(checked: Sequence[Comparison]) -> None:
     """Refuse recipes that take several GPUs for one image: a place is one GPU.
 
@@ -299,20 +290,6 @@ def check_one_gpu(checked: Sequence[Comparison]) -> None:
                     f"{recipe.text} takes several GPUs for one image, and --gpus and --ray measure each recipe on one; "
                     "bench it without them"
                 )
-
-
-def start_pool(study: Study, launcher: Launcher, gpus: NumGpus | None, ray: str | None) -> Pool:
-    """Return the places that `gpus` or `ray` name.
-
-    Raises:
-        UsageError, Unsupported: there are no such places.
-    """
-    if ray is not None:
-        from vivace.benchmark.places.ray_pool import RayPool
-
-        return RayPool(ray, study.device)
-    assert gpus is not None
-    return gpu_pool(gpus_of_this_host(launcher, gpus))
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivace.benchmark.launcher import Launcher, ask
-from vivace.benchmark.requests import SupportRequest
+from vivace.benchmark.requests import SupportRequest, ask
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
 from vivace.machinery.lora.distillations import distillations
 from vivace.memory.predict import built_for
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
+from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import OnTechnique, Session
@@ -161,27 +161,15 @@ def why_refused(
 
 
 class _Rehearsal(Session):
-    """A recipe applied to a pipeline on the meta device, also where its memory cannot be predicted.
-
-    idle: see `Refused`.
-    """
-
-    idle: dict[str, str]
-
-    def _apply(self, recipe: Recipe, target: Target, on_technique: OnTechnique | None) -> None:
-        self.idle = {}
-        super()._apply(recipe, target, on_technique)
+    """A recipe applied to a pipeline on the meta device, also where its memory cannot be predicted."""
 
     def _apply_technique(
         self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
     ) -> Effect | None:
         try:
-            effect = super()._apply_technique(technique, target, on_technique, alone=alone)
+            return super()._apply_technique(technique, target, on_technique, alone=alone)
         except Unpredictable:  # it has judged the pipeline before
             return Effect()
-        if effect is None:
-            self.idle[technique.text] = self.warnings[-1].removeprefix(f"{technique.name}: ")
-        return effect
 
 
 def pipeline_without_weights(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:

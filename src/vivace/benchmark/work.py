@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
-from vivace.benchmark.launcher import Launcher, last_line
 from vivace.benchmark.planned import machine_of
 from vivace.benchmark.requests import WorkRequest
 from vivace.benchmark.store import Store
@@ -20,12 +19,13 @@ from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
 from vivace.machinery.lora.distillations import distillations
 from vivace.measure.ceilings import known_ceilings
 from vivace.measure.flops import Calls, count_calls
-from vivace.memory.predict import built_for, pictures_for, predict_trial
+from vivace.memory.predict import built_for, images_for, predict_trial
 from vivace.memory.weightless import find_weightless
 from vivace.memory.without_values import run_without_values
 from vivace.memory.work import VAE_ENCODER, precisions
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
+from vivace.processes.launcher import Launcher, last_line
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
@@ -148,7 +148,7 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
         arguments: dict[str, Any] = {"prompt": prompts if len(prompts) > 1 else prompts[0]}
         if workload.text == "embeddings":
             arguments = encode(session, prompts)
-        arguments |= pictures_for(pipe, workload.call, len(prompts))
+        arguments |= images_for(pipe, workload.call, len(prompts))
         modules = ((c, component_of(pipe, c)) for c in COMPONENTS)
         parts: dict[str, Any] = {c: working_part(c, m) for c, m in modules if m is not None}
         if workload.task != "text":

@@ -1,28 +1,15 @@
-"""The worker process: reads requests as JSON lines on standard input, writes events as JSON lines on standard output.
+"""The worker process: answers `vivace.benchmark.requests` as `vivace.processes.resident` describes.
 
-    python -m vivace.benchmark.worker --fork              imports once, then forks one child per request
-    python -m vivace.benchmark.worker --fork --try-gpu    the same, unless a forked child cannot use the GPU
-    python -m vivace.benchmark.worker                     serves its requests itself
+A parent that has only imported libraries is safe to fork, as long as none of them has initialised CUDA.
+`vivace.benchmark.driver` prevents the known case. To catch others, a first child tries the GPU, if there is one, and
+the `ready` event says whether forking works. If it does not, the launcher starts a fresh process for each request.
 
-A forked child starts in milliseconds and shares the imported libraries, which take seconds to import. A parent that
-has only imported libraries is safe to fork, as long as none of them has initialised CUDA. `vivace.benchmark.driver`
-prevents the known case. To catch others, a first child tries the GPU, if there is one, and the `ready` event says
-whether forking works. If it does not, the launcher starts a fresh process for each request.
-
-Requests: see `vivace.benchmark.requests`.
-Events:   {"event": "ready", "forks": true|false}, {"event": "started", "pid": ...}, {"event": "phase", ...},
-          {"event": "sample", ...}, {"event": "result", "value": ...}, {"event": "ended", "status": WAIT_STATUS}
+Its own events: {"event": "phase", ...}, {"event": "sample", ...}, {"event": "result", "value": ...}
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import select
-import signal
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -45,8 +32,10 @@ from vivace.benchmark.requests import (
     parse_request,
 )
 from vivace.errors import VivaceError
+from vivace.processes import resident
+from vivace.processes.fork import fork_child, status_of_child
+from vivace.processes.protocol import send_event
 
-_PR_SET_PDEATHSIG = 1
 AnyOf = TypeVar("AnyOf", bound=WorkerRequest)
 
 
@@ -55,34 +44,10 @@ def main() -> None:
 
 
 def serve_requests(parse: Callable[[str], AnyOf], serve: Callable[[AnyOf, TextIO], None]) -> None:
-    """Serve the requests of this process, as its arguments say (see the top of this module), until its input ends.
-
-    Args:
-        parse: turns a line into a request.
-        serve: computes the answer and writes it to the events.
-    """
-    die_with_parent()
-    if is_abandoned():
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner handles Ctrl-C
-    # Standard output carries events only; what libraries print goes to standard error.
-    events = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    fork = "--fork" in sys.argv[1:]
+    """Serve requests with the libraries of all trials imported; see `vivace.processes.resident`."""
     # PyTorch then counts GPUs without initialising CUDA; some libraries count them on import.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    import_all()
-    if fork and "--try-gpu" in sys.argv[1:]:
-        fork = gpu_works_in_a_child()
-    send_event(events, {"event": "ready", "forks": fork})
-    for line in sys.stdin:
-        request = parse(line)
-        if fork:
-            serve_in_child(request, serve, events)
-        else:
-            send_event(events, {"event": "started", "pid": os.getpid()})
-            serve(request, events)
-            send_event(events, {"event": "ended", "status": 0})
+    resident.serve_requests(parse, serve, import_all, lambda: gpu_works_in_a_child())
 
 
 def import_all() -> None:
@@ -109,44 +74,17 @@ def import_all() -> None:
 
 
 def gpu_works_in_a_child() -> bool:
-    """Whether a forked child of this process can use the GPU; True if there is no GPU."""
+    """Return whether a forked child of this process can use the GPU; True if there is no GPU."""
     import torch
 
     from vivace.measure.accelerator import available_gpu
 
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            if (device := available_gpu()) is not None:
-                torch.zeros(1, device=device).item()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    def use_gpu() -> int:
+        if (device := available_gpu()) is not None:
+            torch.zeros(1, device=device).item()
+        return 0
 
-
-def serve_in_child(request: AnyOf, serve: Callable[[AnyOf, TextIO], None], events: TextIO) -> None:
-    """Fork a child that serves the request, wait for it, and send its exit status."""
-    events.flush()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.setpgid(0, 0)  # so that its compile workers can be killed with it
-            die_with_parent()
-            send_event(events, {"event": "started", "pid": os.getpid()})
-            serve(request, events)
-            status = 0
-        except Exception:  # noqa: BLE001  the process boundary
-            traceback.print_exc()  # to the log: `os._exit` prints nothing
-        finally:
-            events.flush()
-            os._exit(status)
-    _, wait_status = os.waitpid(pid, 0)
-    # End the line that a killed child may have left incomplete.
-    events.write("\n")
-    send_event(events, {"event": "ended", "status": wait_status})
+    return status_of_child(fork_child(use_gpu)) == 0
 
 
 def serve(request: AnyRequest, events: TextIO) -> None:
@@ -154,9 +92,7 @@ def serve(request: AnyRequest, events: TextIO) -> None:
     import torch
 
     if request.log is not None:
-        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        resident.print_to(request.log)
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     try:
@@ -177,21 +113,21 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
     """
     sources = None if request.sources is None else Path(request.sources)
     match request:
-        case RoundRequest(trial=trial, round=index, timing=timing, pictures=pictures):
+        case RoundRequest(trial=trial, round=index, timing=timing, pictures=images):
             from vivace.benchmark.round import measure_round
 
-            folder = None if pictures is None else Path(pictures)
+            folder = None if images is None else Path(images)
             round_ = measure_round(trial, index, timing, folder, report, sources)
             return round_.model_dump(mode="json")
-        case FiguresRequest(pictures=pictures, keys=keys, scorer=scorer, device=device, lpips=lpips):
+        case FiguresRequest(pictures=images, keys=keys, scorer=scorer, device=device, lpips=lpips):
             from vivace.benchmark.image_figures import compute_figures
 
-            rows = compute_figures(Path(pictures), keys, scorer, device, lpips, report, sources)
+            rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
-        case ImagesRequest(trial=trial, number=number, pictures=pictures):
-            from vivace.benchmark.figures import draw_pictures
+        case ImagesRequest(trial=trial, number=number, pictures=images):
+            from vivace.benchmark.quality_pass import draw_images
 
-            return draw_pictures(trial, number, Path(pictures), report, sources)
+            return draw_images(trial, number, Path(images), report, sources)
         case LargestBatchRequest(trial=trial):
             from vivace.benchmark.fitting import largest_batch
 
@@ -232,25 +168,6 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             from vivace.measure.machine import choose_device
 
             return dict(race(model, recipes, choose_device(device)))
-
-
-def is_abandoned() -> bool:
-    """Whether the parent died before `die_with_parent`: the other end of the request pipe is closed."""
-    poll = select.poll()
-    poll.register(sys.stdin.fileno(), select.POLLIN)
-    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
-
-
-def send_event(events: TextIO, event: dict[str, Any]) -> None:
-    """Write an event as a line of JSON."""
-    events.write(json.dumps(event) + "\n")
-    events.flush()
-
-
-def die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies, so that a killed benchmark leaves nothing running."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

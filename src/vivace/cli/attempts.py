@@ -18,14 +18,14 @@ class Attempts:
     """
 
     def __init__(self) -> None:
-        shown = console(stderr=True)
-        self._is_live = shown.is_terminal
+        terminal = console(stderr=True)
+        self._is_live = terminal.is_terminal
         self._number = 0
         self._line = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            console=shown,
+            console=terminal,
             transient=True,
             disable=not self._is_live,
         )

@@ -14,6 +14,7 @@ import click
 from vivace.cli import options
 from vivace.cli.failures import INTERRUPTED
 from vivace.cli.prove import read_key
+from vivace.cli.spec_options import SpecCommand
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -336,7 +337,7 @@ def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path |
     return 0 if all(kind == DONE for row in rows for kind in row.samples.outcome) else _SOME_FAILED
 
 
-class ByEndpoint(click.Command):
+class ByEndpoint(SpecCommand):
     """A command that measures recipes, or a server where `--endpoint` is given, with options of its own."""
 
     def make_context(

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
+from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.benchmark.comparison import Comparison
+    from vivace.runtime.request import CheckedRequest
     from vivace.spec.limits import Limits
+    from vivace.spec.study import WorkloadRequest
 
 
 @click.group()
@@ -25,8 +27,10 @@ def calibrate() -> None:
 
 
 def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
-    num_pictures = click.option(
+    function = collect(workload=WORKLOAD)(function)
+    number = click.option(
         "--pictures",
+        "num_images",
         type=click.IntRange(1, 1000),
         default=8,
         show_default=True,
@@ -37,20 +41,26 @@ def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
         options.threads,
         options.device,
         options.workload,
-        num_pictures,
+        number,
         options.model_or("tiny-flux"),
     ):
         function = option(function)
     return function
 
 
-@calibrate.command()
+@calibrate.command(cls=SpecCommand)
 @_measuring_options
 @click.option(
     "--degree", type=click.IntRange(1, 8), default=4, show_default=True, help="Degree of the polynomial."
 )
 def teacache(
-    model: str, pictures: int, degree: int, device: str, threads: int | None, as_json: bool, **size: Any
+    model: str,
+    num_images: int,
+    degree: int,
+    device: str,
+    threads: int | None,
+    as_json: bool,
+    workload: WorkloadRequest,
 ) -> int:
     """Fit the polynomial that teacache uses, for a FLUX model.
 
@@ -58,23 +68,23 @@ def teacache(
     from the model's own prompts. From then on teacache uses this fit for the model, even if there is a published one.
 
     \b
-        vivace calibrate teacache --model flux-dev --pictures 16
+        vivace calibrate teacache --model flux-dev --images 16
     """
-    prepared, arguments = _prepare(model, pictures, device, threads, size)
+    prepared, arguments = _prepare(model, num_images, device, threads, workload)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_teacache
 
     def fit_it(is_read: Callable[[], None]) -> int:
         fit, file = calibrate_teacache(
-            prepared.located, degree=degree, on_image=_progress(pictures, is_read), **arguments
+            prepared.located, degree=degree, on_image=_progress(num_images, is_read), **arguments
         )
         if as_json:
             click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
             return 0
         click.echo(f"model          {fit.model}")
         click.echo(
-            f"measured on    {fit.num_pairs} pairs of steps, {pictures} images of {fit.num_steps} steps"
+            f"measured on    {fit.num_pairs} pairs of steps, {num_images} images of {fit.num_steps} steps"
         )
         click.echo(f"input changes  {fit.low:.4g} to {fit.high:.4g}")
         click.echo(f"degree         {fit.degree}")
@@ -89,9 +99,11 @@ def teacache(
     return guarded(prepared.located, fit_it)
 
 
-@calibrate.command()
+@calibrate.command(cls=SpecCommand)
 @_measuring_options
-def magcache(model: str, pictures: int, device: str, threads: int | None, as_json: bool, **size: Any) -> int:
+def magcache(
+    model: str, num_images: int, device: str, threads: int | None, as_json: bool, workload: WorkloadRequest
+) -> int:
     """Measure the magnitude ratios that magcache uses, for a FLUX model.
 
     A ratio says how the residual of the model's blocks grows from one step to the next. The ratios are measured on
@@ -99,16 +111,16 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
     if there are published ones.
 
     \b
-        vivace calibrate magcache --model flux-dev --pictures 16
+        vivace calibrate magcache --model flux-dev --images 16
     """
-    prepared, arguments = _prepare(model, pictures, device, threads, size)
+    prepared, arguments = _prepare(model, num_images, device, threads, workload)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.calibration import calibrate_magcache
 
     def measure(is_read: Callable[[], None]) -> int:
         ratios, file = calibrate_magcache(
-            prepared.located, on_image=_progress(pictures, is_read), **arguments
+            prepared.located, on_image=_progress(num_images, is_read), **arguments
         )
         if as_json:
             click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
@@ -124,23 +136,24 @@ def magcache(model: str, pictures: int, device: str, threads: int | None, as_jso
     return guarded(prepared.located, measure)
 
 
-def _progress(pictures: int, is_read: Callable[[], None]) -> Callable[[int], None]:
+def _progress(num_images: int, is_read: Callable[[], None]) -> Callable[[int], None]:
     def on_image(num_done: int) -> None:
         if num_done == 0:
             is_read()
         else:
-            click.echo(f"[{num_done}/{pictures}]", err=True)
+            click.echo(f"[{num_done}/{num_images}]", err=True)
 
     return on_image
 
 
 def _prepare(
-    model: str, pictures: int, device: str, threads: int | None, size: dict[str, Any]
-) -> tuple[Comparison, dict[str, Any]]:
-    """Return the checked comparison, and the arguments of its calibration."""
-    from vivace.benchmark.comparison import comparison_of, default_threads
+    model: str, num_images: int, device: str, threads: int | None, request: WorkloadRequest
+) -> tuple[CheckedRequest, dict[str, Any]]:
+    """Return the checked request, and the arguments of its calibration."""
+    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import default_threads
 
-    prepared = comparison_of(model, "baseline", **size)
+    prepared = checked_request(model, "baseline", workload=request)
 
     import torch
 
@@ -151,12 +164,12 @@ def _prepare(
     return prepared, {
         "device": choose_device(device),
         "prompts": workload.prompts,
-        "num_pictures": pictures,
+        "num_images": num_images,
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
     }
 
 
-@calibrate.command()
+@calibrate.command(cls=SpecCommand)
 @options.model
 @click.option(
     "--cache", "caches", multiple=True, metavar="NAME", help="Step cache; repeat for more; default: all."

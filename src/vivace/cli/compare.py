@@ -6,16 +6,18 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from vivace.cli import options
-from vivace.cli.bench import parse_repeats
+from vivace.cli.spec_options import TIMING, WORKLOAD, collect
 
 if TYPE_CHECKING:
     from vivace.benchmark.pairs import Paired
     from vivace.spec.record import Record
+    from vivace.spec.study import WorkloadRequest
+    from vivace.spec.timing import Timing
     from vivace.stats.sequential import Decision
 
 REGRESSED = 1
@@ -37,7 +39,7 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     return number / 100
 
 
-@click.command()
+@options.command()
 @click.argument("recipe_a")
 @click.argument("recipe_b")
 @options.model
@@ -48,28 +50,12 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     help="Slowdown of RECIPE_B that is allowed; the exit code is 1 only if it is surely slower by more.",
 )
 @options.prompts()
-@click.option(
-    "--seed", type=click.IntRange(0, options.MAX_SEED), default=0, show_default=True, help="First seed."
-)
+@options.seed
 @options.workload
-@options.pictures(several=True)
-@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
-@click.option(
-    "--text",
-    type=click.Choice(["prompts", "repeated", "embeddings"]),
-    default="prompts",
-    show_default=True,
-    help="prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode the "
-    "prompts before the timed call.",
-)
-@click.option(
-    "--repeats",
-    callback=parse_repeats,
-    default="auto",
-    show_default=True,
-    metavar="auto|N",
-    help="Timed calls per round; auto: until the interval is narrow.",
-)
+@options.source_images(several=True)
+@options.batch
+@options.text
+@options.repeats
 @click.option(
     "--max-pairs",
     type=click.IntRange(3, 100),
@@ -84,20 +70,8 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     show_default=True,
     help="No pair is begun after this time.",
 )
-@click.option(
-    "--warmup",
-    type=click.IntRange(1, 1000),
-    default=8,
-    show_default=True,
-    help="Most warm-up calls before timing; fewer once the times are steady.",
-)
-@click.option(
-    "--timeout",
-    type=options.FiniteFloat(0.1, 1_000_000),
-    default=600.0,
-    show_default=True,
-    help="Time limit of a round, in seconds.",
-)
+@options.warmup
+@options.timeout
 @options.device
 @options.threads
 @options.store
@@ -109,27 +83,17 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     show_default=True,
     help="Format of the result on standard output.",
 )
+@collect(workload=WORKLOAD, timing=TIMING)
 def compare(
     recipe_a: str,
     recipe_b: str,
     model: str,
     fail_if: float | None,
-    prompts: list[str] | None,
-    seed: int,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    sources: options.Sources,
-    batch: int,
-    text: str,
-    repeats: int | None,
+    workload: WorkloadRequest,
+    timing: Timing,
     max_pairs: int,
     max_minutes: float,
-    warmup: int,
-    timeout: float,
     device: str,
-    threads: int | None,
     store: Path,
     format_: str,
 ) -> int:
@@ -148,37 +112,23 @@ def compare(
         vivace compare baseline tiny_vae --task image --strength 0.5
     """
     from vivace.benchmark.pairs import compare as run_compare
-    from vivace.benchmark.studies import start_launcher
-    from vivace.spec.timing import Timing
 
-    fields: dict[str, Any] = {
-        "prompts": prompts,
-        "seed": seed,
-        "height": height,
-        "width": width,
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-        "batch": batch,
-        "text": text,
-        "device": device,
-        "timing": Timing(repeats=repeats, max_warmup=warmup, timeout_s=timeout, threads=threads),
-    } | sources
     try:
-        with start_launcher(device) as launcher:
-            paired = run_compare(
-                model,
-                recipe_a,
-                recipe_b,
-                fail_if=fail_if,
-                max_pairs=max_pairs,
-                max_minutes=max_minutes,
-                store=store,
-                command=options.command_line(),
-                on_pair=_say_pair,
-                on_note=lambda note: click.echo(f"note: {note}", err=True),
-                launcher=launcher,
-                **fields,
-            )
+        paired = run_compare(
+            model,
+            recipe_a,
+            recipe_b,
+            fail_if=fail_if,
+            max_pairs=max_pairs,
+            max_minutes=max_minutes,
+            store=store,
+            command=options.command_line(),
+            on_pair=_say_pair,
+            on_note=lambda note: click.echo(f"note: {note}", err=True),
+            workload=workload,
+            timing=timing,
+            device=device,
+        )
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
@@ -200,7 +150,7 @@ def show(paired: Paired, format_: str) -> int:
 
 def judge(paired: Paired) -> tuple[int, str]:
     """Return the exit code of a comparison, and the verdict in a sentence."""
-    from vivace.report.text import count
+    from vivace.report.value_text import count
     from vivace.spec.record import Outcome
     from vivace.stats import Verdict
 

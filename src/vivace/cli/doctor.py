@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vivace.spec.environment import Environment
 
 
-@click.command()
+@options.command()
 @options.device
 @click.option(
     "--measure",

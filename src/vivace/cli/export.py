@@ -11,17 +11,19 @@ import click
 
 from vivace import __version__
 from vivace.cli import options
+from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError
 from vivace.untrusted.destinations import check_writable, is_standard_output, is_taken, replace, write_new
 
 if TYPE_CHECKING:
-    from vivace.benchmark.comparison import Comparison
+    from vivace.runtime.request import CheckedRequest
+    from vivace.spec.study import WorkloadRequest
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 _NEEDS_PEFT = "# Needs peft."  # how scripts say it
 
 
-@click.command()
+@options.command()
 @options.model
 @click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to export.")
 @click.option(
@@ -41,21 +43,17 @@ _NEEDS_PEFT = "# Needs peft."  # how scripts say it
     help="Seed of the script.",
 )
 @options.workload
-@options.pictures(with_task=False)
+@options.source_images(with_task=False)
 @options.device
 @options.threads
+@collect(workload=WORKLOAD)
 def export(
     model: str,
     recipe: str,
     output: Path | None,
     force: bool,
     prompt: str | None,
-    seed: int,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    sources: options.Sources,
+    workload: WorkloadRequest,
     device: str,
     threads: int | None,
 ) -> int:
@@ -68,24 +66,16 @@ def export(
     \b
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
     """
-    from vivace.benchmark.comparison import comparison_of
     from vivace.cli.guarded import guarded
+    from vivace.runtime.request import checked_request
 
     if output is not None:
         if not force:
             _check_is_new(output)
         check_writable(output)
-    prepared = comparison_of(
-        model,
-        recipe,
-        prompts=None if prompt is None else [prompt],
-        seed=seed,
-        height=height,
-        width=width,
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        **sources,
-    )
+    if prompt is not None:
+        workload = workload.model_copy(update={"prompts": (prompt,)})
+    prepared = checked_request(model, recipe, workload=workload)
     located = prepared.located
 
     from vivace.export.loading import check_loadable
@@ -95,39 +85,37 @@ def export(
     chosen = choose_device(device)
     click.echo(f"loading {located.model.name}", err=True)
     return guarded(
-        located, lambda is_read: _write(prepared, sources, chosen, threads, seed, output, force, is_read)
+        located, lambda is_read: _write(prepared, workload, chosen, threads, output, force, is_read)
     )
 
 
 def _write(
-    prepared: Comparison,
-    sources: options.Sources,
+    prepared: CheckedRequest,
+    request: WorkloadRequest,
     chosen: str,
     threads: int | None,
-    seed: int,
     output: Path | None,
     force: bool,
     is_read: Callable[[], None],
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
-    from vivace.benchmark.comparison import default_threads
-    from vivace.export.pictures import source_files
     from vivace.export.script import write_script
+    from vivace.export.source_images import source_files
     from vivace.measure.machine import check_works
-    from vivace.spec.study import WorkloadRequest
+    from vivace.runtime.workloads import default_threads
 
     check_works(chosen)
 
     located, workload = prepared.located, prepared.workload
     written = write_script(
         located,
-        prepared.recipes[0],
+        prepared.recipe,
         chosen,
         prompt=workload.prompts[0],
-        seed=seed,
+        seed=workload.seeds[0],
         call=workload.call,
         workload=workload,
-        sources=source_files(located, workload, WorkloadRequest(**sources)),
+        sources=source_files(located, workload, request),
         threads=(threads or default_threads(located)) if chosen == "cpu" else threads,
         about=[f"Written by vivace {__version__} for {chosen}, {_versions()}."],
     )

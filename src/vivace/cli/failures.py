@@ -52,9 +52,9 @@ def check_arguments(arguments: list[str]) -> None:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            shown = argument.encode(errors="backslashreplace").decode()
+            readable = argument.encode(errors="backslashreplace").decode()
             raise UsageError(
-                f"'{shown[:200]}' is not UTF-8 text; rename the file, or type it again"
+                f"'{readable[:200]}' is not UTF-8 text; rename the file, or type it again"
             ) from None
 
 

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from vivace import __version__
 from vivace.cli import options
+from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError, UsageError
 from vivace.untrusted.destinations import (
     check_folder,
@@ -29,7 +30,8 @@ from vivace.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
-    from vivace.benchmark.comparison import Comparison
+    from vivace.runtime.request import CheckedRequest
+    from vivace.spec.study import WorkloadRequest
     from vivace.spec.workload import Workload
 
 Write = Callable[[Any, dict[str, str], str], Path]
@@ -39,7 +41,7 @@ _IMAGE_DESCRIPTION = 0x010E  # of EXIF
 _QUALITY = 95
 
 
-@click.command()
+@options.command()
 @click.argument("prompt")
 @options.model
 @click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to apply.")
@@ -52,6 +54,7 @@ _QUALITY = 95
 )
 @click.option(
     "--num-images",
+    "num_seeds",
     type=click.IntRange(min=1, max=10_000),
     default=1,
     show_default=True,
@@ -72,22 +75,17 @@ _QUALITY = 95
     help="Write the one image here instead, replacing what it names: .png, .jpg or .webp.",
 )
 @options.workload
-@options.pictures(with_task=False)
+@options.source_images(with_task=False)
 @options.device
 @options.threads
+@collect(workload=WORKLOAD)
 def generate(
     prompt: str,
     model: str,
     recipe: str,
-    seed: int,
-    num_images: int,
     out: Path,
     output: Path | None,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    sources: options.Sources,
+    workload: WorkloadRequest,
     device: str,
     threads: int | None,
 ) -> int:
@@ -97,7 +95,7 @@ def generate(
     bytes. In a folder an existing file is never overwritten: a different image gets a number. Standard error says how
     long an image took; the first may have been waited for longer, as code is compiled.
 
-    With --image a picture is changed: it has its size, if the model can draw it, and --strength says how much may
+    With --image an image is changed: it has its size, if the model can draw it, and --strength says how much may
     change. With --mask only what is white there is repainted.
 
     \b
@@ -105,21 +103,12 @@ def generate(
         vivace generate "a red circle above a blue square" -o circle.png
         vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
-    from vivace.benchmark.comparison import comparison_of, default_threads
     from vivace.cli.guarded import guarded
+    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import default_threads
 
-    prepared = comparison_of(
-        model,
-        recipe,
-        prompts=[prompt],
-        seed=seed,
-        num_seeds=num_images,
-        height=height,
-        width=width,
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        **sources,
-    )
+    prepared = checked_request(model, recipe, workload=workload.model_copy(update={"prompts": (prompt,)}))
+    num_images = prepared.workload.num_pictures
     write = _writer(click.get_current_context(), out, output, num_images)
     chosen = device, threads if threads is not None else default_threads(prepared.located)
     return guarded(
@@ -137,7 +126,7 @@ def _writer(context: click.Context, out: Path, output: Path | None, num_images: 
         if out.exists() and not out.is_dir():
             raise OutputError(f"--out {out} is a file; give a folder")
         check_folder(out)
-        return lambda picture, facts, name: save(picture, facts, out, name)
+        return lambda image, facts, name: save(image, facts, out, name)
     if context.get_parameter_source("out") is not ParameterSource.DEFAULT:
         raise UsageError("-o names the one file to write, and --out a folder; give one of them")
     if num_images > 1:
@@ -146,15 +135,15 @@ def _writer(context: click.Context, out: Path, output: Path | None, num_images: 
         raise UsageError(f"-o {output}: give a name that ends in {', '.join(_FORMATS)}")
     check_writable(output)
 
-    def write(picture: Any, facts: dict[str, str], name: str) -> Path:
-        replace(output, encoded(picture, facts, _FORMATS.get(output.suffix.lower(), "PNG")))
+    def write(image: Any, facts: dict[str, str], name: str) -> Path:
+        replace(output, encoded(image, facts, _FORMATS.get(output.suffix.lower(), "PNG")))
         return output
 
     return write
 
 
 def _draw(
-    prepared: Comparison,
+    prepared: CheckedRequest,
     prompt: str,
     num_images: int,
     write: Write,
@@ -168,9 +157,7 @@ def _draw(
     from vivace.measure.machine import choose_device
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
-    from vivace.models.sources import picture_arguments
     from vivace.report.summary import seconds
-    from vivace.runtime.opening import open_session
     from vivace.runtime.safety import HiddenImageWarning, hidden_images
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
@@ -179,15 +166,7 @@ def _draw(
     chosen = choose_device(device)
     click.echo(f"loading {prepared.located.model.name}", err=True)
     with explained(prepared.located):
-        session = open_session(
-            prepared.located,
-            prepared.recipes[0],
-            chosen,
-            workload.call,
-            workload.prompts,
-            workload.task,
-            workload.controlnet,
-        )
+        session = prepared.open(chosen)
         notes = truncation(session.pipe, prompt, session.arguments)
     is_read()
     notes += [] if prepared.pictures is None else prepared.pictures.notes
@@ -201,36 +180,34 @@ def _draw(
         click.echo(
             "note: the ControlNet has random weights: it disturbs the images and follows nothing", err=True
         )
-    pictures = {} if prepared.pictures is None else prepared.pictures.by_sha
     silence_diffusers()  # it prints every token that it truncates
     took: list[float] = []
-    for index, text, picture_seed in workload.pictures():
+    for index, text, image_seed in workload.pictures():
         with explained(prepared.located, "does not run"):
-            arguments = picture_arguments(prepared.located.pipeline, workload, [index], pictures)
-            generator = torch.Generator("cpu").manual_seed(picture_seed)
+            arguments = prepared.arguments([(index, text, image_seed)])
             began = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HiddenImageWarning)  # said below, with the image's path
-                output = session(prompt=text, generator=generator, **arguments)
+                output = session(**arguments)
             took.append(time.perf_counter() - began)
-            picture = output.images[0]
+            image = output.images[0]
         facts = {
             "software": f"vivace {__version__}",
             "model": prepared.located.model.name,
             "recipe": session.recipe.text,
             "prompt": text,
-            "seed": str(picture_seed),
+            "seed": str(image_seed),
             "num_inference_steps": str(session.defaults["num_inference_steps"]),
             "guidance_scale": f"{session.defaults['guidance_scale']:g}",
             "size": f"{workload.width}x{workload.height}",
             "num_threads": str(torch.get_num_threads()),
             **_source_facts(workload),
         }
-        path = write(picture, facts, f"{slug(text)}-{picture_seed}")
+        path = write(image, facts, f"{slug(text)}-{image_seed}")
         click.echo(path, err=is_standard_output(path))
         if any(hidden_images(output)):
             click.echo(
-                f"warning: {path} is black: the model's safety checker replaced the image of seed {picture_seed}",
+                f"warning: {path} is black: the model's safety checker replaced the image of seed {image_seed}",
                 err=True,
             )
         if num_images > 1:
@@ -249,7 +226,7 @@ def _in_seconds(took: list[float]) -> str:
 
 
 def _source_facts(workload: Workload) -> dict[str, str]:
-    """Return what a picture was made from, by content: names of files are the user's own."""
+    """Return what an image was made from, by content: names of files are the user's own."""
     if workload.task == "text":
         return {}
     facts: dict[str, str] = {"task": workload.task}
@@ -308,9 +285,9 @@ def silence_diffusers() -> None:
     logging.set_verbosity_error()
 
 
-def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
+def save(image: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
     """Write a PNG with `facts` as text chunks; if another image has that name, add a number to it."""
-    png = encoded(picture, facts, "PNG")
+    png = encoded(image, facts, "PNG")
     number = 1
     while True:
         path = folder / (f"{name}.png" if number == 1 else f"{name}-{number}.png")
@@ -319,7 +296,7 @@ def save(picture: Any, facts: dict[str, str], folder: Path, name: str) -> Path:
         number += 1
 
 
-def encoded(picture: Any, facts: dict[str, str], format_: str) -> bytes:
+def encoded(image: Any, facts: dict[str, str], format_: str) -> bytes:
     """Return an image file with `facts`: as text chunks of a PNG, else as the description in EXIF."""
     buffer = io.BytesIO()
     if format_ == "PNG":
@@ -328,11 +305,11 @@ def encoded(picture: Any, facts: dict[str, str], format_: str) -> bytes:
         info = PngInfo()
         for key, value in facts.items():
             info.add_itxt(key, value)
-        picture.save(buffer, format="PNG", pnginfo=info)
+        image.save(buffer, format="PNG", pnginfo=info)
     else:
-        exif = picture.getexif()
+        exif = image.getexif()
         exif[_IMAGE_DESCRIPTION] = json.dumps(facts)
-        picture.convert("RGB").save(buffer, format=format_, quality=_QUALITY, exif=exif)
+        image.convert("RGB").save(buffer, format=format_, quality=_QUALITY, exif=exif)
     return buffer.getvalue()
 
 

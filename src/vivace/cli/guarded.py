@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,9 +17,12 @@ import click
 
 from vivace.cli.failures import OWN_FAULT, status_of
 from vivace.errors import UnusableModel
-from vivace.models.files import num_bytes
 from vivace.models.find import WEIGHTS
-from vivace.models.reading import LOOK_EVERY_S, ReadingLimits, complaint, is_trusted
+from vivace.models.model_files import num_bytes
+from vivace.models.reading_limits import ReadingLimits, complaint, is_trusted
+from vivace.processes.end import ended_by
+from vivace.processes.fork import can_fork, fork_child, status_of_child
+from vivace.processes.process_limits import LOOK_EVERY_S
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
@@ -61,23 +63,19 @@ def guarded_scorers(scorers: Sequence[LocatedScorer], command: Command) -> int:
 
 def guarded_reading(name: str, limits: ReadingLimits, command: Command) -> int:
     """Run the rest of a command in a watched process; see `guarded`. Where no process can be forked, run it here."""
-    if not hasattr(os, "fork"):
+    if not can_fork():
         return command(lambda: None)
     context = click.get_current_context(silent=True)
-    _flush()
     until_read, is_read = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = OWN_FAULT
-        try:
-            os.close(until_read)
-            status = status_of(
-                lambda: command(_Once(is_read)),
-                debug=lambda: context is not None and bool((context.obj or {}).get("debug")),
-            )
-        finally:
-            _flush()
-            os._exit(status)
+
+    def run() -> int:
+        os.close(until_read)
+        return status_of(
+            lambda: command(_Once(is_read)),
+            debug=lambda: context is not None and bool((context.obj or {}).get("debug")),
+        )
+
+    pid = fork_child(run, failed=OWN_FAULT)
     os.close(is_read)
     # The child gets Ctrl-C as well, and says so.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -106,17 +104,9 @@ def _watched(pid: int, until_read: int, name: str, limits: ReadingLimits) -> int
     while not select.select([until_read], [], [], LOOK_EVERY_S)[0]:
         if (excess := limits.excess(pid, time.monotonic() - started)) is not None:
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            status_of_child(pid)
             raise UnusableModel(complaint(name, excess))
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status < 0:
-        ended_by = signal.Signals(-status).name
-        raise UnusableModel(
-            f"{name} ended the process that used it ({ended_by}); it is damaged, or memory ran out"
-        )
+    status = status_of_child(pid)
+    if (by := ended_by(status)) is not None:
+        raise UnusableModel(f"{name} ended the process that used it ({by}); it is damaged, or memory ran out")
     return status
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

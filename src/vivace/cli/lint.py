@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 if TYPE_CHECKING:
     from vivace.lint.findings import Finding

@@ -84,8 +84,8 @@ def _few_steps(entry: Entry) -> list[str]:
 def _num_bytes(entry: Entry) -> int | None:
     """Return the size of an embedded model's files or of the download; None if it is unknown."""
     from vivace.models.entry import Hub
-    from vivace.models.files import num_bytes
     from vivace.models.find import find_model
+    from vivace.models.model_files import num_bytes
 
     if isinstance(entry.origin, Hub):
         return entry.origin.download_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -12,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
+from vivace.cli.spec_options import QUALITY, TIMING, WORKLOAD, SpecCommand, option
+from vivace.cli.spec_options import FiniteFloat as FiniteFloat
+from vivace.cli.spec_options import command as command
 from vivace.errors import WorkloadError
 from vivace.spec.tasks import TASKS
 from vivace.untrusted.files import read_text
 from vivace.untrusted.reading import reading
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -24,18 +26,16 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
 _MAX_PROMPTS = 10_000
-_MAX_SIDE = 1_000_000  # pixels; which sizes a model takes is said when it is known
 MAX_SEED = 2**63 - 1
 
 
-class FiniteFloat(click.FloatRange):
-    """A float in a range; click alone also takes nan and inf."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
+def parse_repeats(context: click.Context, parameter: click.Parameter, value: str) -> int | None:
+    """Return None for `auto`, or a whole number."""
+    if value == "auto":
+        return None
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 10_000:
+        raise click.BadParameter(f"{value!r} is not 'auto' or a whole number from 1 to 10000.")
+    return int(value)
 
 
 def model_or(default: str) -> Callable[[F], F]:
@@ -56,9 +56,43 @@ device = click.option(
     show_default=True,
     help="Where to run; auto: a GPU if there is one. cuda: NVIDIA or AMD, xpu: Intel, mps: Apple.",
 )
-threads = click.option(
-    "--threads", type=click.IntRange(1, 1024), help="CPU threads; the last bits of an image depend on them."
+threads = option(TIMING, "threads")
+repeats = option(
+    TIMING,
+    "repeats",
+    callback=parse_repeats,
+    type=str,
+    default="auto",
+    show_default=True,
+    metavar="auto|N",
 )
+warmup = option(TIMING, "max_warmup", "--warmup")
+timeout = option(TIMING, "timeout_s", "--timeout")
+text = option(WORKLOAD, "text")
+seed = option(WORKLOAD, "seed", type=click.IntRange(0, MAX_SEED))
+batch = option(
+    WORKLOAD,
+    "batches",
+    "--batch",
+    type=click.IntRange(1, 4096),
+    default=1,
+    callback=lambda _context, _option, number: (number,),
+    help="Images per call.",
+)
+
+
+def text_or_json(thing: str) -> Callable[[F], F]:
+    """Return the option --format of a command that answers in sentences."""
+    return click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help=f"Format of the {thing} on standard output.",
+    )
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 store = click.option(
     "--store",
@@ -71,7 +105,6 @@ store = click.option(
 
 price = click.option(
     "--price-per-hour",
-    "price",
     type=FiniteFloat(0, 1_000_000, min_open=True),
     metavar="PRICE",
     help="Price of an hour of this machine, in any currency: adds what 1,000 images cost.",
@@ -85,16 +118,18 @@ def debug(command: click.Command) -> None:
         if value and context.obj is not None:
             context.obj["debug"] = True
 
-    command.params.append(
-        click.Option(
-            ["--debug"],
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=remember,
-            help="Print the traceback of an error.",
-        )
+    option = click.Option(
+        ["--debug"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=remember,
+        help="Print the traceback of an error.",
     )
+    if isinstance(command, SpecCommand):
+        command.add(option)
+    else:
+        command.params.append(option)
 
 
 def page(default: str) -> Callable[[F], F]:
@@ -111,34 +146,13 @@ def page(default: str) -> Callable[[F], F]:
 
 def workload(function: F) -> F:
     """Add the options for size, steps and guidance."""
-    for option in (
-        click.option(
-            "--guidance-scale",
-            type=FiniteFloat(0, 100),
-            metavar="FLOAT",
-            help="Guidance scale; default: the model's own.",
-        ),
-        click.option(
-            "--num-inference-steps",
-            "--steps",
-            type=click.IntRange(1, 1000),
-            metavar="INTEGER",
-            help="Denoising steps; default: the model's own.",
-        ),
-        click.option(
-            "--width",
-            type=click.IntRange(1, _MAX_SIDE),
-            metavar="INTEGER",
-            help="Pixels; default: the model's own.",
-        ),
-        click.option(
-            "--height",
-            type=click.IntRange(1, _MAX_SIDE),
-            metavar="INTEGER",
-            help="Pixels; default: the model's own.",
-        ),
+    for add in (
+        option(WORKLOAD, "guidance_scale", metavar="FLOAT"),
+        option(WORKLOAD, "num_inference_steps", "--num-inference-steps", "--steps", metavar="INTEGER"),
+        option(WORKLOAD, "width", metavar="INTEGER"),
+        option(WORKLOAD, "height", metavar="INTEGER"),
     ):
-        function = option(function)
+        function = add(function)
     return function
 
 
@@ -159,7 +173,7 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
             texts = list(prompt) or (None if prompts_file is None else read_prompts(prompts_file))
             return function(*args, prompts=texts[:1] if first and texts else texts, **given)
 
-        for option in (
+        for add_option in (
             click.option(
                 "--prompts",
                 "prompts_file",
@@ -168,7 +182,7 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
             ),
             click.option("--prompt", multiple=True, metavar="TEXT", help=f"A prompt{more}."),
         ):
-            with_prompts = option(with_prompts)
+            with_prompts = add_option(with_prompts)
         return cast("F", with_prompts)
 
     return add
@@ -177,7 +191,7 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
 task = click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What is generated from; default: what the files say. Without files: pictures that ship with vivace.",
+    help="What is generated from; default: what the files say. Without files: images that ship with vivace.",
 )
 
 
@@ -185,25 +199,15 @@ Sources = dict[str, Any]
 """What a call starts from: fields of `WorkloadRequest`, as `pictures` adds them."""
 _FILES = ("images", "masks", "controls")
 _HOW_TO_DRAW = (
-    click.option(
-        "--strength",
-        type=FiniteFloat(0, 1, min_open=True),
-        metavar="FLOAT",
-        help="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.8, "
-        "inpainting 0.9.",
-    ),
-    click.option(
-        "--controlnet",
-        metavar="NAME",
-        help="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
-    ),
+    option(WORKLOAD, "strength", metavar="FLOAT"),
+    option(WORKLOAD, "controlnet", metavar="NAME"),
 )
 
 
-def pictures(
+def source_images(
     *, several: bool = False, with_task: bool = True, each: str = "prompt", drawn: bool = False
 ) -> Callable[[F], F]:
-    """Return a decorator that adds the options for the pictures to start from, as one parameter, `sources`.
+    """Return a decorator that adds the options for the images to start from, as one parameter, `sources`.
 
     Args:
         several: each file option may be repeated, one for `each` prompt.
@@ -214,9 +218,9 @@ def pictures(
     kinds = _FILES[:2] if drawn else _FILES
     names = {f"--{kind[:-1]}": kind for kind in kinds}
     helps = {
-        "--image": "Picture to start from: image-to-image; with --mask, inpainting; edited by models for that.",
+        "--image": "Source image: image-to-image; with --mask, inpainting; edited by models for that.",
         "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
-        "--control": "Picture that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
+        "--control": "Image that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
     }
     options = [task] if with_task else []
     options += [
@@ -237,26 +241,20 @@ def pictures(
                 sources[name] = () if files is None else (files,) if isinstance(files, str) else files
             return function(*args, sources=sources, **given)
 
-        for option in reversed(options):
-            with_sources = option(with_sources)
+        for add_option in reversed(options):
+            with_sources = add_option(with_sources)
         return cast("F", with_sources)
 
     return add
 
 
-scorer = click.option(
-    "--scorer",
-    default="auto",
-    show_default=True,
+scorer = option(
+    QUALITY,
+    "scorer",
     metavar="NAME",
-    help="CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded for "
-    "embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
+    callback=lambda _context, _option, name: None if name == "none" else name,
 )
-witness = click.option(
-    "--witness",
-    metavar="NAME",
-    help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
-)
+witness = option(QUALITY, "witness", metavar="NAME")
 
 
 def min_quality(function: F) -> F:

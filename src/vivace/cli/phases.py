@@ -26,13 +26,13 @@ class Phases:
         self._took: dict[str, float] = defaultdict(float)
         self._phase: str | None = None
         self._since = 0.0
-        shown = console(stderr=True)
+        terminal = console(stderr=True)
         self._line = Progress(
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            console=shown,
+            console=terminal,
             transient=True,
-            disable=not shown.is_terminal,
+            disable=not terminal.is_terminal,
         )
         self._task: TaskID | None = None
 

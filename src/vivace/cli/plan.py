@@ -161,7 +161,7 @@ def _fit(weightless: Weightless, predicted: Prediction, card: Fitted, attempts: 
 
 
 def _facts(predicted: Prediction, card: Fitted | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
-    from vivace.lint.limits import least_seconds
+    from vivace.lint.model_limits import least_seconds
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
     card_bytes = None if card is None else card.num_bytes

@@ -38,22 +38,19 @@ class CardFit:
 def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
     from vivace.report.summary import size
+    from vivace.report.text_table import TextTable
 
     click.echo(
         f"{predicted.model}, {predicted.recipe}, {predicted.width}x{predicted.height}, batch {predicted.batch}: "
         f"predicted without loading\n"
     )
-    rows = [("component", "class", "parameters", "dtype", "memory")]
-    rows += [
+    rows = [
         (c.name, c.class_name, f"{c.num_parameters / 1e6:,.1f} M", c.dtype, size(c.num_bytes))
         for c in predicted.components
     ]
-    widths = [max(len(row[k]) for row in rows) for k in range(5)]
-    for row in rows:
-        cells = [
-            cell.rjust(widths[k]) if k in (2, 4) else cell.ljust(widths[k]) for k, cell in enumerate(row)
-        ]
-        click.echo("  ".join(cells).rstrip())
+    headings = ("component", "class", "parameters", "dtype", "memory")
+    for line in TextTable(headings, rows, left=frozenset({"class", "dtype"})).aligned():
+        click.echo(line)
     stages = ", ".join(f"{name} {size(held)}" for name, held in predicted.stages.items())
     click.echo(f"\nmodel       {size(predicted.model_bytes)}")
     click.echo(f"peak        {size(predicted.peak_bytes)}, in stage {predicted.peak_stage} ({stages})")
@@ -80,7 +77,7 @@ def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
 
 def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
     """Yield what the call computes, and the time that this takes at least."""
-    from vivace.lint.limits import least_seconds
+    from vivace.lint.model_limits import least_seconds
     from vivace.report.summary import seconds
 
     parts, total = [], 0

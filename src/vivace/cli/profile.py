@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
+from vivace.cli.spec_options import TIMING, WORKLOAD, collect, option
 from vivace.errors import OutputError, UsageError
 from vivace.untrusted.destinations import check_writable, is_taken
 
 if TYPE_CHECKING:
     from vivace.spec.profiling import Profile
+    from vivace.spec.study import WorkloadRequest
+    from vivace.spec.timing import Timing
 
 _PHASES = {
     "load": "loading the model",
@@ -26,7 +29,7 @@ _PHASES = {
 }
 
 
-@click.command()
+@options.command()
 @options.model
 @click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to profile.")
 @click.option("--against", metavar="R", help="Also profile this recipe, and show both side by side.")
@@ -40,13 +43,11 @@ _PHASES = {
 @click.option("--force", is_flag=True, help="Overwrite an existing trace.")
 @options.prompts(first=True)
 @options.workload
-@options.pictures()
-@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
-@click.option(
-    "--text",
-    type=click.Choice(["prompts", "repeated", "embeddings"]),
-    default="prompts",
-    show_default=True,
+@options.source_images()
+@options.batch
+@option(
+    WORKLOAD,
+    "text",
     help="prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode the "
     "prompts before the profiled call.",
 )
@@ -57,20 +58,8 @@ _PHASES = {
     show_default=True,
     help="Calls to profile; the figures are those of the call of median length.",
 )
-@click.option(
-    "--warmup",
-    type=click.IntRange(1, 1000),
-    default=8,
-    show_default=True,
-    help="Most warm-up calls; fewer once the times are steady.",
-)
-@click.option(
-    "--timeout",
-    type=options.FiniteFloat(0.1, 1_000_000),
-    default=600.0,
-    show_default=True,
-    help="Time limit of a recipe, in seconds.",
-)
+@option(TIMING, "max_warmup", "--warmup", help="Most warm-up calls; fewer once the times are steady.")
+@option(TIMING, "timeout_s", "--timeout", help="Time limit of a recipe, in seconds.")
 @options.device
 @options.threads
 @click.option(
@@ -88,25 +77,17 @@ _PHASES = {
     show_default=True,
     help="Format on standard output; csv is the operator table, or with --against what changed.",
 )
+@collect(workload=WORKLOAD, timing=TIMING)
 def profile(
     model: str,
     recipe: str,
     against: str | None,
     trace: Path | None,
     force: bool,
-    prompts: list[str] | None,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    sources: options.Sources,
-    batch: int,
-    text: str,
+    workload: WorkloadRequest,
+    timing: Timing,
     calls: int,
-    warmup: int,
-    timeout: float,
     device: str,
-    threads: int | None,
     top: int,
     format_: str,
 ) -> int:
@@ -126,23 +107,10 @@ def profile(
     from vivace.benchmark.profiles import profile as run_profile
     from vivace.benchmark.studies import start_launcher
     from vivace.cli.phases import Phases
-    from vivace.spec.timing import Timing
 
     if force and trace is None:
         raise UsageError("--force overwrites a trace; add --trace FILE")
     files = _traces(trace, against is not None, force)
-    fields: dict[str, Any] = {
-        "prompts": prompts,
-        "height": height,
-        "width": width,
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-        "batch": batch,
-        "text": text,
-        "calls": calls,
-        "device": device,
-        "timing": Timing(max_warmup=warmup, timeout_s=timeout, threads=threads),
-    } | sources
     recipes = [recipe] if against is None else [against, recipe]
     profiles: list[Profile] = []
     with start_launcher(device) as launcher:
@@ -151,7 +119,15 @@ def profile(
             file = files.get("after" if recipe_ is recipes[-1] else "before")
             with Phases(_PHASES) as phases:
                 done = run_profile(
-                    model, recipe_, trace=file, launcher=launcher, on_event=phases.event, **fields
+                    model,
+                    recipe_,
+                    calls=calls,
+                    trace=file,
+                    launcher=launcher,
+                    on_event=phases.event,
+                    workload=workload,
+                    timing=timing,
+                    device=device,
                 )
             profiles.append(done.profile)
             click.echo(f"took: {phases.took()}", err=True)

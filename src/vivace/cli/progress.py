@@ -15,11 +15,11 @@ from rich.text import Text
 
 from vivace.cli.terminal import console
 from vivace.report.summary import clock, seconds
-from vivace.report.table import whole_words
+from vivace.report.value_text import whole_words
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.timing import Timing
 from vivace.spec.trial import Trial
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 # Share of a round that has passed when a phase begins; timing is interpolated.
 _PHASE_STARTS = {
@@ -170,12 +170,12 @@ class TerminalProgress(_RoundCount):
 
     def __init__(self) -> None:
         super().__init__()
-        shown = console(stderr=True)
+        terminal = console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=_BAR if shown.width >= _WIDE else _BAR // 2),
+            BarColumn(bar_width=_BAR if terminal.width >= _WIDE else _BAR // 2),
             _Clock(self),
-            console=shown,
+            console=terminal,
             transient=True,
         )
         self._task: TaskID | None = None
@@ -217,9 +217,9 @@ class TerminalProgress(_RoundCount):
     def end_round(self, index: int, round_: Round) -> None:
         self.count_round()
         style = "green" if round_.outcome is Outcome.MEASURED else "yellow"
-        shown = self._bar.console
-        label = whole_words(self.label, shown.width)
-        shown.print(Text.assemble((f"{label}  ", "bold"), (result(round_, self.batch), style)))
+        terminal = self._bar.console
+        label = whole_words(self.label, terminal.width)
+        terminal.print(Text.assemble((f"{label}  ", "bold"), (result(round_, self.batch), style)))
         self._show("", 0.0)
 
     def end(self) -> None:

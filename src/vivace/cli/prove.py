@@ -12,6 +12,7 @@ import click
 
 from vivace.cli import options
 from vivace.cli.failures import INTERRUPTED
+from vivace.cli.spec_options import IMAGE_SETTINGS, PROOF, TIMING, WORKLOAD, collect, option
 from vivace.errors import UsageError
 from vivace.untrusted.destinations import check_writable, is_standard_output, replace
 from vivace.untrusted.files import read_text, user_path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.prove.proof import Proof
     from vivace.prove.scoring import Judges
-    from vivace.prove.sources import Prepared
+    from vivace.prove.sources import DrawRequest, Prepared
     from vivace.prove.store import Letter, ProofStore
 
 _METRICS = {"psnr_db": (0.0, 100.0), "ssim": (-1.0, 1.0), "match": (-1.0, 1.0), "lpips": (0.0, 10.0)}
@@ -60,7 +61,7 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     return key
 
 
-@click.command()
+@options.command()
 @click.argument("a")
 @click.argument("b")
 @options.prompts()
@@ -78,12 +79,13 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @click.option(
     "--seeds",
+    "num_seeds",
     type=click.IntRange(1, 1000),
     default=3,
     show_default=True,
     help="Seeds of each prompt.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="First seed.")
+@option(WORKLOAD, "seed", type=click.IntRange(0, 2**31 - 1))
 @options.workload
 @click.option(
     "--claim",
@@ -100,13 +102,7 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @options.scorer
 @options.witness
-@click.option(
-    "--timeout",
-    type=options.FiniteFloat(0.1, 1_000_000),
-    default=600.0,
-    show_default=True,
-    help="Longest wait for an answer of a server, in seconds.",
-)
+@option(TIMING, "timeout_s", "--timeout", help="Longest wait for an answer of a server, in seconds.")
 @click.option(
     "--key-a",
     callback=read_key,
@@ -125,36 +121,17 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     metavar="FILE",
     help="Also write the result as an HTML page, with images.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the result on standard output.",
-)
+@options.text_or_json("result")
+@collect(settings=IMAGE_SETTINGS, request=PROOF)
 def prove(
     a: str,
     b: str,
-    prompts: list[str] | None,
-    prompt_set: str | None,
-    num_prompts: int,
-    seeds: int,
-    seed: int,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
+    request: DrawRequest,
     claims: tuple[Any, ...],
     fail_under: dict[str, float],
-    scorer: str,
+    scorer: str | None,
     witness: str | None,
-    timeout: float,
-    key_a: str | None,
-    key_b: str | None,
     reuse: bool,
-    device: str,
-    threads: int | None,
     store: Path,
     output: Path | None,
     format_: str,
@@ -173,31 +150,17 @@ def prove(
         vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
         vivace prove old new --prompts prompts.txt --seeds 1
     """
-    from vivace.prove.drawing import Settings
     from vivace.prove.proving import Options, open_store
     from vivace.prove.scoring import find_all
-    from vivace.prove.sources import DrawRequest, prepare
-    from vivace.report.text import date
+    from vivace.prove.sources import prepare
+    from vivace.report.value_text import date
 
-    if prompts is not None and prompt_set is not None:
+    if request.prompts is not None and request.prompt_set is not None:
         raise UsageError("give prompts or --prompt-set, not both")
     if output is not None:
         check_writable(output)
         if is_standard_output(output):
             raise UsageError("-o - would mix the page with the result; give the name of a file")
-    request = DrawRequest(
-        None if prompts is None else tuple(prompts),
-        prompt_set,
-        num_prompts,
-        seed,
-        seeds,
-        Settings(height, width, num_inference_steps, guidance_scale),
-        device,
-        threads,
-        timeout,
-        key_a,
-        key_b,
-    )
     prepared = prepare(a, b, request)
     judges = find_all(prepared, scorer, witness)
     kept = open_store(prepared, store / "prove", reuse)
@@ -250,7 +213,7 @@ def _guarded(
     A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
     """
     from vivace.cli.guarded import guarded, guarded_reading
-    from vivace.models.reading import ReadingLimits, is_trusted
+    from vivace.models.reading_limits import ReadingLimits, is_trusted
 
     models = [source.located for source in (prepared.a, prepared.b) if source.located is not None]
     if located is None or all(is_trusted(model) for model in models):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMPARISON_FAILED = 1
 
 
-@click.command()
+@options.command()
 @click.argument("dir_a", type=click.Path(path_type=Path))
 @click.argument("dir_b", type=click.Path(path_type=Path))
 @click.option(
@@ -39,7 +39,7 @@ COMPARISON_FAILED = 1
     help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
 )
 @click.option("--same-picture", is_flag=True, help="Hold B to showing the same images as A.")
-@options.pictures(several=True, each="pair, in the order of their names", drawn=True)
+@options.source_images(several=True, each="pair, in the order of their names", drawn=True)
 @options.min_quality
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
 @options.as_json
@@ -124,7 +124,7 @@ def quality(
 
 
 def _sources(sources: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | None]:
-    """Return the task of two folders, and the pictures that their images were made from.
+    """Return the task of two folders, and the images that their images were made from.
 
     Raises:
         UsageError: the files do not go together, or are not one, or one for each pair.

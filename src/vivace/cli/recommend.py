@@ -53,14 +53,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Folder of your records; repeat for several. Default: .vivace, if there is one.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the answer on standard output.",
-)
+@options.text_or_json("answer")
 def recommend(
     model: str,
     gpu: str | None,

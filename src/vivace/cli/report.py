@@ -58,7 +58,7 @@ def report(
     charts: Path | None,
     title: str | None,
     limits: Limits | None,
-    price: float | None,
+    price_per_hour: float | None,
 ) -> int:
     """Write a store's results as one offline HTML page, or as tables.
 
@@ -80,14 +80,18 @@ def report(
         check_folder(charts)
     used = limits or DEFAULT_LIMITS
     is_page = format_ == "html"
-    content = page_of(stores, used, price, title) if is_page else tables_of(stores, format_, used, price)
+    content = (
+        page_of(stores, used, price_per_hour, title)
+        if is_page
+        else tables_of(stores, format_, used, price_per_hour)
+    )
     if is_standard_output(path) and not is_page:
         click.echo(content, nl=False)
     else:
         replace(path, content.encode())
         click.echo(path, err=is_standard_output(path))
     if charts is not None:
-        for name, svg in charts_of(stores, used, price).items():
+        for name, svg in charts_of(stores, used, price_per_hour).items():
             replace(charts / name, svg.encode())
             click.echo(charts / name, err=is_standard_output(path))
     return 0

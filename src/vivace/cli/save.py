@@ -63,11 +63,11 @@ def _save(
     """Load, apply, write, and say what was written."""
     import torch
 
-    from vivace.benchmark.comparison import default_threads
     from vivace.measure.machine import choose_device
     from vivace.models.load import explained
     from vivace.report.summary import size
     from vivace.runtime.saving import save as save_model
+    from vivace.runtime.workloads import default_threads
 
     torch.set_num_threads(default_threads(located))
     click.echo(f"loading {located.model.name}", err=True)

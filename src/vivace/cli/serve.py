@@ -279,10 +279,11 @@ def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
 def _gpus(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
-    from vivace.benchmark.launcher import Launcher
     from vivace.benchmark.places.local_pool import gpus_of_this_host
+    from vivace.benchmark.requests import WORKER
+    from vivace.processes.launcher import Launcher
 
-    with Launcher() as launcher:  # PyTorch counts them, in a process of its own
+    with Launcher(WORKER) as launcher:  # PyTorch counts them, in a process of its own
         places = gpus_of_this_host(launcher, "all")
     if text == "all":
         return tuple(str(place.uuid or place.index) for place in places)

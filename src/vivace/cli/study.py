@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -16,9 +16,10 @@ from vivace.errors import UsageError
 from vivace.untrusted.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
+    from vivace.benchmark.settings import RunSettings
     from vivace.studies.expand import ModelPart
-    from vivace.studies.file import StudyFile
     from vivace.studies.runs import StudyRun
+    from vivace.studies.study_file import StudyFile
 
 
 @click.command()
@@ -78,7 +79,7 @@ def study(
     store: Path,
     gpus: int | Literal["all"] | None,
     ray: str | None,
-    price: float | None,
+    price_per_hour: float | None,
     rerun: bool,
     output: Path | None,
     format_: str,
@@ -94,8 +95,9 @@ def study(
         vivace study 004 --synthetic --part techniques
         vivace study 003 --dry-run
     """
+    from vivace.benchmark.settings import RunSettings
     from vivace.studies.expand import expand
-    from vivace.studies.file import read_study
+    from vivace.studies.study_file import read_study
 
     if name is None:
         return _list(format_)
@@ -104,25 +106,18 @@ def study(
         recorded = _recorded(file, record, tiny, models, parts)
         if output is not None:
             check_writable(output)
-        return _end(recorded, price, output, format_)
+        return _end(recorded, price_per_hour, output, format_)
     planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
     if dry_run:
         return _dry_run(planned, store, check_plan and not tiny, format_, device)
     if output is not None:
         check_writable(output)
-    where: dict[str, Any] = {"device": device, "store": store, "gpus": gpus, "ray": ray}
-    run = _run(file, planned, where, rerun)
-    return 130 if run is None else _end(run, price, output, format_)
+    run = _run(file, planned, RunSettings(store=store, rerun=rerun, gpus=gpus, ray=ray))
+    return 130 if run is None else _end(run, price_per_hour, output, format_)
 
 
-def _run(
-    file: StudyFile, planned: tuple[ModelPart, ...], where: dict[str, Any], rerun: bool
-) -> StudyRun | None:
-    """Run the study; None if it was interrupted.
-
-    Args:
-        where: arguments of `run_parts`: device, store, gpus, ray.
-    """
+def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
+    """Run the study; None if it was interrupted."""
     from vivace.cli.progress import for_this_terminal
     from vivace.studies.expand import left_out
     from vivace.studies.runs import run_parts
@@ -130,14 +125,8 @@ def _run(
     if missing := left_out(file, planned):
         click.echo(f"left out: {', '.join(missing)}", err=True)
     try:
-        return run_parts(
-            file,
-            planned,
-            rerun=rerun,
-            progress=for_this_terminal(),
-            **where,
-            command=options.command_line(),
-        )
+        settings = dataclasses.replace(settings, progress=for_this_terminal(), command=options.command_line())
+        return run_parts(file, planned, settings)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
@@ -161,9 +150,9 @@ def _recorded(
     return run
 
 
-def _end(run: StudyRun, price: float | None, output: Path | None, format_: str) -> int:
+def _end(run: StudyRun, price_per_hour: float | None, output: Path | None, format_: str) -> int:
     """Show a run, write its page, and return the exit code."""
-    run = dataclasses.replace(run, price_per_hour=price)
+    run = dataclasses.replace(run, price_per_hour=price_per_hour)
     _show(run, format_)
     if output is not None:
         replace(output, run.page().encode())
@@ -175,9 +164,9 @@ def _show(run: StudyRun, format_: str) -> None:
     from vivace.cli.terminal import console
     from vivace.studies.study_table import print_tables, render
 
-    shown = console()
-    if format_ == "table" and shown.is_terminal:
-        print_tables(run, shown)
+    terminal = console()
+    if format_ == "table" and terminal.is_terminal:
+        print_tables(run, terminal)
     else:
         click.echo(render(run, format_), nl=False)
     if format_ == "table":
@@ -186,7 +175,7 @@ def _show(run: StudyRun, format_: str) -> None:
 
 def _list(format_: str) -> int:
     """Print the published studies."""
-    from vivace.studies.file import published_studies, read_study
+    from vivace.studies.study_file import published_studies, read_study
 
     studies = [read_study(name) for name in published_studies()]
     if format_ == "json":

@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from vivace.report.table import whole_words
+from vivace.report.value_text import whole_words
 from vivace.untrusted.streams import unchecked
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -22,9 +22,9 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str) -> None:
     """Print a text on standard error. A terminal's lines end between words, and long recipes after a plus sign."""
-    shown = console(stderr=True)
-    if shown.is_terminal:
-        shown.print(Text(whole_words(text, shown.width)))
+    terminal = console(stderr=True)
+    if terminal.is_terminal:
+        terminal.print(Text(whole_words(text, terminal.width)))
     else:
         click.echo(text, err=True)
 

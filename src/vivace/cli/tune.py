@@ -7,20 +7,21 @@ import math
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from vivace.cli import options
-from vivace.untrusted.destinations import check_writable, replace
+from vivace.cli.spec_options import IMAGES, SEARCH, SETTINGS, TIMING, collect
+from vivace.untrusted.destinations import check_writable
+from vivace.untrusted.destinations import replace as write
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
-    from vivace.spec.limits import Limits
-    from vivace.tuning import Goal
     from vivace.tuning.results import Result
-    from vivace.tuning.samplers import Name
+    from vivace.tuning.settings import SearchSettings
 
 NOTHING_FOUND = 4
 
@@ -42,7 +43,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     return read
 
 
-@click.command()
+@options.command()
 @click.argument("model", default="tiny-sd")
 @click.option(
     "--goal",
@@ -53,7 +54,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 )
 @click.option(
     "--max-memory",
-    "max_memory",
+    "max_memory_bytes",
     callback=_amount("parse_bytes"),
     metavar="SIZE",
     help="Limit of the peak memory, e.g. 12GB.",
@@ -63,6 +64,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 @options.witness
 @click.option(
     "--max-first-call",
+    "max_first_call_s",
     callback=_amount("parse_seconds"),
     metavar="TIME",
     help="Limit of the first call, compilation included, e.g. 60s.",
@@ -103,18 +105,12 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     help="For random weights: also search what the store has seen keep the quality of this embedded model.",
 )
 @options.workload
-@options.pictures(several=True)
+@options.source_images(several=True)
 @options.prompts()
 @click.option(
     "--batch", type=click.IntRange(1, 4096), default=1, help="Images per call; default: as the goal says."
 )
-@click.option(
-    "--timeout",
-    type=options.FiniteFloat(0.1, 1_000_000),
-    default=600.0,
-    show_default=True,
-    help="Time limit of a round, in seconds.",
-)
+@options.timeout
 @options.price
 @options.device
 @options.threads
@@ -129,48 +125,10 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where to write the page of the search; default: tune-MODEL.html in the store.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Format of the answer on standard output.",
-)
-def tune(
-    model: str,
-    goal: Goal,
-    max_memory: float | None,
-    limits: Limits | None,
-    scorer: str,
-    witness: str | None,
-    max_first_call: float | None,
-    minutes: float | None,
-    trials: int | None,
-    gpus: int | Literal["all"] | None,
-    start: str | None,
-    keep: Sequence[str],
-    without: Sequence[str],
-    sampler: Name,
-    trust_quality_of: str | None,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    sources: options.Sources,
-    prompts: list[str] | None,
-    batch: int,
-    timeout: float,
-    price: float | None,
-    device: str,
-    threads: int | None,
-    store: Path,
-    seed: int,
-    explain: bool,
-    output: Path | None,
-    format_: str,
-) -> int:
-    """Find the fastest recipe for MODEL that keeps the pictures and fits the limits, with the proof.
+@options.text_or_json("answer")
+@collect(timing=TIMING, request=IMAGES, run=SETTINGS, settings=SEARCH)
+def tune(model: str, settings: SearchSettings, explain: bool, output: Path | None, format_: str) -> int:
+    """Find the fastest recipe for MODEL that keeps the images and fits the limits, with the proof.
 
     Measures little: what techniques do is learnt from few trials, from the store and from vivace's own records. The
     best recipes are measured again, interleaved with the baseline, and their quality is judged in full.
@@ -183,55 +141,19 @@ def tune(
         vivace tune tiny-flux --task inpaint
     """
     from vivace.report.downloads import file_stem
-    from vivace.spec.limits import DEFAULT_LIMITS
-    from vivace.tuning import ImageRequest
-    from vivace.tuning import tune as search
+    from vivace.tuning.tuner import search_recipe
 
     if output is not None:
         check_writable(output)
-    request = ImageRequest(
-        prompts=None if prompts is None else tuple(prompts),
-        height=height,
-        width=width,
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        batch=batch,
-        **sources,
-    )
-    shown = SearchDisplay(minutes, trials)
+    settings = replace(settings, run=replace(settings.run, command=options.command_line()))
     try:
-        tuned = search(
-            model,
-            goal=goal,
-            max_memory_bytes=max_memory,
-            max_first_call_s=max_first_call,
-            limits=limits or DEFAULT_LIMITS,
-            scorer=None if scorer == "none" else scorer,
-            witness=witness,
-            minutes=minutes,
-            trials=trials,
-            start=start,
-            keep=keep,
-            without=without,
-            sampler=sampler,
-            trust_quality_of=trust_quality_of,
-            request=request,
-            store=store,
-            device=device,
-            threads=threads,
-            gpus=gpus,
-            timeout_s=timeout,
-            price_per_hour=price,
-            seed=seed,
-            watcher=shown,
-            command=options.command_line(),
-        )
+        tuned = search_recipe(model, settings, SearchDisplay(settings.allowed_minutes, settings.trials))
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To go on, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return 130
-    page = output or store / f"{file_stem(f'tune-{model}')}.html"
-    replace(page, tuned.page().encode())
+    page = output or settings.run.folder / f"{file_stem(f'tune-{model}')}.html"
+    write(page, tuned.page().encode())
     if format_ == "json":
         click.echo(json.dumps(tuned.to_json(), indent=2))
     else:
@@ -247,7 +169,7 @@ class SearchDisplay:
 
     def __init__(self, minutes: float | None, trials: int | None) -> None:
         self.trials = trials
-        self.minutes = minutes if minutes is not None or trials is not None else 8.0
+        self.minutes = minutes
         self.started = time.monotonic()
         self._shown: set[Recipe] = set()
 
@@ -271,8 +193,8 @@ class SearchDisplay:
         best = best_of(history)
         if best is not None and best.gain is not None:
             state = "" if best.gate is None else f", quality {best.gate.value}"
-            shown = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
-            click.echo(_fit(shown, f"{state}; {self._left(number)}"), err=True)
+            line = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
+            click.echo(_fit(line, f"{state}; {self._left(number)}"), err=True)
 
     def final(self, finalists: Sequence[Recipe]) -> None:
         click.echo(f"final, interleaved with the baseline ({self._left(None)}):", err=True)

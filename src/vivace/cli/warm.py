@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from vivace.cli import options
+from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError
 from vivace.untrusted.destinations import check_writable, is_standard_output, is_taken, replace
 
 if TYPE_CHECKING:
-    from vivace.benchmark.comparison import Comparison
+    from vivace.runtime.request import CheckedRequest
+    from vivace.spec.study import WorkloadRequest
 
 
-@click.command()
+@options.command()
 @click.argument("model", required=False)
 @click.option("--recipe", metavar="R", help="Recipe to compile; default: compile.")
 @click.option(
@@ -35,21 +37,18 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Compile nothing: take the code of FILE, which contains programs, so take only files of your own.",
 )
-@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
+@options.batch
 @options.workload
 @options.device
 @options.threads
+@collect(workload=WORKLOAD)
 def warm(
     model: str | None,
     recipe: str | None,
     output: Path | None,
     force: bool,
     source: Path | None,
-    batch: int,
-    height: int | None,
-    width: int | None,
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
+    workload: WorkloadRequest,
     device: str,
     threads: int | None,
 ) -> int:
@@ -78,26 +77,19 @@ def warm(
         if is_taken(output) and not force:
             raise OutputError(f"{output} exists; give another name, or --force")
         check_writable(output)
-    from vivace.benchmark.comparison import comparison_of, default_threads
     from vivace.cli.guarded import guarded
+    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import default_threads
 
-    prepared = comparison_of(
-        model or "tiny-sd",
-        recipe or "compile",
-        batch=batch,
-        height=height,
-        width=width,
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-    )
-    if prepared.recipes[0].announced_sizes and (height is not None or width is not None):
+    prepared = checked_request(model or "tiny-sd", recipe or "compile", workload=workload)
+    if prepared.recipe.announced_sizes and (workload.height is not None or workload.width is not None):
         raise click.UsageError("the recipe announces its sizes; leave out --height and --width.")
     chosen = threads if threads is not None else default_threads(prepared.located)
     return guarded(prepared.located, lambda is_read: _compile(prepared, device, chosen, output, is_read))
 
 
 def _compile(
-    prepared: Comparison, device: str, threads: int, output: Path | None, is_read: Callable[[], None]
+    prepared: CheckedRequest, device: str, threads: int, output: Path | None, is_read: Callable[[], None]
 ) -> int:
     import torch
 
@@ -106,7 +98,7 @@ def _compile(
     from vivace.runtime.warming import warm as compile_ahead
 
     torch.set_num_threads(threads)
-    located, recipe = prepared.located, prepared.recipes[0]
+    located, recipe = prepared.located, prepared.recipe
     click.echo(f"loading {located.model.name}", err=True)
 
     def loaded() -> None:

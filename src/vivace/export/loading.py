@@ -7,10 +7,10 @@ from pathlib import Path
 
 from vivace.errors import UsageError
 from vivace.models.entry import Embedded, Hub, StoredPart
-from vivace.models.files import component_class
 from vivace.models.find import LocatedModel
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.load import precision
+from vivace.models.model_files import component_class
 from vivace.models.pipelines import read_config
 from vivace.models.repository import INDEX, components_of
 from vivace.technique.script import Script, literal, written_call

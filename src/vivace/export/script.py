@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
-from vivace.export.pictures import SourceFile, conversion, opening
+from vivace.export.source_images import SourceFile, conversion, opening
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
@@ -92,7 +92,7 @@ def write_script(
         threads: CPU threads that the script sets; None for torch's default.
         about: further lines of the script's docstring.
         workload: whose task it does; None for text.
-        sources: the pictures that it opens.
+        sources: the images that it opens.
 
     Raises:
         UsageError: a model with random weights.
@@ -312,7 +312,7 @@ def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
     """Return the lines that make the pipeline draw noise in fp32.
 
     Args:
-        encodes: whether it also encodes pictures, whose latents are sampled.
+        encodes: whether it also encodes images, whose latents are sampled.
     """
     prepare = getattr(type(pipe), "prepare_latents", None)
     takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters

@@ -1,7 +1,7 @@
 """FLUX.1: double blocks, which keep text and image apart, then single ones.
 
 Guidance is an input of the transformer; true guidance, with a negative prompt, is a second call.
-Kontext, which edits, takes a picture's latents as further tokens behind the image's own.
+Kontext, which edits, takes a image's latents as further tokens behind the image's own.
 Source: diffusers, FluxTransformer2DModel, FluxPipeline, FluxKontextPipeline.
 """
 

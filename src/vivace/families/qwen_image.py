@@ -1,6 +1,6 @@
 """Qwen-Image: blocks of text and image apart. Guidance is a second call, with a negative prompt.
 
-Pipelines that edit take the picture's latents as further tokens, and show it to the text encoder.
+Pipelines that edit take the image's latents as further tokens, and show it to the text encoder.
 Source: diffusers, QwenImageTransformer2DModel, QwenImagePipeline, QwenImageEditPipeline, QwenImageEditPlusPipeline.
 """
 

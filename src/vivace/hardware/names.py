@@ -239,5 +239,5 @@ def _why_unknown(name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    shown = "".join(character if character.isprintable() else "�" for character in text[:60])
-    return repr(shown)
+    printable = "".join(character if character.isprintable() else "�" for character in text[:60])
+    return repr(printable)

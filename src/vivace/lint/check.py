@@ -27,7 +27,7 @@ from vivace.lint.read import read_tables
 from vivace.lint.rules import RULES
 from vivace.lint.tables import Table, is_section
 from vivace.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 _STEPS = re.compile(r"\b(\d{1,3})\s*(?:inference |denoising )?steps\b", re.IGNORECASE)
 Marks = Sequence[Mark]
@@ -255,27 +255,27 @@ def _note(coverage: Coverage, table: Table, columns: Sequence[Column | None], ma
     """Describe which columns and cells were read."""
     first: dict[tuple[str, str], str] = {}
     for index, (heading, column) in enumerate(zip(table.headings, columns, strict=True)):
-        shown = " ".join(plain_cell(heading).split()) or f"column {index + 1}"
+        heading_text = " ".join(plain_cell(heading).split()) or f"column {index + 1}"
         if column is None:
             meant = _column(table, heading)
             same = first.get((meant.role, meant.of)) if meant is not None else None
             why = f"means the same as {same!r}" if same is not None else "vivace does not know this heading"
-            coverage.unread.append((shown, why))
+            coverage.unread.append((heading_text, why))
             continue
-        first.setdefault((column.role, column.of), shown)
+        first.setdefault((column.role, column.of), heading_text)
         cells = [row.cells[index] for row in table.rows if is_section(row) is None]
         full = [cell for cell in cells if not is_missing(cell)]
         if column.role in TEXTS:
-            coverage.read[shown] = column.role
+            coverage.read[heading_text] = column.role
             continue
         wrong = [cell for cell in full if _number(column, cell, marks[index]) is None]
         coverage.figures += len(full) - len(wrong)
         if len(wrong) < len(full):
-            coverage.read[shown] = column.role
+            coverage.read[heading_text] = column.role
         if wrong:
-            coverage.unread.append((shown, f"{len(wrong)} of {len(full)} cells: {examples(wrong)}"))
+            coverage.unread.append((heading_text, f"{len(wrong)} of {len(full)} cells: {examples(wrong)}"))
         elif not full:
-            coverage.unread.append((shown, "it is empty"))
+            coverage.unread.append((heading_text, "it is empty"))
     coverage.unread += [("", why) for why in table.unread]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from vivace.lint.faults import Fault, is_above, written
 from vivace.lint.findings import Reading
-from vivace.lint.limits import EIGHT_BITS, FULL_PRECISION
+from vivace.lint.model_limits import EIGHT_BITS, FULL_PRECISION
 
 _LABEL = re.compile(r"([^()]+?)\s*(?:\(([\d.]+)\))?((?:\+[^()]+)?)$")
 _MUCH = 1.1

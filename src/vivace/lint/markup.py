@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from vivace.lint.tables import Table
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 _RULE = re.compile(r"^\s*\|?\s*:?-{1,}:?\s*(\|\s*:?-{1,}:?\s*)*\|?\s*$")
 _SEPARATOR = re.compile(r"(?<!\\)\|")

@@ -10,7 +10,7 @@ from vivace.hardware import known_gpu
 from vivace.lint.columns import TIMES
 from vivace.lint.faults import Fault, is_above, written
 from vivace.lint.findings import Reading, Severity
-from vivace.lint.limits import EIGHT_BITS, FOUR_BITS, FULL_PRECISION, SKIPS_WORK, flops_of
+from vivace.lint.model_limits import EIGHT_BITS, FOUR_BITS, FULL_PRECISION, SKIPS_WORK, flops_of
 from vivace.lint.values import Number
 
 _ORDER = ("min", "p50", "p90", "p95", "p99", "max")
@@ -122,12 +122,12 @@ def positive(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 def tails_need_samples(rows: Sequence[Reading]) -> Iterator[Fault]:
     """A p99 of ten samples is their maximum."""
-    shown = [role for role in _TAIL_SAMPLES if any(row.has(role) for row in rows)]
-    if not shown:
+    tail_roles = [role for role in _TAIL_SAMPLES if any(row.has(role) for row in rows)]
+    if not tail_roles:
         return
     if not any(row.has("n") for row in rows):
         yield Fault(
-            None, f"{', '.join(shown)} of an unknown number of samples",
+            None, f"{', '.join(tail_roles)} of an unknown number of samples",
             "a p99 of a hundred samples or fewer is their maximum, or interpolated below it",
             "how many samples each row has, and say so in the table",
             "doubtful",

@@ -15,7 +15,7 @@ from typing import Any
 from vivace.errors import StoreError
 from vivace.load_testing.rows import DONE, LoadRow, RequestSettings, Samples, Stage
 from vivace.untrusted.files import parse_json, read_bytes, read_text
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 _RECORDS, _SUMMARY = "profile_export.jsonl", "profile_export_aiperf.json"
 _MAX_FILE = 500_000_000

@@ -13,7 +13,7 @@ from vivace.load_testing.load_report import HEADINGS, cells, compared, notes, ti
 from vivace.load_testing.rows import DONE, LoadRow
 from vivace.report.axis import Axis
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 _WIDTH, _HEIGHT = 480, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 8, 28

@@ -11,7 +11,7 @@ from typing import Any
 from vivace.load_testing.figures import figures_of, latency_ratio, throughput_ratio
 from vivace.load_testing.rows import LoadRow
 from vivace.stats.intervals import Interval
-from vivace.untrusted.text import markdown_cell, plain
+from vivace.untrusted.terminal_text import markdown_cell, plain
 
 HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")
 _LATE = 0.05

@@ -11,7 +11,7 @@ from vivace.load_testing.exchange import ExchangeFailed, Reply, exchange
 from vivace.load_testing.rows import DONE
 from vivace.load_testing.target import Target
 from vivace.untrusted.files import parse_json
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 # Base64 of the first bytes of PNG, JPEG, WebP and AVIF files. The megabytes behind them are not parsed: that would keep
 # the event loop from other requests.

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 from vivace.errors import Unsupported, UsageError
 from vivace.load_testing.exchange import ExchangeFailed, exchange
 from vivace.untrusted.files import parse_json
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 _MAX_SEED = 2**31 - 1
 _OWN_FIELDS = ("prompt", "seed", "n", "size", "model", "response_format", "stream", "loras")

@@ -12,10 +12,10 @@ from vivace.measure.lpips import Lpips
 from vivace.measure.quality import (
     aligned,
     faults,
+    image_metrics,
     match,
     outside_metrics,
     paired_metrics,
-    picture_metrics,
     pixels,
     thumbnail,
 )
@@ -24,8 +24,8 @@ from vivace.measure.witness import Witness
 from vivace.spec.vectors import packed
 from vivace.stats.intervals import Interval
 from vivace.stats.paired import mean_interval
-from vivace.untrusted.pictures import open_picture
-from vivace.untrusted.text import natural_order
+from vivace.untrusted.image_files import open_image
+from vivace.untrusted.terminal_text import natural_order
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 ALONE = (
@@ -38,7 +38,7 @@ ALONE = (
     "source_similarity",
 )
 SourceOf = Callable[[int, int, int], tuple[Any, Any]]
-"""Returns the picture that a pair of images was made from, and its mask or None (PIL), by number, height and width."""
+"""Returns the image that a pair of images was made from, and its mask or None (PIL), by number, height and width."""
 AGAINST = ("psnr_db", "ssim", "match", "clip_similarity", "lpips")
 _MAX_OTHERS = 12
 
@@ -82,13 +82,11 @@ def compare(
     network = Lpips() if lpips else None
     notes: list[str] = []
     for name in names:
-        a, b = (
-            pixels(open_picture(folder / name, _noted(notes, folder / name))) for folder in (dir_a, dir_b)
-        )
+        a, b = (pixels(open_image(folder / name, _noted(notes, folder / name))) for folder in (dir_a, dir_b))
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
         if prompts is not None:
             row["prompt"] = prompts[len(pairs)]
-        row["a"], row["b"] = picture_metrics(a), picture_metrics(b)
+        row["a"], row["b"] = image_metrics(a), image_metrics(b)
         row["thumbnails"] = {"a": packed(thumbnail(a)), "b": packed(thumbnail(b))}
         try:
             row["against"] = paired_metrics(b, a)
@@ -97,8 +95,8 @@ def compare(
         except ValueError as error:
             row["against"], row["reason"] = {}, str(error)
         if source_of is not None:
-            for side, picture in (("a", a), ("b", b)):
-                row[side].update(_against_source(picture, source_of(len(pairs), *picture.shape[:2])))
+            for side, image in (("a", a), ("b", b)):
+                row[side].update(_against_source(image, source_of(len(pairs), *image.shape[:2])))
         pairs.append(row)
     if clip is not None:
         _score(pairs, dir_a, dir_b, prompts, clip)
@@ -155,11 +153,11 @@ def _liken(
     """Add how like its own source each image is, and how like the others."""
     for side, folder in (("a", dir_a), ("b", dir_b)):
         for k, row in enumerate(pairs):
-            picture = open_picture(folder / row["name"])
-            sources = [source_of(n, picture.height, picture.width)[0] for n in range(len(pairs))]
+            image = open_image(folder / row["name"])
+            sources = [source_of(n, image.height, image.width)[0] for n in range(len(pairs))]
             others = [source for source in sources if source.tobytes() != sources[k].tobytes()]
             chosen = others[:: -(-len(others) // _MAX_OTHERS)] if others else []
-            own, *rest = clip.similarities([picture] * (1 + len(chosen)), [sources[k], *chosen])
+            own, *rest = clip.similarities([image] * (1 + len(chosen)), [sources[k], *chosen])
             row[side]["source_similarity"] = own
             if rest:
                 row[side]["source_similarity_of_others"] = fmean(rest)
@@ -171,14 +169,14 @@ def _score(
     from PIL import Image
 
     for k, row in enumerate(pairs):
-        a, b = open_picture(dir_a / row["name"]), open_picture(dir_b / row["name"])
-        embedding, other = clip.embed_pictures([a, b])
+        a, b = open_image(dir_a / row["name"]), open_image(dir_b / row["name"])
+        embedding, other = clip.embed_images([a, b])
         row["embeddings"] = {"a": packed(embedding), "b": packed(other)}
         if "match" in row["against"]:
-            picture = pixels(b)
-            moved = aligned(picture, pixels(a))
-            if moved is not picture:
-                (other,) = clip.embed_pictures([Image.fromarray(moved.astype("uint8"))])
+            image = pixels(b)
+            moved = aligned(image, pixels(a))
+            if moved is not image:
+                (other,) = clip.embed_images([Image.fromarray(moved.astype("uint8"))])
         row["against"]["clip_similarity"] = 100 * float(other @ embedding)
         if prompts is not None:
             own, *others = clip.embed_prompts([prompts[k], *_others(prompts, k)])
@@ -195,11 +193,11 @@ def _question(
 ) -> None:
     """Add the second witness's scores to the pairs."""
     for k, row in enumerate(pairs):
-        own, *rest = witness.scores(open_picture(dir_a / row["name"]), [prompts[k], *_others(prompts, k)])
+        own, *rest = witness.scores(open_image(dir_a / row["name"]), [prompts[k], *_others(prompts, k)])
         row["a"]["witness_score"] = own
         if rest:
             row["a"]["witness_score_of_others"] = fmean(rest)
-        (row["b"]["witness_score"],) = witness.scores(open_picture(dir_b / row["name"]), [prompts[k]])
+        (row["b"]["witness_score"],) = witness.scores(open_image(dir_b / row["name"]), [prompts[k]])
 
 
 def _others(prompts: list[str], number: int) -> list[str]:

@@ -78,7 +78,7 @@ class Lpips:
                 self._heads.append(linear[f"lin{k}.model.1.weight"].to(device))
         self._device = device
 
-    def distances(self, pictures: Sequence[Pixels], references: Sequence[Pixels]) -> list[float]:
+    def distances(self, images: Sequence[Pixels], references: Sequence[Pixels]) -> list[float]:
         """Return the distance of each image (H, W, 3), 0 to 255, to its reference of the same size.
 
         Raises:
@@ -87,13 +87,13 @@ class Lpips:
         import torch
 
         distances = []
-        for picture, reference in zip(pictures, references, strict=True):
-            if picture.shape != reference.shape or min(picture.shape[:2]) < _MIN_SIDE:
+        for image, reference in zip(images, references, strict=True):
+            if image.shape != reference.shape or min(image.shape[:2]) < _MIN_SIDE:
                 raise ValueError(
                     f"LPIPS needs images of equal size, at least {_MIN_SIDE} pixels a side, "
-                    f"got {picture.shape[1]}x{picture.shape[0]} and {reference.shape[1]}x{reference.shape[0]}"
+                    f"got {image.shape[1]}x{image.shape[0]} and {reference.shape[1]}x{reference.shape[0]}"
                 )
-            pair = torch.from_numpy(np.stack([picture, reference]).transpose(0, 3, 1, 2).copy())
+            pair = torch.from_numpy(np.stack([image, reference]).transpose(0, 3, 1, 2).copy())
             with torch.inference_mode():
                 distances.append(self._distance(pair.float().to(self._device) / 127.5 - 1))
         return distances

@@ -37,33 +37,33 @@ _SHIFTED_ONLY = 0.9  # match from which on an image is the reference, shifted
 _MIN_CONTRAST = 16.0  # of 255; in a flatter reference, invisible noise would count as a lost image
 
 
-def pixels(picture: object) -> Pixels:
+def pixels(image: object) -> Pixels:
     """Convert an image to (H, W, 3) float64 in 0 .. 255.
 
     Args:
-        picture: a PIL image, uint8 array (H, W, 3), or float array (H, W, 3) in 0 .. 1 as diffusers' "np" output.
+        image: a PIL image, uint8 array (H, W, 3), or float array (H, W, 3) in 0 .. 1 as diffusers' "np" output.
     """
     from PIL import Image
 
-    if isinstance(picture, Image.Image):
-        return np.asarray(picture.convert("RGB"), dtype=np.float64)
-    array = np.asarray(picture)
+    if isinstance(image, Image.Image):
+        return np.asarray(image.convert("RGB"), dtype=np.float64)
+    array = np.asarray(image)
     if array.ndim != 3 or array.shape[2] != 3:
         raise ValueError(f"expected an image of shape (H, W, 3), got {array.shape}")
     return array.astype(np.float64) * (1.0 if array.dtype == np.uint8 else 255.0)
 
 
-def luminance(picture: Pixels) -> Pixels:
+def luminance(image: Pixels) -> Pixels:
     """Return the luminance (H, W) after Rec. 601, 0 to 255."""
-    return np.asarray(picture @ np.array([0.299, 0.587, 0.114]))
+    return np.asarray(image @ np.array([0.299, 0.587, 0.114]))
 
 
-def sharpness(picture: Pixels) -> float:
-    return float(_laplacian(luminance(picture)).var())
+def sharpness(image: Pixels) -> float:
+    return float(_laplacian(luminance(image)).var())
 
 
-def colourfulness(picture: Pixels) -> float:
-    red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
+def colourfulness(image: Pixels) -> float:
+    red, green, blue = image[..., 0], image[..., 1], image[..., 2]
     red_green = red - green
     yellow_blue = (red + green) / 2 - blue
     spread = np.hypot(red_green.std(), yellow_blue.std())
@@ -71,38 +71,38 @@ def colourfulness(picture: Pixels) -> float:
     return float(spread + 0.3 * offset)
 
 
-def entropy_bits(picture: Pixels) -> float:
-    counts = np.bincount(np.clip(np.rint(luminance(picture)), 0, 255).astype(np.int64).ravel(), minlength=256)
+def entropy_bits(image: Pixels) -> float:
+    counts = np.bincount(np.clip(np.rint(luminance(image)), 0, 255).astype(np.int64).ravel(), minlength=256)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum()) + 0.0
 
 
-def faults(picture: Pixels) -> list[str]:
+def faults(image: Pixels) -> list[str]:
     """Return why the image is broken; empty if it is not."""
-    if not np.isfinite(picture).all():
+    if not np.isfinite(image).all():
         return ["not finite"]
-    light = luminance(picture)
+    light = luminance(image)
     if np.quantile(light, 0.999) < _BLACK_BELOW:
         return ["black"]
-    if picture.std(axis=(0, 1)).max() < _FLAT_BELOW:
+    if image.std(axis=(0, 1)).max() < _FLAT_BELOW:
         return ["flat"]
     if _laplacian(light).var() > _NOISE_ABOVE * light.var():
         return ["noise"]
     return []
 
 
-def picture_metrics(picture: Pixels) -> dict[str, float]:
+def image_metrics(image: Pixels) -> dict[str, float]:
     """Return the three no-reference metrics of an image; empty if it is not finite."""
-    if not np.isfinite(picture).all():
+    if not np.isfinite(image).all():
         return {}
     return {
-        "sharpness": sharpness(picture),
-        "colourfulness": colourfulness(picture),
-        "entropy_bits": entropy_bits(picture),
+        "sharpness": sharpness(image),
+        "colourfulness": colourfulness(image),
+        "entropy_bits": entropy_bits(image),
     }
 
 
-def paired_metrics(picture: Pixels, reference: Pixels) -> dict[str, float]:
+def paired_metrics(image: Pixels, reference: Pixels) -> dict[str, float]:
     """Return `psnr_db`, `ssim` and `match` against a reference of the same size.
 
     Equal images have an infinite PSNR.
@@ -110,46 +110,44 @@ def paired_metrics(picture: Pixels, reference: Pixels) -> dict[str, float]:
     Raises:
         ValueError: the sizes differ, or are too small for SSIM's window.
     """
-    if picture.shape != reference.shape:
-        raise ValueError(
-            f"images of {_size(picture)} and {_size(reference)} cannot be compared pixel by pixel"
-        )
-    if min(picture.shape[:2]) < _MIN_SSIM_SIZE:
-        raise ValueError(f"SSIM needs at least {_MIN_SSIM_SIZE} pixels a side, got {_size(picture)}")
+    if image.shape != reference.shape:
+        raise ValueError(f"images of {_size(image)} and {_size(reference)} cannot be compared pixel by pixel")
+    if min(image.shape[:2]) < _MIN_SSIM_SIZE:
+        raise ValueError(f"SSIM needs at least {_MIN_SSIM_SIZE} pixels a side, got {_size(image)}")
     import torch
     from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
-    a, b = (torch.from_numpy(p.transpose(2, 0, 1)[None].copy()) for p in (picture, reference))
+    a, b = (torch.from_numpy(p.transpose(2, 0, 1)[None].copy()) for p in (image, reference))
     return {
         "psnr_db": float(peak_signal_noise_ratio(a, b, data_range=255.0)),
         # In fp32: fp64 convolutions take 18 times as long on a CPU, and change only the seventh digit.
         "ssim": float(structural_similarity_index_measure(a.float(), b.float(), data_range=255.0)),
-        "match": match(picture, reference),
+        "match": match(image, reference),
     }
 
 
-def match(picture: Pixels, reference: Pixels) -> float:
+def match(image: Pixels, reference: Pixels) -> float:
     """Return the share of the reference's contrast that the image reproduces.
 
     It is 1 for the same image, negative for another, and at least -1. Contrast is the colours' deviation from the
     reference's mean colour. The image may be shifted by up to 2 pixels, as another resampling does; where a shift
     leaves a border, only what both show is compared.
     """
-    return _best_shift(picture, reference)[0]
+    return _best_shift(image, reference)[0]
 
 
-def aligned(picture: Pixels, reference: Pixels) -> Pixels:
+def aligned(image: Pixels, reference: Pixels) -> Pixels:
     """Undo a shift by up to 2 pixels, if that is all that differs: scorers dislike it, though nothing is lost.
 
     Where pixels are missing, the edge is repeated.
     """
-    if picture.shape != reference.shape:
-        return picture
-    reached, y, x = _best_shift(picture, reference)
+    if image.shape != reference.shape:
+        return image
+    reached, y, x = _best_shift(image, reference)
     if reached < _SHIFTED_ONLY or (y, x) == (0, 0):
-        return picture
-    padded = np.pad(picture, ((_MAX_SHIFT, _MAX_SHIFT), (_MAX_SHIFT, _MAX_SHIFT), (0, 0)), mode="edge")
-    height, width = picture.shape[:2]
+        return image
+    padded = np.pad(image, ((_MAX_SHIFT, _MAX_SHIFT), (_MAX_SHIFT, _MAX_SHIFT), (0, 0)), mode="edge")
+    height, width = image.shape[:2]
     top, left = _MAX_SHIFT - y, _MAX_SHIFT - x
     return padded[top : top + height, left : left + width]
 
@@ -158,14 +156,14 @@ THUMBNAIL = 16
 """Pixels a side of a thumbnail."""
 
 
-def thumbnail(picture: Pixels) -> Pixels:
+def thumbnail(image: Pixels) -> Pixels:
     """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of what it covers.
 
     Values that are not finite count as black.
     """
     from PIL import Image
 
-    finite = np.nan_to_num(picture, nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
+    finite = np.nan_to_num(image, nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
     channels = [
         np.asarray(
             Image.fromarray(finite[..., k]).resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX),
@@ -176,7 +174,7 @@ def thumbnail(picture: Pixels) -> Pixels:
     return np.stack(channels, axis=-1)
 
 
-def outside_metrics(picture: Pixels, source: Pixels, mask: Pixels) -> dict[str, float]:
+def outside_metrics(image: Pixels, source: Pixels, mask: Pixels) -> dict[str, float]:
     """Return how much of the source is unchanged outside of the mask: `outside_match` and `outside_psnr_db`.
 
     The mask is taken `OUTSIDE` pixels larger, since diffusers masks latents, of 8 pixels each, and the VAE blurs them.
@@ -188,7 +186,7 @@ def outside_metrics(picture: Pixels, source: Pixels, mask: Pixels) -> dict[str, 
     kept = ~_grown(mask[..., 0] >= 128, OUTSIDE)
     if not kept.any():
         return {}
-    original, drawn = source[kept], picture[kept]
+    original, drawn = source[kept], image[kept]
     error = float(((drawn - original) ** 2).mean())
     contrast = float(((original - original.mean(axis=0)) ** 2).mean())
     return {
@@ -212,21 +210,21 @@ def _grown(white: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
     return grown
 
 
-def _best_shift(picture: Pixels, reference: Pixels) -> tuple[float, int, int]:
+def _best_shift(image: Pixels, reference: Pixels) -> tuple[float, int, int]:
     """Return the best match, and by how many pixels the image is moved down and right for it."""
-    if not np.isfinite(picture).all():
+    if not np.isfinite(image).all():
         return -1.0, 0, 0
-    a, b = picture.astype(np.float32), reference.astype(np.float32)
+    a, b = image.astype(np.float32), reference.astype(np.float32)
     contrast = float(((b - b.mean(axis=(0, 1))) ** 2).mean())
     reach = range(-_MAX_SHIFT, _MAX_SHIFT + 1)
     least, _, y, x = min((_squared_error(a, b, y, x), abs(y) + abs(x), y, x) for y in reach for x in reach)
     return max(-1.0, 1 - least / max(contrast, _MIN_CONTRAST**2)), y, x
 
 
-def _squared_error(picture: NDArray[np.float32], reference: NDArray[np.float32], y: int, x: int) -> float:
+def _squared_error(image: NDArray[np.float32], reference: NDArray[np.float32], y: int, x: int) -> float:
     """Return the mean squared difference of the image, shifted by (y, x) pixels, where both overlap."""
     height, width = reference.shape[:2]
-    moved = picture[max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)]
+    moved = image[max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)]
     kept = reference[max(0, y) : height - max(0, -y), max(0, x) : width - max(0, -x)]
     difference = (moved - kept).ravel()
     return float(difference @ difference) / difference.size
@@ -238,5 +236,5 @@ def _laplacian(light: Pixels) -> Pixels:
     return np.asarray(around - 4 * light)
 
 
-def _size(picture: Pixels) -> str:
-    return f"{picture.shape[1]}x{picture.shape[0]}"
+def _size(image: Pixels) -> str:
+    return f"{image.shape[1]}x{image.shape[0]}"

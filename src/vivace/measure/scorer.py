@@ -62,13 +62,13 @@ class ClipScorer:
         self._device = device
         self._folder = folder
 
-    def scores(self, pictures: Sequence[Any], prompts: Sequence[str]) -> list[float]:
+    def scores(self, images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
         """Return 100 x the cosine of each image (PIL) with its prompt."""
-        return _rowwise(_once(self.embed_pictures, pictures), self.embed_prompts(prompts))
+        return _rowwise(_once(self.embed_images, images), self.embed_prompts(prompts))
 
-    def similarities(self, pictures: Sequence[Any], references: Sequence[Any]) -> list[float]:
+    def similarities(self, images: Sequence[Any], references: Sequence[Any]) -> list[float]:
         """Return 100 x the cosine of each image with its reference."""
-        return _rowwise(_once(self.embed_pictures, pictures), self.embed_pictures(references))
+        return _rowwise(_once(self.embed_images, images), self.embed_images(references))
 
     def embed_prompts(self, prompts: Sequence[str]) -> NDArray[np.float64]:
         """Return unit vectors (N, width). Prompts are truncated to the model's maximum length, as usual with CLIP."""
@@ -79,22 +79,22 @@ class ClipScorer:
             )
             return self._unit(self._model.get_text_features, text)
 
-    def embed_pictures(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
+    def embed_images(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
         """Return unit vectors (N, width) of PIL images: the mean over the model's zooms."""
-        images = [picture.convert("RGB") for picture in pictures]
+        images = [image.convert("RGB") for image in pictures]
         if getattr(self._images, "do_center_crop", False) and "shortest_edge" in dict(
             self._images.size or {}
         ):
-            images = [middle(picture) for picture in images]
+            images = [middle(image) for image in images]
         with self._explained():
-            views = [self._seen([zoomed(picture, zoom) for picture in images]) for zoom in self._zooms]
+            views = [self._seen([zoomed(image, zoom) for image in images]) for zoom in self._zooms]
         if len(views) == 1:
             return views[0]
         mean = np.mean(views, axis=0)
         return np.asarray(mean / np.linalg.norm(mean, axis=-1, keepdims=True))
 
-    def _seen(self, pictures: Sequence[Any]) -> NDArray[np.float64]:
-        return self._unit(self._model.get_image_features, self._images(images=pictures, return_tensors="pt"))
+    def _seen(self, images: Sequence[Any]) -> NDArray[np.float64]:
+        return self._unit(self._model.get_image_features, self._images(images=images, return_tensors="pt"))
 
     def _explained(self) -> AbstractContextManager[None]:
         """Turn the libraries' failures into UnknownModel: a configuration may load, and fail in its first call."""
@@ -108,35 +108,35 @@ class ClipScorer:
         return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
-def middle(picture: Any) -> Any:
+def middle(image: Any) -> Any:
     """Cut off most of what the processor cuts anyway, of a PIL image with sides of more than 4 to 1.
 
     It resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
     """
-    width, height = picture.size
+    width, height = image.size
     short, long = min(width, height), max(width, height)
     if long <= 4 * short:
-        return picture
+        return image
     cut = (long - 3 * short) // 2
     box = (cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut)
-    return picture.crop(box)
+    return image.crop(box)
 
 
-def zoomed(picture: Any, zoom: float) -> Any:
+def zoomed(image: Any, zoom: float) -> Any:
     """Return a PIL image of the same size, enlarged around the centre; below 1 reduced, with its edges repeated."""
     from PIL import Image
 
     if zoom == 1:
-        return picture
-    width, height = picture.size
+        return image
+    width, height = image.size
     if zoom < 1:
         margin = math.ceil(max(width, height) * (1 / zoom - 1) / 2)
-        array = np.pad(np.asarray(picture), ((margin, margin), (margin, margin), (0, 0)), mode="edge")
-        picture = Image.fromarray(array)
-    middle_x, middle_y = picture.size[0] / 2, picture.size[1] / 2
+        array = np.pad(np.asarray(image), ((margin, margin), (margin, margin), (0, 0)), mode="edge")
+        image = Image.fromarray(array)
+    middle_x, middle_y = image.size[0] / 2, image.size[1] / 2
     reach_x, reach_y = width / zoom / 2, height / zoom / 2
     box = (middle_x - reach_x, middle_y - reach_y, middle_x + reach_x, middle_y + reach_y)
-    return picture.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
 def _checked(zooms: object) -> list[float]:
@@ -154,12 +154,12 @@ def _without_bars() -> Iterator[None]:
     """Hide the bars of transformers, which would disturb vivace's own progress display."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    has_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if has_bars:
             logging.enable_progress_bar()
 
 
@@ -169,12 +169,12 @@ def _vector(features: Any) -> Any:
 
 
 def _once(
-    embed: Callable[[Sequence[Any]], NDArray[np.float64]], pictures: Sequence[Any]
+    embed: Callable[[Sequence[Any]], NDArray[np.float64]], images: Sequence[Any]
 ) -> NDArray[np.float64]:
     """Embed an image once that is compared with many others."""
-    distinct = {id(picture): picture for picture in pictures}
+    distinct = {id(image): image for image in images}
     rows = {key: row for row, key in enumerate(distinct)}
-    return embed([*distinct.values()])[[rows[id(picture)] for picture in pictures]]
+    return embed([*distinct.values()])[[rows[id(image)] for image in images]]
 
 
 def _rowwise(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:

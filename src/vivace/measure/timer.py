@@ -1,7 +1,7 @@
 """Time a whole pipeline call and its stages.
 
 The total is the wall-clock time of the call, with the device synchronised before and after. Marks inside it are set
-at the start and end of text encoding, the encoding of pictures, denoising and decoding: host clock on CPUs, device
+at the start and end of text encoding, the encoding of images, denoising and decoding: host clock on CPUs, device
 events on GPUs, so that marking never waits for the GPU.
 """
 
@@ -16,7 +16,7 @@ from vivace.spec.record import Sample
 from vivace.technique import component_of
 
 STAGES = ("text", "encode", "steps", "vae", "other")
-"""`encode` only of calls that start from a picture."""
+"""`encode` only of calls that start from an image."""
 
 
 class PipelineTimer:
@@ -43,7 +43,7 @@ class PipelineTimer:
             if hasattr(vae, "encode"):
                 vae.encode = self._marking_each(vae.encode)
 
-    def time_call(self, call: Callable[[], Any], picture: int) -> tuple[Any, Sample]:
+    def time_call(self, call: Callable[[], Any], image: int) -> tuple[Any, Sample]:
         """Run `call` (one pipeline call) and return its result and the timed sample of image `picture`."""
         self._marks = {}
         self._encodings = []
@@ -56,7 +56,7 @@ class PipelineTimer:
         total = time.perf_counter() - start
         cpu = time.process_time() - cpu_start
         return result, Sample(
-            picture=picture,
+            picture=image,
             total_s=total,
             cpu_s=cpu,
             stages_s=self._stages(total),
@@ -92,7 +92,7 @@ class PipelineTimer:
         return time.perf_counter() if self._device == "cpu" else recorded_event(self._device)
 
     def _marking_each(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Mark the start and the end of every call: a picture and its masked version are encoded apart."""
+        """Mark the start and the end of every call: an image and its masked version are encoded apart."""
 
         def marked(*args: Any, **kwargs: Any) -> Any:
             start = self._now()

@@ -57,12 +57,12 @@ class Witness:
         self._model = model.eval().requires_grad_(False).to(device)
         self._images, self._tokenizer, self._device = images, tokenizer, device
 
-    def scores(self, picture: Any, prompts: Sequence[str]) -> list[float]:
+    def scores(self, image: Any, prompts: Sequence[str]) -> list[float]:
         """Return the probability, in percent, that an image (PIL) and each prompt belong together."""
         import torch
 
         longest = self._model.config.text_config.max_position_embeddings
-        pixels = self._images(images=[picture.convert("RGB")], return_tensors="pt").to(self._device)
+        pixels = self._images(images=[image.convert("RGB")], return_tensors="pt").to(self._device)
         text = self._tokenizer(
             list(prompts), return_tensors="pt", padding=True, truncation=True, max_length=longest
         ).to(self._device)

@@ -25,7 +25,7 @@ from vivace.memory.work import Operations, skips_work, watch, work_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 from vivace.models.tasks import check_batch, for_task, own_task, pipeline_of, task_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser
@@ -268,10 +268,10 @@ def built_for(model: Weightless, task: Task | None) -> Any:
     return pipe if kind == published else for_task(pipe, kind)
 
 
-def pictures_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Return pictures for a call of the pipeline, of the size in its defaults; empty for text-to-image."""
-    pictures = example_pictures(type(pipe).__name__, defaults)
-    return pictures if batch == 1 else {name: [picture] * batch for name, picture in pictures.items()}
+def images_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Return images for a call of the pipeline, of the size in its defaults; empty for text-to-image."""
+    images = example_images(type(pipe).__name__, defaults)
+    return images if batch == 1 else {name: [image] * batch for name, image in images.items()}
 
 
 def _run_call(
@@ -290,7 +290,7 @@ def _run_call(
         with warnings.catch_warnings(), footprint.following():
             warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
             arguments = encode(session, prompts) if text == "embeddings" else {"prompt": prompts}
-            arguments |= pictures_for(pipe, defaults, len(prompts))
+            arguments |= images_for(pipe, defaults, len(prompts))
             footprint.stage = "between"
             footprint.start_peak()
             session(**arguments, output_type="pt")

@@ -32,11 +32,11 @@ MOST_KEPT = 2000
 """Files of about 3 KB; the oldest half goes when there are more."""
 
 
-def predicted(model: Weightless, recipe: Recipe, **asked: Any) -> Prediction:
+def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
     """Return what `predict` returns, from disk if it was asked for before.
 
     Args:
-        asked: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
+        request: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
 
     Raises:
         VivaceError: see `predict`.
@@ -44,13 +44,13 @@ def predicted(model: Weightless, recipe: Recipe, **asked: Any) -> Prediction:
     if any(
         technique.needs_prompts for technique in recipe
     ):  # what it found out on the real model may have changed
-        return predict(model, recipe, **asked)
-    path = cache_folder() / "plans" / f"{_key(model, recipe, asked)}.json"
+        return predict(model, recipe, **request)
+    path = cache_folder() / "plans" / f"{_key(model, recipe, request)}.json"
     prediction = _read(path)
     if prediction is not None:
         return prediction
     try:
-        prediction = predict(model, recipe, **asked)
+        prediction = predict(model, recipe, **request)
     except _REFUSALS as error:
         if type(error) in _REFUSALS:
             already_so = getattr(error, "already_so", None)
@@ -60,12 +60,12 @@ def predicted(model: Weightless, recipe: Recipe, **asked: Any) -> Prediction:
     return prediction
 
 
-def _key(model: Weightless, recipe: Recipe, asked: Mapping[str, Any]) -> str:
+def _key(model: Weightless, recipe: Recipe, request: Mapping[str, Any]) -> str:
     parts = {
         "model": [model.name, model.dtype, repr(sorted(model.defaults.items()))],
         "files": None if model.located is None else _files(model.located),
         "recipe": recipe.pinned().spec.model_dump(mode="json"),
-        "asked": asked,
+        "asked": request,
         "installed": _installed(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode(errors="surrogateescape")).hexdigest()

@@ -160,14 +160,14 @@ def _with_image_last(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _qwen_edit_embeddings(
     pipe: Any, prompt: Any = None, image: Any = None, device: Any = None, dtype: Any = None
 ) -> Any:
-    """The same of QwenImageEditPipeline and its Plus, whose text encoder sees the pictures too.
+    """The same of QwenImageEditPipeline and its Plus, whose text encoder sees the images too.
 
     The vision tower divides its attention by the size of the patches' grid, which therefore stays on the CPU. Which
-    tokens are the pictures' is known from their place in the prompt's ids.
+    tokens are the images' is known from their place in the prompt's ids.
     """
     prompts = [prompt] if isinstance(prompt, str) else prompt
     encoder, template = pipe.text_encoder, pipe.prompt_template_encode
-    if "<|image_pad|>" not in template:  # of the Plus, which numbers its pictures in front of the prompt
+    if "<|image_pad|>" not in template:  # of the Plus, which numbers its images in front of the prompt
         places = "".join(
             f"Picture {index + 1}: <|vision_start|><|image_pad|><|vision_end|>" for index in range(len(image))
         )
@@ -188,7 +188,7 @@ def _qwen_edit_embeddings(
 
 @contextmanager
 def _seeing(encoder: Any) -> Iterator[None]:
-    """Let a language model put pictures in the place of their tokens without counting these."""
+    """Let a language model put images in the place of their tokens without counting these."""
 
     def mask(ids: torch.Tensor, **_: Any) -> Any:
         is_image = (ids == encoder.config.image_token_id).unsqueeze(-1)

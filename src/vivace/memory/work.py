@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 VAE_ENCODER = "vae_encoder"
-"""What encodes the pictures that a call starts from. Techniques know the VAE as one component."""
+"""What encodes the images that a call starts from. Techniques know the VAE as one component."""
 CONTROLNET = "controlnet"
 _TRACED_STEPS = 2
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

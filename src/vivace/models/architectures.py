@@ -166,7 +166,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         # black-forest-labs/FLUX.1-dev and FLUX.1-schnell
         _flux("flux-dev", _FLOW_DEV, FLUX_DEV, text_length=512),
         _flux("flux-schnell", _FLOW_SCHNELL, FLUX_SCHNELL, text_length=256),
-        # black-forest-labs/FLUX.1-Kontext-dev: FLUX.1 [dev]'s networks and scheduler. The picture's latents are tokens
+        # black-forest-labs/FLUX.1-Kontext-dev: FLUX.1 [dev]'s networks and scheduler. The image's latents are tokens
         # beside the image's own. Its repository could not be read; copies of it quote this scheduler and the pipeline.
         _flux("flux-kontext", _FLOW_DEV, FLUX_DEV, text_length=512, pipeline="FluxKontextPipeline"),
         *FLOW_ARCHITECTURES,

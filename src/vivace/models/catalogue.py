@@ -375,12 +375,12 @@ CATALOGUE: dict[str, Entry] = {
             guidance_scale=0.0,
             max_sequence_length=256,
         ),
-        # Its transformer has FLUX.1 [dev]'s shape, and takes the picture's latents as further tokens. Guidance from the
+        # Its transformer has FLUX.1 [dev]'s shape, and takes the image's latents as further tokens. Guidance from the
         # example in diffusers, steps from the pipeline's default. Its commit is not known, and its card was not read:
         # size and access are those of FLUX.1 [dev].
         _flux(
             "flux-kontext",
-            "FLUX.1 Kontext [dev], 12 B parameters: edits a picture as the prompt says",
+            "FLUX.1 Kontext [dev], 12 B parameters: edits an image as the prompt says",
             "black-forest-labs/FLUX.1-Kontext-dev",
             "main",
             licence="FLUX.1 [dev] Non-Commercial",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UnusableModel, WorkloadError
 from vivace.models.bounds import check_files, check_places
-from vivace.models.files import component_class, files_of, fingerprint
 from vivace.models.headers import check_whole
+from vivace.models.model_files import component_class, files_of, fingerprint
 from vivace.models.quiet import quiet
 from vivace.technique import component_of
 from vivace.untrusted.files import user_path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 RANDOM = "random"
-"""Stands for a ControlNet with random weights of the usual size: its pictures show nothing of the control."""
+"""Stands for a ControlNet with random weights of the usual size: its images show nothing of the control."""
 _CLASSES = {"unet": "ControlNetModel", "transformer": "FluxControlNetModel"}
 _FLUX_BLOCKS = {"num_layers": 4, "num_single_layers": 10}
 """Of diffusers' `FluxControlNetModel.from_transformer`, at most those of the transformer."""

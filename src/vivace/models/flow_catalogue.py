@@ -151,7 +151,7 @@ FLOW_ENTRIES: tuple[Entry, ...] = (
     # not checked.
     _qwen_edit(
         "qwen-image-edit",
-        "Qwen-Image-Edit, 20 B parameters: edits a picture, which its text encoder sees too",
+        "Qwen-Image-Edit, 20 B parameters: edits an image, which its text encoder sees too",
         "QwenImageEditPipeline",
         "Qwen/Qwen-Image-Edit",
         num_inference_steps=50,

@@ -1,6 +1,6 @@
-"""The processor of a language model that sees, without vocabulary files: hashed text, and real patches of pictures.
+"""The processor of a language model that sees, without vocabulary files: hashed text, and real patches of images.
 
-Replaces Qwen2VLProcessor in pipelines with random weights. A picture becomes patches as it does when published, so that
+Replaces Qwen2VLProcessor in pipelines with random weights. An image becomes patches as it does when published, so that
 the vision tower and the language model get as many tokens: 5,476 patches and 1,369 tokens of a megapixel.
 """
 
@@ -23,8 +23,8 @@ class HashedProcessor:
 
     Attributes:
         tokenizer: of the same model.
-        images: makes patches of pictures, as transformers does.
-        place: the id that stands for a token of a picture, whose embedding the vision tower replaces.
+        images: makes patches of images, as transformers does.
+        place: the id that stands for a token of an image, whose embedding the vision tower replaces.
         merged: patches that make one token.
     """
 
@@ -34,9 +34,9 @@ class HashedProcessor:
     merged: int
 
     def __call__(self, *, text: list[str], images: Any = None, padding: bool = False, **_: Any) -> Encoded:
-        """Return the ids and mask of texts (texts, tokens), and of pictures the patches and their grids.
+        """Return the ids and mask of texts (texts, tokens), and of images the patches and their grids.
 
-        Each `<|image_pad|>` of a text becomes the tokens of the next picture.
+        Each `<|image_pad|>` of a text becomes the tokens of the next image.
         """
         import torch
 

@@ -86,7 +86,7 @@ def check_disk_space(repo: str, revision: str, files: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _bars(shown: bool) -> Iterator[None]:
+def _bars(visible: bool) -> Iterator[None]:
     """Hide the client's progress bars unless wanted: it also prints them to files and pipes."""
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
@@ -94,7 +94,7 @@ def _bars(shown: bool) -> Iterator[None]:
         enable_progress_bars,
     )
 
-    if shown:
+    if visible:
         with contextlib.redirect_stderr(unchecked(sys.stderr)):  # bars move the cursor
             yield
         return

@@ -12,10 +12,10 @@ from vivace.errors import Unsupported, UnusableModel
 from vivace.models.architectures import Architecture, Component
 from vivace.models.checkpoints.scaled import read_scaled
 from vivace.models.entry import SamplerEntry, StoredPart
-from vivace.models.files import component_class
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole, main_dtype
+from vivace.models.model_files import component_class
 from vivace.models.pipelines import read_config
 from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part

@@ -65,7 +65,7 @@ TEXT_TO_IMAGE: dict[str, tuple[int, float | None]] = {
     "WuerstchenCombinedPipeline": (12, None),
     "ZImagePipeline": (50, 5.0),
 }
-# Pipelines whose weights are trained to edit a picture, likewise.
+# Pipelines whose weights are trained to edit an image, likewise.
 EDITING: dict[str, tuple[int, float | None]] = {
     "FluxKontextPipeline": (28, 3.5),
     "QwenImageEditPipeline": (50, None),

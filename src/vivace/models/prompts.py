@@ -40,7 +40,7 @@ PROMPT_SETS: dict[str, tuple[str, ...]] = {
         "a small blue bird on top of a tall yellow ladder leaning on a brick wall",
         "an isometric drawing of a tiny cosy living room with a fireplace and bookshelves",
     ),
-    # Instructions for models that edit, which any picture can follow: style, light, colours, things added and removed,
+    # Instructions for models that edit, which any image can follow: style, light, colours, things added and removed,
     # text.
     "edit": (
         "turn it into a watercolour painting with visible brush strokes",

@@ -75,7 +75,7 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
     if class_name not in TEXT_TO_IMAGE | EDITING:
         raise UnusableModel(
             f"{label} is a {class_name}, which is not a text-to-image pipeline in this version of diffusers, nor one "
-            "that edits pictures; give one that is"
+            "that edits images; give one that is"
         )
     for name in content:
         if not name.isidentifier():

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from vivace.errors import UnusableModel, nearest
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
-from vivace.models.files import files_of
 from vivace.models.folder_defaults import NAME
+from vivace.models.model_files import files_of
 from vivace.spec.input_errors import expectation_of
 from vivace.spec.saved import FORMAT, SavedModel
 from vivace.untrusted.files import open_plain, read_object

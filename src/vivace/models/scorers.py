@@ -9,9 +9,9 @@ from pathlib import Path
 from vivace.errors import UnknownModel, Unsupported, nearest
 from vivace.models import hub
 from vivace.models.bounds import ADAPTER, check_files, check_places
-from vivace.models.files import fingerprint
 from vivace.models.find import WEIGHTS
 from vivace.models.headers import check_whole
+from vivace.models.model_files import fingerprint
 from vivace.untrusted.files import is_path, not_there, read_json, user_path
 
 _WEIGHTS = "model.safetensors"

@@ -187,10 +187,10 @@ def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signat
     if not left:
         return ""
     groups = Counter(name.partition(".")[0] + (".*" if "." in name else "") for name in left)
-    shown = ", ".join(f"{name} ({number})" for name, number in groups.most_common(5))
+    unused = ", ".join(f"{name} ({number})" for name, number in groups.most_common(5))
     more = "" if len(groups) <= 5 else f" and {len(groups) - 5} more names"
     rest = f"; all but its {row.component} comes from {row.entry}" if row.component is not None else ""
-    return f"{len(left)} of the file's {len(tensors)} tensors are not used: {shown}{more}{rest}"
+    return f"{len(left)} of the file's {len(tensors)} tensors are not used: {unused}{more}{rest}"
 
 
 def _hint(path: Path, row: Signature) -> str:

@@ -1,6 +1,6 @@
-"""The pictures that a workload starts from: read, fitted to one size, and identified by their pixels.
+"""The images that a workload starts from: read, fitted to one size, and identified by their pixels.
 
-Files are the user's. Without files a task takes pictures that ship with vivace: for each prompt of the set "tinyworld"
+Files are the user's. Without files a task takes images that ship with vivace: for each prompt of the set "tinyworld"
 its scene, whose first object has another colour and shape, and a mask around that object (tinyworld/source_pictures).
 """
 
@@ -19,24 +19,24 @@ from vivace.models.tasks import names_of, task_of
 from vivace.spec.sizes import Size
 from vivace.spec.workload import Source, Task, Workload
 from vivace.untrusted.files import user_path
-from vivace.untrusted.pictures import open_mask, open_picture
+from vivace.untrusted.image_files import open_image, open_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FOLDER = Path(__file__).parent / "source_pictures"
+FOLDER = Path(__file__).parent / "source_images"
 NUM_DEFAULT = len(PROMPT_SETS["tinyworld"])
 _TOLERATED_CUT = 0.01
-"""Share of a picture's side that may be cut off silently: sizes are multiples of 8 or 16 pixels."""
+"""Share of a image's side that may be cut off silently: sizes are multiples of 8 or 16 pixels."""
 
 
 @dataclass(frozen=True)
 class SourceImages:
-    """The pictures of a workload's sources.
+    """The images of a workload's sources.
 
     Attributes:
         sources: as a Workload has them.
-        by_sha: each picture, RGB or, for masks, L, by the sha256 of its pixels.
+        by_sha: each image, RGB or, for masks, L, by the sha256 of its pixels.
         height, width: of all of them, pixels.
         notes: what fitting changed, to be shown.
     """
@@ -62,7 +62,7 @@ class Files:
 
 @dataclass
 class _Found:
-    """Pictures before they are fitted."""
+    """Images before they are fitted."""
 
     kind: Literal["image", "mask", "control"]
     flag: str
@@ -84,7 +84,7 @@ def check_files(task: Task | None, files: Files, strength: float | None) -> Task
         "inpaint" if files.masks else "control" if files.controls else "image" if files.images else "text"
     )
     if files.masks and not files.images and (task in (None, "inpaint")):
-        raise WorkloadError("--mask: a mask needs the picture that it belongs to; give --image FILE too")
+        raise WorkloadError("--mask: a mask needs the image that it belongs to; give --image FILE too")
     if task is None:
         task = meant
     takes = {
@@ -111,41 +111,41 @@ def _task_of(files: str) -> str:
     return {"masks": "inpaint", "controls": "control"}[files]
 
 
-def pictures_of(
+def source_images_of(
     task: Task, files: Files, num_prompts: int, size: tuple[int | None, int | None], limits: PixelLimits
 ) -> SourceImages:
-    """Read the pictures of a task, or take the default ones, and fit all to one size.
+    """Read the images of a task, or take the default ones, and fit all to one size.
 
     The size is what was asked for; else that of the first file, made smaller if it has more pixels than the model's
-    own size and rounded to multiples; else the model's own. A picture of other proportions is cut at the longer side.
+    own size and rounded to multiples; else the model's own. An image of other proportions is cut at the longer side.
 
     Args:
         size: height and width as asked, in pixels; None where they were not.
         limits: what the model can take.
 
     Raises:
-        WorkloadError: the numbers of files do not match, or a mask has another size than its picture.
-        UsageError: a file cannot be read as a picture.
+        WorkloadError: the numbers of files do not match, or a mask has another size than its image.
+        UsageError: a file cannot be read as an image.
     """
-    pictures = list(_given(task, files)) if files else list(_default(task))
-    for each in pictures:
+    images = list(_given(task, files)) if files else list(_default(task))
+    for each in images:
         if files and len(each.pictures) not in (1, num_prompts):
             raise WorkloadError(
                 f"{each.flag}: {len(each.pictures)} files for {num_prompts} prompts; give one, or one for each prompt"
             )
-    _check_masks(pictures)
-    first = pictures[0].pictures[0]
+    _check_masks(images)
+    first = images[0].pictures[0]
     height, width = limits.size_of(first if files else None, *size)
-    number = max(len(each.pictures) for each in pictures) if files else num_prompts
+    number = max(len(each.pictures) for each in images) if files else num_prompts
     sources: list[Source] = []
     by_sha: dict[str, Any] = {}
-    notes: dict[str, None] = dict.fromkeys(note for each in pictures for note in each.notes)
+    notes: dict[str, None] = dict.fromkeys(note for each in images for note in each.notes)
     for index in range(number):
         names: dict[str, str] = {}
-        for each in pictures:
-            picture = each.pictures[index % len(each.pictures)]
-            fitted = fit(picture, height, width)
-            if files and (note := _note(each, index, picture, height, width)):
+        for each in images:
+            image = each.pictures[index % len(each.pictures)]
+            fitted = fit(image, height, width)
+            if files and (note := _note(each, index, image, height, width)):
                 notes[note] = None
             sha = sha_of(fitted)
             by_sha[sha] = fitted
@@ -171,50 +171,50 @@ class PixelLimits:
     height: int
     width: int
 
-    def size_of(self, picture: Image | Size | None, height: int | None, width: int | None) -> tuple[int, int]:
+    def size_of(self, image: Image | Size | None, height: int | None, width: int | None) -> tuple[int, int]:
         """Return height and width of a workload; those that were asked for are kept, and checked elsewhere."""
-        if picture is None or (height is not None and width is not None):
+        if image is None or (height is not None and width is not None):
             return height or self.height, width or self.width
-        ratio = picture.width / picture.height
+        ratio = image.width / image.height
         if height is not None:
             return height, self._rounded(height * ratio)
         if width is not None:
             return self._rounded(width / ratio), width
-        scale = min(1.0, math.sqrt(self.height * self.width / (picture.height * picture.width)))
-        return self._rounded(picture.height * scale), self._rounded(picture.width * scale)
+        scale = min(1.0, math.sqrt(self.height * self.width / (image.height * image.width)))
+        return self._rounded(image.height * scale), self._rounded(image.width * scale)
 
     def _rounded(self, side: float) -> int:
         most = self.largest // self.multiple * self.multiple
         return min(max(round(side / self.multiple), 1) * self.multiple, most)
 
 
-def fit(picture: Image, height: int, width: int) -> Image:
-    """Return a picture of a size: scaled to cover it, and cut in the middle. A mask stays black and white."""
+def fit(image: Image, height: int, width: int) -> Image:
+    """Return an image of a size: scaled to cover it, and cut in the middle. A mask stays black and white."""
     from PIL import Image as Images
     from PIL import ImageOps
 
-    if picture.size == (width, height):
-        return picture
-    is_mask = picture.mode == "L"
+    if image.size == (width, height):
+        return image
+    is_mask = image.mode == "L"
     method = Images.Resampling.NEAREST if is_mask else Images.Resampling.LANCZOS
-    return ImageOps.fit(picture, (width, height), method)
+    return ImageOps.fit(image, (width, height), method)
 
 
-def sha_of(picture: Image) -> str:
-    """Return the sha256 of a picture's pixels: mode, size and rows, so that it does not depend on a file format."""
-    head = f"{picture.mode} {picture.width}x{picture.height}\n".encode()
-    return hashlib.sha256(head + picture.tobytes()).hexdigest()
+def sha_of(image: Image) -> str:
+    """Return the sha256 of a image's pixels: mode, size and rows, so that it does not depend on a file format."""
+    head = f"{image.mode} {image.width}x{image.height}\n".encode()
+    return hashlib.sha256(head + image.tobytes()).hexdigest()
 
 
-def picture_arguments(
+def image_arguments(
     pipeline: str, workload: Workload, indices: Sequence[int], by_sha: Mapping[str, Image]
 ) -> dict[str, Any]:
-    """Return the pictures of some of a workload's images as arguments of the pipeline's call.
+    """Return the images of some of a workload's images as arguments of the pipeline's call.
 
     Args:
         pipeline: that the model is published for.
         indices: of the images of one call.
-        by_sha: the pictures by the sha256 of their pixels.
+        by_sha: the images by the sha256 of their pixels.
     """
     if workload.task == "text":
         return {}
@@ -223,13 +223,13 @@ def picture_arguments(
     arguments: dict[str, Any] = {}
     for kind, name in (("image", names.image), ("mask", names.mask), ("control", names.control)):
         if name:
-            pictures = [by_sha[getattr(source, kind)] for source in sources]
-            arguments[name] = pictures[0] if len(pictures) == 1 else pictures
+            images = [by_sha[getattr(source, kind)] for source in sources]
+            arguments[name] = images[0] if len(images) == 1 else images
     return arguments
 
 
-def example_pictures(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first of the pictures that ship with vivace as arguments of a call, for calls that calibrate.
+def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first of the images that ship with vivace as arguments of a call, for calls that calibrate.
 
     Args:
         kind: the pipeline's class; that of a text-to-image pipeline takes none.
@@ -247,15 +247,15 @@ def example_pictures(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(task: Task, files: Files) -> tuple[list[Image], list[Image]]:
-    """Return the pictures of files, and their masks, as they are.
+    """Return the images of files, and their masks, as they are.
 
     Raises:
-        WorkloadError: a mask has another size than its picture, or is black.
-        UsageError: a file cannot be read as a picture.
+        WorkloadError: a mask has another size than its image, or is black.
+        UsageError: a file cannot be read as an image.
     """
-    pictures = list(_given(task, files))
-    _check_masks(pictures)
-    by_kind = {each.kind: each.pictures for each in pictures}
+    images = list(_given(task, files))
+    _check_masks(images)
+    by_kind = {each.kind: each.pictures for each in images}
     return by_kind.get("image", []), by_kind.get("mask", [])
 
 
@@ -267,7 +267,7 @@ def _given(task: Task, files: Files) -> Iterator[_Found]:
     ):
         for file in read.files:
             note = _noted(read.notes, file)
-            read.pictures.append(_mask(file) if read.kind == "mask" else open_picture(user_path(file), note))
+            read.pictures.append(_mask(file) if read.kind == "mask" else open_image(user_path(file), note))
         if read.files:
             yield read
 
@@ -290,18 +290,18 @@ def _default(task: Task) -> Iterator[_Found]:
     from PIL import Image as Images
     from PIL import ImageFilter
 
-    pictures, masks = [], []
+    images, masks = [], []
     for index in range(NUM_DEFAULT):
         with (
             Images.open(FOLDER / f"{index:02}.png") as image,
             Images.open(FOLDER / f"{index:02}-mask.png") as mask,
         ):
-            pictures.append(image.convert("RGB"))
+            images.append(image.convert("RGB"))
             masks.append(mask.convert("L"))
     if task == "control":
-        yield _Found("control", "", (), [each.filter(ImageFilter.FIND_EDGES) for each in pictures])
+        yield _Found("control", "", (), [each.filter(ImageFilter.FIND_EDGES) for each in images])
         return
-    yield _Found("image", "", (), pictures)
+    yield _Found("image", "", (), images)
     if task == "inpaint":
         yield _Found("mask", "", (), masks)
 
@@ -316,21 +316,19 @@ def _check_masks(pictures: Sequence[_Found]) -> None:
         if image.size != mask.size:
             file = masks.files[index % len(masks.files)]
             raise WorkloadError(
-                f"--mask {file}: it has {mask.width}x{mask.height} pixels, and its picture "
-                f"{image.width}x{image.height}; give a mask of the picture's size"
+                f"--mask {file}: it has {mask.width}x{mask.height} pixels, and its image "
+                f"{image.width}x{image.height}; give a mask of the image's size"
             )
 
 
-def _note(each: _Found, index: int, picture: Image, height: int, width: int) -> str:
-    """Return what fitting does to a user's picture; empty if hardly anything is cut off."""
-    if each.kind == "mask" or picture.size == (width, height):
+def _note(each: _Found, index: int, image: Image, height: int, width: int) -> str:
+    """Return what fitting does to a user's image; empty if hardly anything is cut off."""
+    if each.kind == "mask" or image.size == (width, height):
         return ""
-    scale = max(width / picture.width, height / picture.height)
-    cut_x, cut_y = (
-        1 - side / (scale * own) for side, own in ((width, picture.width), (height, picture.height))
-    )
+    scale = max(width / image.width, height / image.height)
+    cut_x, cut_y = (1 - side / (scale * own) for side, own in ((width, image.width), (height, image.height)))
     file = each.files[index % len(each.files)]
-    text = f"{file}: {picture.width}x{picture.height} pixels fitted to {width}x{height}"
+    text = f"{file}: {image.width}x{image.height} pixels fitted to {width}x{height}"
     if max(cut_x, cut_y) > _TOLERATED_CUT:
         where = "left and right" if cut_x > cut_y else "top and bottom"
         text += f", cutting {max(cut_x, cut_y):.0%} off at {where}"

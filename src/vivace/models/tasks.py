@@ -48,7 +48,7 @@ PIPELINES: dict[str, dict[Task, str]] = {
 }
 """By the pipeline that a model is published for: the pipelines of its other tasks."""
 EDITS = tuple(name for name, of in PIPELINES.items() if "edit" in of)
-"""Pipelines whose weights are trained to edit a picture; they have no text-to-image of their own here."""
+"""Pipelines whose weights are trained to edit an image; they have no text-to-image of their own here."""
 _ONE_A_CALL = ("QwenImageEditPlusPipeline",)
 _NEED_TORCHVISION = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline", "QwenImage21Pipeline")
 """Their processor loads one of videos too, which needs it. With random weights they have another."""
@@ -57,7 +57,7 @@ _CUTS_OFF = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 
 @dataclass(frozen=True)
 class InputNames:
-    """What a task's pipeline calls its pictures; "" for one that it does not take."""
+    """What a task's pipeline calls its images; "" for one that it does not take."""
 
     image: str = ""
     mask: str = ""
@@ -85,7 +85,7 @@ def pipeline_of(pipeline: str, task: Task, model: str) -> str:
         return own[task]
     possible = [each for each in TASKS if each in own or (each == "text" and pipeline not in EDITS)]
     reason = (
-        "its weights are not trained to edit pictures"
+        "its weights are not trained to edit images"
         if task == "edit"
         else f"diffusers has no pipeline for the task '{task}' with its weights"
     )
@@ -102,7 +102,7 @@ def check_batch(pipeline: str, batch: int | str, model: str) -> None:
         model: its name, for the message.
 
     Raises:
-        WorkloadError: it edits one picture a call.
+        WorkloadError: it edits one image a call.
     """
     if pipeline in _ONE_A_CALL and batch != 1:
         raise WorkloadError(
@@ -118,7 +118,7 @@ def check_installed(pipeline: str, model: str) -> None:
     """
     if pipeline in _NEED_TORCHVISION and importlib.util.find_spec("torchvision") is None:
         raise Unsupported(
-            f"{model}: the processor that shows pictures to its text encoder needs torchvision, which is not "
+            f"{model}: the processor that shows images to its text encoder needs torchvision, which is not "
             "installed; run `pip install torchvision`"
         )
 
@@ -134,7 +134,7 @@ def task_of(kind: str) -> Task:
 
 
 def names_of(pipeline: str, task: Task) -> InputNames:
-    """Return what the pictures are called in the call of a task's pipeline.
+    """Return what the images are called in the call of a task's pipeline.
 
     Args:
         pipeline: that class, or the one that the model is published for.

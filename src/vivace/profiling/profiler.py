@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.profiling.host_waits import located
-from vivace.profiling.recorded import python_calls, read_results, read_waits
+from vivace.profiling.torch_events import python_calls, read_results, read_waits
 from vivace.profiling.trace import CALL_LABEL, COMPONENT_LABEL, Trace
 from vivace.spec.profiling import HostWait
 from vivace.technique import COMPONENTS, component_of

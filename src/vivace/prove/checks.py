@@ -18,7 +18,7 @@ from vivace.prove.http import NoAnswer
 from vivace.prove.probes import Probe
 from vivace.prove.same import ROUNDING_DB
 from vivace.prove.verdict import ProofAnswer, ProofVerdict
-from vivace.report.text import count
+from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 
 ReadDrawn = Callable[[DrawnImage], ReadImage]

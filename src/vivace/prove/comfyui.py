@@ -12,7 +12,7 @@ from vivace.prove.http import HttpAnswer, NoAnswer, send_patiently
 from vivace.prove.sides import ComfySide
 from vivace.prove.workflow import Workflow
 from vivace.untrusted.files import parse_json
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 _LOOK_EVERY_S = (0.05, 1.0)  # the first wait, and the longest
 

@@ -87,10 +87,10 @@ class DrawJob:
     repeat: int = 0
 
 
-def as_png(picture: Any) -> bytes:
+def as_png(image: Any) -> bytes:
     """Return a PIL image as a PNG file."""
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
+    image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 

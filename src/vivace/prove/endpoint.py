@@ -21,7 +21,7 @@ from vivace.prove.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.prove.http import HttpAnswer, NoAnswer, NoConnection, has_same_host, send, send_patiently
 from vivace.prove.sides import EndpointSide
 from vivace.untrusted.files import parse_json
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from vivace.errors import VivaceError
 from vivace.measure.quality import Pixels, faults, paired_metrics, pixels
 from vivace.prove.store import KeptImage
 from vivace.prove.witnesses import statistics_of
-from vivace.untrusted.pictures import open_picture
+from vivace.untrusted.image_files import open_image
 
 AGAINST = ("psnr_db", "ssim", "match", "lpips")
 
@@ -46,7 +46,7 @@ class ReadImage:
     def picture(self) -> Any:
         """The image as RGB (PIL)."""
         assert self.kept.path is not None
-        return open_picture(self.kept.path)
+        return open_image(self.kept.path)
 
     @property
     def pixels(self) -> Pixels:
@@ -82,15 +82,15 @@ class Distances:
 
         self.lpips = Lpips() if default_weights().is_file() else None
 
-    def between(self, picture: Pixels, reference: Pixels) -> dict[str, float]:
+    def between(self, image: Pixels, reference: Pixels) -> dict[str, float]:
         """Return the metrics of an image against a reference.
 
         Raises:
             ValueError: their sizes differ, or are too small.
         """
-        metrics = paired_metrics(picture, reference)
-        if self.lpips is not None and min(picture.shape[:2]) >= 32:
-            (metrics["lpips"],) = self.lpips.distances([picture], [reference])
+        metrics = paired_metrics(image, reference)
+        if self.lpips is not None and min(image.shape[:2]) >= 32:
+            (metrics["lpips"],) = self.lpips.distances([image], [reference])
         return metrics
 
 
@@ -102,14 +102,14 @@ def read_image(kept: KeptImage | None) -> ReadImage:
         return ReadImage(kept, reason=kept.reason)
     notes = list(kept.notes)
     try:
-        picture = open_picture(kept.path, lambda text: notes.append(f"an image: {text}"))
+        image = open_image(kept.path, lambda text: notes.append(f"an image: {text}"))
     except VivaceError as error:
         text = str(error).replace(str(kept.path), "the image")
         return ReadImage(kept, reason=text, notes=tuple(notes))
-    array = pixels(picture)
+    array = pixels(image)
     all_faults = (*kept.faults, *(fault for fault in faults(array) if fault not in kept.faults))
-    digest = hashlib.sha256(picture.tobytes()).hexdigest()
-    return ReadImage(kept, picture.size, digest, all_faults, "", tuple(notes), statistics_of(array))
+    digest = hashlib.sha256(image.tobytes()).hexdigest()
+    return ReadImage(kept, image.size, digest, all_faults, "", tuple(notes), statistics_of(array))
 
 
 def compare_pair(prompt: str, seed: int, a: ReadImage, b: ReadImage, distances: Distances) -> PairFigures:

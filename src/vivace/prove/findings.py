@@ -12,7 +12,7 @@ from vivace.measure.quality import match, thumbnail
 from vivace.prove.figures import PairFigures, ReadImage
 from vivace.prove.same import Nearness, OwnDistances, nearness
 from vivace.prove.sources import Pair
-from vivace.report.text import count
+from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel

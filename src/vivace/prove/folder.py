@@ -13,9 +13,9 @@ from types import TracebackType
 
 from vivace.errors import UsageError
 from vivace.prove.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
-from vivace.report.text import count
+from vivace.report.value_text import count
 from vivace.untrusted.files import open_plain, read_bytes, user_path
-from vivace.untrusted.text import natural_order
+from vivace.untrusted.terminal_text import natural_order
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _MAX_BYTES = 200_000_000
@@ -129,8 +129,8 @@ def _facts(path: Path) -> dict[str, str]:
     from PIL import Image
 
     try:
-        with open_plain(path, _MAX_BYTES) as file, Image.open(file, formats=("PNG",)) as picture:
-            info = dict(picture.info)
+        with open_plain(path, _MAX_BYTES) as file, Image.open(file, formats=("PNG",)) as image:
+            info = dict(image.info)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return {}
     return {key: str(value) for key, value in info.items() if isinstance(key, str) and isinstance(value, str)}

@@ -60,8 +60,8 @@ class Function:
         seconds = time.monotonic() - began
         if isinstance(output, bytes):
             return DrawnImage(output, suffix_of(output), seconds)
-        picture, faults = _picture(output)
-        return DrawnImage(as_png(picture), ".png", seconds, faults)
+        image, faults = _picture(output)
+        return DrawnImage(as_png(image), ".png", seconds, faults)
 
 
 def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:

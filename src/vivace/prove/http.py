@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from vivace.untrusted.files import parse_json
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 MAX_ANSWER_BYTES = 200_000_000
 _CHUNK_BYTES = 1 << 20

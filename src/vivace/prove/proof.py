@@ -14,7 +14,7 @@ from vivace.prove.figures import AGAINST, PairFigures
 from vivace.prove.findings import ImageFinding
 from vivace.prove.same import OwnDistances, means, nearness
 from vivace.prove.verdict import ProofAnswer, ProofVerdict
-from vivace.report.text import count
+from vivace.report.value_text import count
 
 Claim = Literal["same", "as-good", "honest"]
 CLAIMS: tuple[Claim, ...] = ("same", "as-good", "honest")

@@ -17,7 +17,7 @@ from vivace.prove.proof_text import described, distance_rows, metric
 from vivace.prove.side_by_side import counts, order_in_words, rows_of
 from vivace.prove.verdict import ProofVerdict
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 _LOOKS = {
     ProofVerdict.PROVEN: "good",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from vivace.prove.proof import Proof
 from vivace.prove.same import means
-from vivace.report.text import count
-from vivace.untrusted.text import plain
+from vivace.report.value_text import count
+from vivace.untrusted.terminal_text import plain
 
 WIDTH = 100
 _MOST = 12

@@ -106,13 +106,13 @@ def conclude(
     Args:
         is_read: called when the judges' models are loaded.
     """
-    pictures = _Pictures(store)
+    images = _Images(store)
     distances = Distances()
     pairs = [
-        compare_pair(job.prompt, job.seed, pictures.image("a", job), pictures.image("b", job), distances)
+        compare_pair(job.prompt, job.seed, images.image("a", job), images.image("b", job), distances)
         for job in main_jobs(prepared)
     ]
-    own = _own_distances(prepared, pictures, distances)
+    own = _own_distances(prepared, images, distances)
     limits = add_all_scores(pairs, judges, is_read) if prepared.knows_prompts else {}
     same = same_picture(pairs, own)
     listed = witness_results(pairs, limits)
@@ -125,7 +125,7 @@ def conclude(
     )
     endpoint = _endpoint(prepared, prepared.b)
     findings = _findings(prepared, pairs, own, endpoint)
-    checks = _checks(prepared, pictures, endpoint)
+    checks = _checks(prepared, images, endpoint)
     reached = means([pair.against for pair in pairs if pair.against])
     fail_under = tuple(
         FailUnder(name, limit, reached.get(name)) for name, limit in (options.fail_under or {}).items()
@@ -153,7 +153,7 @@ def conclude(
     )
 
 
-class _Pictures:
+class _Images:
     """The images of a store, each read once."""
 
     def __init__(self, store: ProofStore) -> None:
@@ -171,7 +171,7 @@ class _Pictures:
         return read_image(self._store.keep_file(image))
 
 
-def _own_distances(prepared: Prepared, pictures: _Pictures, distances: Distances) -> OwnDistances:
+def _own_distances(prepared: Prepared, images: _Images, distances: Distances) -> OwnDistances:
     jobs = main_jobs(prepared)
     repeats, others = [], []
     for job in own_jobs(prepared):
@@ -184,17 +184,16 @@ def _own_distances(prepared: Prepared, pictures: _Pictures, distances: Distances
     for same_prompt in by_prompt.values():
         others += list(itertools.pairwise(same_prompt))
     return OwnDistances(
-        *(tuple(_metrics(part, pictures, distances)) for part in (repeats, others[: 2 * len(by_prompt)]))
+        *(tuple(_metrics(part, images, distances)) for part in (repeats, others[: 2 * len(by_prompt)]))
     )
 
 
 def _metrics(
-    jobs: Sequence[tuple[DrawJob, DrawJob]], pictures: _Pictures, distances: Distances
+    jobs: Sequence[tuple[DrawJob, DrawJob]], images: _Images, distances: Distances
 ) -> list[dict[str, float]]:
     """Return the metrics of A's images against other images of A."""
     pairs = [
-        compare_pair(a.prompt, a.seed, pictures.image("a", a), pictures.image("a", b), distances)
-        for a, b in jobs
+        compare_pair(a.prompt, a.seed, images.image("a", a), images.image("a", b), distances) for a, b in jobs
     ]
     return [pair.against for pair in pairs if pair.against]
 
@@ -213,11 +212,11 @@ def _findings(
     return [*listed, *switched(pairs, own, request_of)]
 
 
-def _checks(prepared: Prepared, pictures: _Pictures, endpoint: Endpoint | None) -> list[ServerCheck]:
+def _checks(prepared: Prepared, images: _Images, endpoint: Endpoint | None) -> list[ServerCheck]:
     if not prepared.b.draws:
         return []
     job = main_jobs(prepared)[0]
-    first = pictures.image("b", job)
+    first = images.image("b", job)
     if not first.is_there:
         return [ServerCheck("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
 
@@ -227,16 +226,16 @@ def _checks(prepared: Prepared, pictures: _Pictures, endpoint: Endpoint | None) 
         return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))
 
     again = repeat_job(prepared)
-    checks = [repeat_check(first, pictures.image("b", again), request_of(again))]
+    checks = [repeat_check(first, images.image("b", again), request_of(again))]
     by_reference = {probe.name for probe in reference_probes(prepared)}
     for probe in probes(prepared):
         reference = (
-            (pictures.image("a", job), pictures.image("a", probe.job)) if probe.name in by_reference else None
+            (images.image("a", job), images.image("a", probe.job)) if probe.name in by_reference else None
         )
-        image = pictures.image("b", probe.job)
+        image = images.image("b", probe.job)
         checks.append(probe_check(probe, first, image, reference, request_of(probe.job)))
     if endpoint is not None:
-        checks += endpoint_checks(endpoint, job, first, pictures.read)
+        checks += endpoint_checks(endpoint, job, first, images.read)
     return checks
 
 

@@ -14,7 +14,7 @@ from vivace.prove.drawing import DrawingFailed, DrawnImage, Settings, as_png
 from vivace.untrusted.reading import reason
 
 if TYPE_CHECKING:
-    from vivace.benchmark.comparison import Comparison
+    from vivace.runtime.request import CheckedRequest
 
 _HIDDEN = "the model's safety checker replaced the image by a black one"
 
@@ -31,7 +31,7 @@ class RecipeOnModel:
 
     def __init__(
         self,
-        prepared: Comparison,
+        prepared: CheckedRequest,
         base: Settings,
         device: str,
         threads: int | None,
@@ -46,24 +46,15 @@ class RecipeOnModel:
     def __enter__(self) -> RecipeOnModel:
         import torch
 
-        from vivace.benchmark.comparison import default_threads
         from vivace.measure.machine import choose_device
         from vivace.models.load import explained
         from vivace.models.quiet import quiet
-        from vivace.runtime.opening import open_session
+        from vivace.runtime.workloads import default_threads
 
         prepared = self._prepared
         torch.set_num_threads(self._threads or default_threads(prepared.located))
-        workload = prepared.workload
         with explained(prepared.located), quiet():
-            self._session = open_session(
-                prepared.located,
-                prepared.recipes[0],
-                choose_device(self._device),
-                workload.call,
-                workload.prompts,
-                workload.task,
-            )
+            self._session = prepared.open(choose_device(self._device))
         self._is_read()
         for text in self._session.warnings:
             self._on_note(text)
@@ -84,9 +75,8 @@ class RecipeOnModel:
 
     def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
         """Return one image; see `Drawer.draw`."""
-        import torch
-
         from vivace.models.load import explained
+        from vivace.runtime.calls import generators_of, prompts_of
         from vivace.runtime.safety import HiddenImageWarning, hidden_images
 
         base = self._base.call
@@ -95,8 +85,8 @@ class RecipeOnModel:
         try:
             with explained(self._prepared.located, "does not run"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", HiddenImageWarning)
-                generator = torch.Generator("cpu").manual_seed(seed)
-                output = self._session(prompt=prompt, generator=generator, **changed)
+                call = [(0, prompt, seed)]
+                output = self._session(**prompts_of(call), **generators_of(call), **changed)
         except VivaceError as error:
             raise DrawingFailed(str(error)) from error
         except (RuntimeError, MemoryError) as error:  # out of memory

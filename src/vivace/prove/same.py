@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from vivace.prove.figures import AGAINST, PairFigures
 from vivace.prove.verdict import ProofAnswer, ProofVerdict
-from vivace.report.text import count
+from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 from vivace.stats import mean_interval
 

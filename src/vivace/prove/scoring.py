@@ -31,12 +31,12 @@ class Judges:
         return [judge for judge in (self.clip, self.blip) if judge is not None]
 
 
-def find_all(prepared: Prepared, scorer: str = "auto", witness: str | None = None) -> Judges:
+def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | None = None) -> Judges:
     """Return the models that judge these images.
 
     Args:
-        scorer: as of `vivace bench`: a CLIP model, "none", or "auto": the embedded one for prompts of the embedded
-            models, else the usual one if it is on this machine.
+        scorer: as of `vivace bench`: a CLIP model, None for none, or "auto": the embedded one for prompts of the
+            embedded models, else the usual one if it is on this machine.
         witness: a BLIP model.
 
     Raises:
@@ -45,7 +45,7 @@ def find_all(prepared: Prepared, scorer: str = "auto", witness: str | None = Non
     if not prepared.knows_prompts or not prepared.shows_something:
         return Judges()
     blip = find_witness(witness) if witness is not None else None
-    if scorer == "none":
+    if scorer is None:
         return Judges(None, blip)
     if scorer != "auto":
         return Judges(find_scorer(scorer), blip)
@@ -94,7 +94,7 @@ def _clip(located: LocatedScorer, prompts: Sequence[str]) -> Any:
     with quiet():
         scorer = ClipScorer(located.folder)
     of_prompts = scorer.embed_prompts(prompts)
-    return lambda pictures, _: 100 * scorer.embed_pictures(pictures) @ of_prompts.T
+    return lambda images, _: 100 * scorer.embed_images(images) @ of_prompts.T
 
 
 def _blip(located: LocatedScorer) -> Any:
@@ -103,4 +103,4 @@ def _blip(located: LocatedScorer) -> Any:
 
     with quiet():
         witness = Witness(located.folder)
-    return lambda pictures, prompts: [witness.scores(picture, prompts) for picture in pictures]
+    return lambda images, prompts: [witness.scores(image, prompts) for image in images]

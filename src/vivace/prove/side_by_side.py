@@ -125,10 +125,10 @@ def _difference(a: Pixels, b: Pixels) -> PageImage:
     from PIL import Image
 
     difference = np.abs(a - b)
-    picture = Image.fromarray(np.clip(AMPLIFIED * difference, 0, 255).astype(np.uint8))
+    image = Image.fromarray(np.clip(AMPLIFIED * difference, 0, 255).astype(np.uint8))
     return PageImage(
         f"difference × {AMPLIFIED}",
-        webp_image(reduced(picture), quality=60),
+        webp_image(reduced(image), quality=60),
         f"at most {difference.max():.0f} of 255",
     )
 

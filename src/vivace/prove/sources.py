@@ -174,10 +174,10 @@ class Prepared:
         return self.request.key_a if source is self.a else self.request.key_b
 
     def _recipe_drawer(self, side: RecipeSide, is_read: Callable[[], None], on_note: OnNote) -> Drawer:
-        from vivace.benchmark.comparison import comparison_of
         from vivace.prove.recipe import RecipeOnModel
+        from vivace.runtime.request import checked_request
 
-        prepared = comparison_of(side.model, side.recipe, prompts=list(self.prompts), **self.settings.call)
+        prepared = checked_request(side.model, side.recipe, prompts=list(self.prompts), **self.settings.call)
         return RecipeOnModel(
             prepared, self.settings, self.request.device, self.request.threads, is_read, on_note
         )

@@ -73,15 +73,15 @@ WITNESSES = (
 )
 
 
-def statistics_of(picture: Pixels) -> dict[str, float]:
+def statistics_of(image: Pixels) -> dict[str, float]:
     """Return the figures of an image (H, W, 3), 0 to 255, by the names of `WITNESSES`; empty if it is not finite."""
-    if not np.isfinite(picture).all():
+    if not np.isfinite(image).all():
         return {}
-    light = luminance(picture)
+    light = luminance(image)
     return {
-        "sharpness": sharpness(picture),
+        "sharpness": sharpness(image),
         "contrast": float(light.std()),
-        "saturation": float((picture.max(axis=-1) - picture.min(axis=-1)).mean()),
+        "saturation": float((image.max(axis=-1) - image.min(axis=-1)).mean()),
         "brightness": float(light.mean()),
         "noise": noise(light),
     }

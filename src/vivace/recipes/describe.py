@@ -35,9 +35,9 @@ def _usage(knob: dict[str, Any]) -> str:
     """ "fp32|fp16|bf16" for a required choice, "karras=False" for a knob with a default, else the knob's name."""
     if not knob["required"]:
         return f"{knob['name']}={knob['default'] if knob['default'] != '' else repr('')}"
-    shown = knob["choices"][:4]
-    more = "|..." if len(knob["choices"]) > len(shown) else ""
-    return "|".join(shown) + more if shown else str(knob["name"])
+    choices = knob["choices"][:4]
+    more = "|..." if len(knob["choices"]) > len(choices) else ""
+    return "|".join(choices) + more if choices else str(knob["name"])
 
 
 def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
+from vivace.evidence.measured import DISTURBED, tables_of_store
+from vivace.evidence.tables import EvidenceTable
 from vivace.hardware import Near, known_gpu, named_gpu, near, present_gpu, this_gpu
 from vivace.memory.fit import RESERVE_BYTES
 from vivace.memory.footprints import footprints
@@ -15,13 +19,9 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recommendation.answer import LeftOut, RecipeFigures, Recommendation
-from vivace.recommendation.committed import committed_tables
-from vivace.recommendation.community import community_tables
 from vivace.recommendation.criteria import GOALS, Criteria, Goal, parse_size
-from vivace.recommendation.evidence import EvidenceTable
 from vivace.recommendation.figures import basis_of, figures_of, limit_of
 from vivace.recommendation.kin import Kin, kin_of
-from vivace.recommendation.measured import DISTURBED, tables_of_store
 from vivace.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
 from vivace.recommendation.own_steps import at_own_steps
 from vivace.recommendation.predicted_tables import Card, fits_published, predicted_table, typical_gpu
@@ -139,7 +139,7 @@ def recommend_from(
     candidates = list(tables)
     kin = kin_of(criteria.model, frozenset(table.model for table in candidates))
     candidates = [at_own_steps(table, kin) for table in candidates]
-    # Image-to-image runs a share of the steps, and encodes a picture: its times say nothing of text's.
+    # Image-to-image runs a share of the steps, and encodes an image: its times say nothing of text's.
     candidates = [table for table in candidates if table.task == criteria.task]
     gpu = criteria.gpu if criteria.gpu is not None else this_gpu()
     candidates = (

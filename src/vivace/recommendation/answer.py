@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from vivace.evidence.tables import CallSpread, JudgedQuality, Kind
 from vivace.recommendation.criteria import Criteria
-from vivace.recommendation.evidence import CallSpread, JudgedQuality, Kind
 from vivace.recommendation.speed_limit import ChipLimit
 from vivace.spec.base import Spec
 from vivace.stats import Interval

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vivace.recommendation.sentences import elsewhere_of, figure_of, predicted_of, spread_of, where
 from vivace.recommendation.speed_limit import ChipLimit
+from vivace.report.paragraphs import command_lines, few, labelled
 from vivace.report.summary import plus_minus, ratio, seconds, size
 
 if TYPE_CHECKING:
     from vivace.recommendation.answer import RecipeFigures, Recommendation
 
-WIDTH = 80
 _LABEL = 12
 _MOST = 3
 _LABELS = {
@@ -31,28 +29,10 @@ def text_of(answer: Recommendation) -> str:
     """Return the answer in plain words, one labelled paragraph for each thing to know."""
     lines = list(_head(answer))
     for label, paragraph in _paragraphs(answer):
-        lines += textwrap.wrap(
-            paragraph,
-            WIDTH,
-            initial_indent=f"{label:<{_LABEL}}",
-            subsequent_indent=" " * _LABEL,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += labelled(label, paragraph, _LABEL)
     for number, command in enumerate(answer.next):
-        lines += _command(command, "next" if number == 0 else "")
+        lines += command_lines(command, "next" if number == 0 else "", _LABEL)
     return "\n".join(lines)
-
-
-def _command(command: str, label: str) -> Iterator[str]:
-    """Yield a command line, broken before options where it is too long, so that it can still be copied."""
-    line = f"{label:<{_LABEL}}"
-    for part in re.split(r" (?=--)", command):
-        if len(line) + len(part) > WIDTH - 3 and line.strip() != label:
-            yield f"{line}\\"
-            line = " " * (_LABEL + 4)
-        line += f"{part} "
-    yield line.rstrip()
 
 
 def _head(answer: Recommendation) -> Iterator[str]:
@@ -90,9 +70,9 @@ def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
             title for title in answer.ties if answer.runner_up is None or title != answer.runner_up.title
         ]
         if others:
-            yield "ties", _few(others)
+            yield "ties", few(others, _MOST)
         if answer.safe is not None:
-            yield "safe", f"the best that keeps the picture: {elsewhere_of(answer.safe, answer)}"
+            yield "safe", f"the best that keeps the image: {elsewhere_of(answer.safe, answer)}"
     yield from _left_out(answer)
     if answer.other_model is not None:
         yield "fewer steps", _other_model(answer)
@@ -192,7 +172,7 @@ def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
     """Report what was left out: all that is not known to fit, and otherwise what would have been better."""
     unknown = [candidate.title for candidate in answer.left_out if candidate.kind == "memory unknown"]
     if unknown:
-        yield "unknown", f"not known to fit: {_few(unknown)}"
+        yield "unknown", f"not known to fit: {few(unknown, _MOST)}"
     if answer.chosen is None:
         for kind in ("memory", "quality", "unproven", "no figure"):
             if rest := [candidate for candidate in answer.left_out if candidate.kind == kind]:
@@ -234,8 +214,3 @@ def _other_model(answer: Recommendation) -> str:
         f"{other.model}, another model{steps}, takes {seconds(other.latency_s)} an image with {other.recipe}, where "
         f"{answer.model} takes {seconds(other.instead_of_s)} ({other.place}, {other.gpu}); its images are its own"
     )
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(names[:_MOST])
-    return shown if len(names) <= _MOST else f"{shown}, and {len(names) - _MOST} more"

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
+from vivace.evidence.tables import EvidenceTable
 from vivace.memory.fit import RESERVE_BYTES, fits
 from vivace.memory.footprints import footprints
 from vivace.memory.predict import Prediction
@@ -18,10 +21,7 @@ from vivace.memory.weightless import Weightless
 from vivace.models.find import SYNTHETIC
 from vivace.recommendation.advise import recommend_from
 from vivace.recommendation.answer import RecipeFigures, Recommendation
-from vivace.recommendation.committed import committed_tables
-from vivace.recommendation.community import community_tables
 from vivace.recommendation.criteria import Criteria
-from vivace.recommendation.evidence import EvidenceTable
 from vivace.recommendation.parsed import resolve
 from vivace.recommendation.predicted_tables import Card
 from vivace.recommendation.published_tables import published_tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vivace.errors import RecipeError
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.recommendation.kin import Kin
 from vivace.recommendation.parsed import resolve
 from vivace.stats import Interval

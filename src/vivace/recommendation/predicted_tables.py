@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vivace.errors import RecipeError
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.hardware import CHIPS, Chip, Gpu, Near, known_gpu, near
 from vivace.memory.estimate import Saving, Scheme, largest_encoder, need_of
 from vivace.memory.fit import RESERVE_BYTES
 from vivace.memory.footprints import footprints
 from vivace.memory.predict import Prediction
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
 from vivace.recommendation.kin import Kin
 from vivace.recommendation.parsed import resolve
 from vivace.recommendation.projection import around, by_operations, on_chip

@@ -7,12 +7,12 @@ from functools import cache
 from itertools import groupby
 
 from vivace.errors import RecipeError
+from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.recipes.recipe import Recipe
-from vivace.recommendation.evidence import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.recommendation.parsed import resolve
 from vivace.stats import Gate, Interval
-from vivace.studies.file import StudyFile, published_studies, read_study
 from vivace.studies.published import Published
+from vivace.studies.study_file import StudyFile, published_studies, read_study
 
 TIMES = ("p50", "latency", "mean")
 """Metrics that are the time of an image, the most robust first."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from vivace.evidence.choice import simplest_of_best
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.recommendation.criteria import Goal
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
 from vivace.stats import ONE_ROUND_MARGIN, Interval
 
 NOISE = 0.03
@@ -60,10 +61,11 @@ def choose(ranked: Sequence[Ranked], goal: Goal) -> Selection | None:
     if not ordered:
         return None
     best = ordered[0]
-    equals = [ranked for ranked in ordered if ranked is best or is_tie(ranked, best)]
-    chosen = min(
-        equals,
-        key=lambda ranked: (
+    chosen, equals = simplest_of_best(
+        best,
+        ordered,
+        is_tie,
+        lambda ranked: (
             *_simplicity(ranked.row),
             -ranked.score.point if goal in _TIMED else _slow(ranked),
         ),

@@ -32,7 +32,7 @@ def quality_of(answer: Recommendation) -> str:
     if judged is not None:
         return f"{_gate_word(judged.gate)}: {judged.reason}"
     keeps = (
-        f"over {basis.baseline} it only reorders or rounds arithmetic, which is declared to keep the picture"
+        f"over {basis.baseline} it only reorders or rounds arithmetic, which is declared to keep the image"
     )
     if basis.kind == "predicted":
         return f"{keeps}; not judged on this model"
@@ -125,7 +125,7 @@ def why_lost(answer: Recommendation) -> str:
                 )
             )
         elif chosen.same_picture and not other.same_picture:
-            simpler += "the one that keeps the picture"
+            simpler += "the one that keeps the image"
         elif answer.criteria.goal in ("memory", "stability"):
             simpler += "faster"
         else:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from vivace.errors import RecipeError
-from vivace.recommendation.committed import committed_tables
-from vivace.recommendation.evidence import EvidenceTable
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.tables import EvidenceTable
 from vivace.recommendation.kin import kin_of
 from vivace.recommendation.parsed import resolve
 

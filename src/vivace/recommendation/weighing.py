@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.hardware import Near, capability_of, known_gpu, near
 from vivace.memory.footprints import footprints
 from vivace.recommendation.answer import LeftOut
 from vivace.recommendation.criteria import Goal
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
 from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.projection import on_chip
 from vivace.recommendation.ranking import NOISE, Selection, choose, rank

@@ -12,9 +12,9 @@ from vivace.report.page import environment
 from vivace.report.rows import Row
 from vivace.report.scatter import plots
 from vivace.report.summary import ratio, seconds
-from vivace.report.text import shortened
+from vivace.report.value_text import shortened
 from vivace.spec.recipe import short_form
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 _WIDTH = 820
 _LABELS, _VALUES = 300, 180  # pixels beside the bars

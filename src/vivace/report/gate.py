@@ -36,13 +36,13 @@ def judge(
 
     Broken images (black, flat, noise) fail any recipe; `judge_figures` decides on the others.
     """
-    reason = broken_pictures(record, baseline)
+    reason = broken_images(record, baseline)
     if reason is not None:
         return Judgement(Gate.FAILED, reason, "broken")
     if fidelity is None:
         return None
-    pictures = record.rounds[0].pictures
-    if pictures and all(HIDDEN in picture.faults for picture in pictures):
+    images = record.rounds[0].pictures
+    if images and all(HIDDEN in image.faults for image in images):
         reason = (
             "the model's safety checker replaced all images by black ones, of this recipe and of the baseline"
         )
@@ -68,7 +68,7 @@ def judge_figures(
         floor: the baseline against itself; None if unknown.
         limits: of the scorer, see `Limits.for_scorer`.
         same_picture: whether the images should be the same as the baseline's.
-        edits: whether the images should be like the pictures that they were made from.
+        edits: whether the images should be like the images that they were made from.
     """
     if fidelity.num_identical == fidelity.num_pictures:
         return Judgement(Gate.PASSED, "all images are identical to the baseline's")
@@ -89,7 +89,7 @@ def judge_figures(
     return _worst(judgements, "no limit on quality is set")
 
 
-def broken_pictures(record: Record, baseline: Record) -> str | None:
+def broken_images(record: Record, baseline: Record) -> str | None:
     """Return e.g. "2 of 6 images are broken (black)"; None if no image is broken, a few flat ones excepted.
 
     An image that is broken in the baseline too (e.g. a safety checker's black frame) does not count.

@@ -25,8 +25,8 @@ from vivace.report.rows import Row
 from vivace.spec.figures import ImageFigures
 from vivace.spec.record import ImageRecord
 
-ReadPicture = Callable[[str], bytes | None]
-PictureKey = tuple[int, str, int]  # index, prompt, seed
+ImageReader = Callable[[str], bytes | None]
+ImageKey = tuple[int, str, int]  # index, prompt, seed
 
 MAX_ROWS = 12
 MAX_EMBEDDED_SIDE = 512  # pixels; a larger image is embedded as a thumbnail
@@ -69,7 +69,7 @@ class GridCell:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One prompt and seed. `sources` are the pictures that its images were made from: "source", "mask", "control"."""
+    """One prompt and seed. `sources` are the images that its images were made from: "source", "mask", "control"."""
 
     prompt: str
     seed: int
@@ -83,7 +83,7 @@ class Grid:
 
     columns: tuple[GridColumn, ...]
     rows: tuple[GridRow, ...]
-    without_pictures: tuple[GridColumn, ...]
+    without_images: tuple[GridColumn, ...]
     order: str
     is_small: bool
     has_thumbnails: bool
@@ -98,83 +98,83 @@ class Grid:
         return any(cell.difference for row in self.rows for cell in row.cells)
 
 
-def grid(rows: Sequence[Row], read_picture: ReadPicture, max_bytes: int) -> Grid:
+def grid(rows: Sequence[Row], read_image: ImageReader, max_bytes: int) -> Grid:
     """Return the grid of one run.
 
     Args:
         rows: the rows, the baseline first.
-        read_picture: returns the PNG of an image, or of a source, by its sha256; None if its file is missing.
+        read_image: returns the PNG of an image, or of a source, by its sha256; None if its file is missing.
         max_bytes: limit on all embedded images together; one row is shown in any case.
     """
-    pictures = {number: _pictures(row) for number, row in enumerate(rows, 1)}
-    columns = tuple(GridColumn(n, row) for n, row in enumerate(rows, 1) if pictures[n])
-    keys = sorted({key for by_key in pictures.values() for key in by_key})
-    losses = {c.number: _losses(c.row, pictures[c.number], rows[0], pictures[1]) for c in columns}
+    images = {number: _pictures(row) for number, row in enumerate(rows, 1)}
+    columns = tuple(GridColumn(n, row) for n, row in enumerate(rows, 1) if images[n])
+    keys = sorted({key for by_key in images.values() for key in by_key})
+    losses = {c.number: _losses(c.row, images[c.number], rows[0], images[1]) for c in columns}
     ranks = {number: _ranks(values) for number, values in losses.items()}
     ordered = sorted(keys, key=lambda key: _sort_key(key, ranks, losses))
-    shown: list[GridRow] = []
+    grid_rows: list[GridRow] = []
     left = max_bytes
     for key in ordered[:MAX_ROWS]:
-        cells = _cells(key, columns, pictures, ranks, read_picture)
-        sources = _sources(rows[0], key, read_picture)
+        cells = _cells(key, columns, images, ranks, read_image)
+        sources = _sources(rows[0], key, read_image)
         left -= sum(len(e.uri) for c in cells for e in (c.picture, c.difference) if e is not None)
         left -= sum(len(embedded.uri) for _, embedded in sources)
-        if shown and left < 0:
+        if grid_rows and left < 0:
             break
-        shown.append(GridRow(key[1], key[2], cells, sources))
-    embedded = [c.picture for row in shown for c in row.cells if c.picture is not None]
+        grid_rows.append(GridRow(key[1], key[2], cells, sources))
+    embedded = [c.picture for row in grid_rows for c in row.cells if c.picture is not None]
     return Grid(
         columns=columns,
-        rows=tuple(shown),
-        without_pictures=tuple(GridColumn(n, row) for n, row in enumerate(rows, 1) if not pictures[n]),
-        order=_describe_order(len(shown), len(keys), columns, ranks),
+        rows=tuple(grid_rows),
+        without_images=tuple(GridColumn(n, row) for n, row in enumerate(rows, 1) if not images[n]),
+        order=_describe_order(len(grid_rows), len(keys), columns, ranks),
         is_small=max((max(e.width, e.height) for e in embedded), default=0) <= _SMALL_SIDE,
         has_thumbnails=any(e.is_thumbnail for e in embedded),
     )
 
 
-def _pictures(row: Row) -> dict[PictureKey, ImageRecord]:
+def _pictures(row: Row) -> dict[ImageKey, ImageRecord]:
     """Return a row's images by index, prompt and seed: only images of the same prompt and noise are comparable.
 
     A retried trial may have generated its images in a later round than the first.
     """
-    pictures = next((r.pictures for r in row.record.rounds if r.pictures), ())
-    return {(p.index, p.prompt, p.seed): p for p in pictures}
+    images = next((r.pictures for r in row.record.rounds if r.pictures), ())
+    return {(p.index, p.prompt, p.seed): p for p in images}
 
 
-def _sources(row: Row, key: PictureKey, read_picture: ReadPicture) -> tuple[tuple[str, EmbeddedImage], ...]:
-    """Return the pictures that an image was made from, with their names; none for text."""
+def _sources(row: Row, key: ImageKey, read_image: ImageReader) -> tuple[tuple[str, EmbeddedImage], ...]:
+    """Return the images that an image was made from, with their names; none for text."""
     source = row.record.trial.workload.source_of(key[0])
     if source is None:
         return ()
     named = (("source", source.image), ("mask", source.mask), ("control", source.control))
     embedded_sources = (
-        (name, _cell(read_picture(sha), None).picture) for name, sha in named if sha is not None
+        (name, _cell(read_image(sha), None).picture) for name, sha in named if sha is not None
     )
     return tuple((name, embedded) for name, embedded in embedded_sources if embedded is not None)
 
 
 def _losses(
     row: Row,
-    pictures: Mapping[PictureKey, ImageRecord],
+    images: Mapping[ImageKey, ImageRecord],
     baseline: Row,
-    references: Mapping[PictureKey, ImageRecord],
-) -> dict[PictureKey, float]:
+    references: Mapping[ImageKey, ImageRecord],
+) -> dict[ImageKey, float]:
     """Return the loss of each image that has one."""
-    figures, originals = _by_picture(row), _by_picture(baseline)
+    figures, originals = _by_image(row), _by_image(baseline)
     margin = _margin(baseline) if not row.record.trial.recipe.same_picture else None
     losses = {}
-    for key, picture in pictures.items():
+    for key, image in images.items():
         reference = references.get(key)
-        if picture.faults:
+        if image.faults:
             if row.is_baseline or reference is None or not reference.faults:
                 losses[key] = math.inf
             continue
         if reference is None:
             continue
         loss = _loss(
-            figures.get((picture.sha256, reference.sha256, picture.prompt)),
-            originals.get((reference.sha256, reference.sha256, picture.prompt)),
+            figures.get((image.sha256, reference.sha256, image.prompt)),
+            originals.get((reference.sha256, reference.sha256, image.prompt)),
             margin,
         )
         if loss > _MIN_LOSS:
@@ -192,7 +192,7 @@ def _loss(figures: ImageFigures | None, original: ImageFigures | None, margin: f
     return 1 - figures.against.get("ssim", 1.0)
 
 
-def _by_picture(row: Row) -> dict[tuple[str, str, str], ImageFigures]:
+def _by_image(row: Row) -> dict[tuple[str, str, str], ImageFigures]:
     return {(f.sha256, f.reference, f.prompt): f for f in row.figures}
 
 
@@ -207,17 +207,17 @@ def _margin(baseline: Row) -> float | None:
     return margin if margin > 0 else None
 
 
-def _ranks(losses: Mapping[PictureKey, float]) -> dict[PictureKey, int]:
+def _ranks(losses: Mapping[ImageKey, float]) -> dict[ImageKey, int]:
     """Rank a recipe's images: 1 for the worst, 2 for the next, ..."""
     ordered = sorted(losses, key=lambda key: (-losses[key], key))
     return {key: rank for rank, key in enumerate(ordered, 1)}
 
 
 def _sort_key(
-    key: PictureKey,
-    ranks: Mapping[int, Mapping[PictureKey, int]],
-    losses: Mapping[int, Mapping[PictureKey, float]],
-) -> tuple[float, float, PictureKey]:
+    key: ImageKey,
+    ranks: Mapping[int, Mapping[ImageKey, int]],
+    losses: Mapping[int, Mapping[ImageKey, float]],
+) -> tuple[float, float, ImageKey]:
     """Order rows by their best rank, then by their greatest loss."""
     rank = min((by_key[key] for by_key in ranks.values() if key in by_key), default=math.inf)
     loss = max((by_key[key] for by_key in losses.values() if key in by_key), default=0.0)
@@ -228,7 +228,7 @@ def _describe_order(
     num_shown: int,
     num_rows: int,
     columns: Sequence[GridColumn],
-    ranks: Mapping[int, Mapping[PictureKey, int]],
+    ranks: Mapping[int, Mapping[ImageKey, int]],
 ) -> str:
     part = "" if num_shown == num_rows else f" {num_shown} of {num_rows}"
     ranked = [c for c in columns if ranks[c.number]]
@@ -241,40 +241,40 @@ def _describe_order(
 
 
 def _cells(
-    key: PictureKey,
+    key: ImageKey,
     columns: Sequence[GridColumn],
-    pictures: Mapping[int, Mapping[PictureKey, ImageRecord]],
-    ranks: Mapping[int, Mapping[PictureKey, int]],
-    read_picture: ReadPicture,
+    images: Mapping[int, Mapping[ImageKey, ImageRecord]],
+    ranks: Mapping[int, Mapping[ImageKey, int]],
+    read_image: ImageReader,
 ) -> tuple[GridCell, ...]:
     """Return one row of the grid. Each distinct image is read and decoded once."""
-    reference = pictures[1].get(key) if columns[0].row.is_baseline else None
-    original = _decode(read_picture(reference.sha256)) if reference is not None else None
+    reference = images[1].get(key) if columns[0].row.is_baseline else None
+    original = _decode(read_image(reference.sha256)) if reference is not None else None
     by_sha: dict[str, GridCell] = {}
     cells = []
     for column in columns:
-        picture = pictures[column.number].get(key)
-        if picture is None:
+        image = images[column.number].get(key)
+        if image is None:
             cells.append(GridCell(None, "", "not generated"))
             continue
-        if picture.sha256 not in by_sha:
-            by_sha[picture.sha256] = _cell(read_picture(picture.sha256), original)
-        cell = by_sha[picture.sha256]
+        if image.sha256 not in by_sha:
+            by_sha[image.sha256] = _cell(read_image(image.sha256), original)
+        cell = by_sha[image.sha256]
         if column.row.is_baseline:
             cell = replace(cell, difference=None, difference_note=None)
-        title = f"{column.row.recipe}: {picture.prompt} (seed {picture.seed})"
+        title = f"{column.row.recipe}: {image.prompt} (seed {image.seed})"
         is_worst = ranks[column.number].get(key) == 1 and len(ranks[column.number]) > 1
-        note = cell.note or _note(column.row, picture, reference, cell, is_worst)
+        note = cell.note or _note(column.row, image, reference, cell, is_worst)
         cells.append(replace(cell, title=title, note=note))
     return tuple(cells)
 
 
 def _note(
-    row: Row, picture: ImageRecord, reference: ImageRecord | None, cell: GridCell, is_worst: bool
+    row: Row, image: ImageRecord, reference: ImageRecord | None, cell: GridCell, is_worst: bool
 ) -> str | None:
     """Return the caption of an image: its faults, and the figure that the recipe is held to."""
-    parts = list(picture.faults)
-    figures = _by_picture(row).get((picture.sha256, reference.sha256 if reference else "", picture.prompt))
+    parts = list(image.faults)
+    figures = _by_image(row).get((image.sha256, reference.sha256 if reference else "", image.prompt))
     if not row.is_baseline and cell.difference_note == _IDENTICAL:
         parts.append("identical to the baseline’s")
     elif figures is not None:
@@ -298,21 +298,21 @@ def _cell(png: bytes | None, original: Image.Image | None) -> GridCell:
     if image is None:
         return GridCell(None, "", "the image file is damaged")
     if max(image.size) <= MAX_EMBEDDED_SIDE:
-        shown = EmbeddedImage(_data_uri("png", png), image.width, image.height)
+        embedded = EmbeddedImage(_data_uri("png", png), image.width, image.height)
     else:
-        shown = replace(webp_image(reduced(image), quality=85), is_thumbnail=True)
+        embedded = replace(webp_image(reduced(image), quality=85), is_thumbnail=True)
     if original is None:
-        return GridCell(shown, "", None, None, "no image of the baseline")
+        return GridCell(embedded, "", None, None, "no image of the baseline")
     if image.size != original.size:
         sizes = f"{image.width} × {image.height} px, the baseline’s {original.width} × {original.height}"
-        return GridCell(shown, "", None, None, sizes)
+        return GridCell(embedded, "", None, None, sizes)
     # Subtracted at full size: thumbnails would average pixel-level differences away.
     difference = ImageChops.difference(image, original)
     largest = max(high for _, high in difference.getextrema())  # type: ignore[misc]
     if largest == 0:
-        return GridCell(shown, "", None, None, _IDENTICAL)
+        return GridCell(embedded, "", None, None, _IDENTICAL)
     amplified = reduced(difference).point([min(255, AMPLIFIED * v) for v in range(256)] * 3)
-    return GridCell(shown, "", None, webp_image(amplified, quality=50), f"at most {largest} of 255")
+    return GridCell(embedded, "", None, webp_image(amplified, quality=50), f"at most {largest} of 255")
 
 
 def _decode(png: bytes | None) -> Image.Image | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vivace.report.gate import broken_pictures
+from vivace.report.gate import broken_images
 from vivace.report.quality import Fidelity
 from vivace.report.rows import Row
 from vivace.stats import Gate, Interval, Verdict
@@ -52,12 +52,12 @@ class RowFigures:
 def line_of(
     number: int, row: Row, baseline: Row, warnings: Sequence[str], shared_reasons: Mapping[str, Sequence[int]]
 ) -> TextLine:
-    judged = row.judgement if row.latency is not None else None
-    reason = None if judged is None or judged.gate is Gate.PASSED else judged.reason
+    judgement = row.judgement if row.latency is not None else None
+    reason = None if judgement is None or judgement.gate is Gate.PASSED else judgement.reason
     return TextLine(
         number,
         row,
-        quality=None if judged is None else (judged.gate.value, _evidence(row, baseline)),
+        quality=None if judgement is None else (judgement.gate.value, _evidence(row, baseline)),
         quality_reason=None if reason in shared_reasons and not row.failed_quality else reason,
         warnings=tuple(w for w in row.warnings if w not in warnings),
     )
@@ -75,7 +75,7 @@ def shared_quality_reasons(rows: Sequence[Row]) -> dict[str, list[int]]:
 def _evidence(row: Row, baseline: Row) -> str:
     """Return short evidence for the verdict on quality: "match 0.994", "CLIP kept 97 % [95, 99]"."""
     fidelity, limits = row.fidelity, row.limits
-    if broken_pictures(row.record, baseline.record) is not None:
+    if broken_images(row.record, baseline.record) is not None:
         return "broken images"
     if fidelity is None:
         return ""

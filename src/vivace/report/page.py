@@ -18,7 +18,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vivace.report.downloads import MAX_LINK_BYTES, OfferedFile, table_files
-from vivace.report.grid import Grid, ReadPicture, grid
+from vivace.report.grid import Grid, ImageReader, grid
 from vivace.report.lines import RowFigures, TextLine, figures_of, line_of, shared_quality_reasons
 from vivace.report.plots import Breakdown, WaterfallBar, breakdowns, waterfall
 from vivace.report.reproduce import Reproduction, reproduction
@@ -37,11 +37,11 @@ from vivace.report.summary import (
     size,
     standing,
 )
-from vivace.report.text import between_s, breakable, count, date, sentence, shortened
+from vivace.report.value_text import between_s, breakable, count, date, sentence, shortened
 from vivace.spec.recipe import short_form
 from vivace.spec.record import Record
 
-MAX_PICTURE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
+MAX_IMAGE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
 MAX_TABLE_BYTES = 6_000_000  # of all tables that can be saved from the page
 
 
@@ -88,7 +88,7 @@ class _View:
     facts: tuple[tuple[str, str], ...]
 
     @property
-    def any_changes_picture(self) -> bool:
+    def any_changes_image(self) -> bool:
         return any(not line.row.record.trial.recipe.same_picture for line in self.lines)
 
     @property
@@ -98,22 +98,22 @@ class _View:
 
 def render_page(
     sections: Sequence[Section],
-    read_picture: ReadPicture,
+    read_image: ImageReader,
     title: str | None = None,
 ) -> str:
     """Return the whole report as one HTML document.
 
     Args:
         sections: the runs, in the order in which they are shown.
-        read_picture: returns the PNG of an image by its sha256, or None if its file is missing.
+        read_image: returns the PNG of an image by its sha256, or None if its file is missing.
         title: of the page; None for one that names the model and the device.
     """
     style, script = style_sheet(), sorting_script()
     filled = [s for s in sections if s.rows]
-    max_bytes = MAX_PICTURE_BYTES // max(1, len(filled))
+    max_bytes = MAX_IMAGE_BYTES // max(1, len(filled))
     max_table_bytes = min(MAX_LINK_BYTES, MAX_TABLE_BYTES // (len(filled) + 1))
     views = [
-        section_view(f"run-{i}", s, read_picture, max_bytes, max_table_bytes) for i, s in enumerate(filled, 1)
+        section_view(f"run-{i}", s, read_image, max_bytes, max_table_bytes) for i, s in enumerate(filled, 1)
     ]
     # Only trusted texts are exempt from escaping: style sheet and script, whose bytes are hashed, and the policy.
     return (
@@ -191,7 +191,7 @@ def environment(*packages: str) -> Environment:
 def section_view(
     id_: str,
     section: Section,
-    read_picture: ReadPicture,
+    read_image: ImageReader,
     max_bytes: int,
     max_table_bytes: int = MAX_LINK_BYTES,
 ) -> _View:
@@ -234,7 +234,7 @@ def section_view(
         plots=plots(rows),
         strips=strips(rows),
         unplotted=tuple(line for line in lines if line.row.latency is None),
-        grid=grid(rows, read_picture, max_bytes),
+        grid=grid(rows, read_image, max_bytes),
         facts=_facts(rows[0]),
     )
 

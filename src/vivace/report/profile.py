@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vivace.report.summary import seconds, size
+from vivace.report.text_table import TextTable, csv_text
 from vivace.spec.profiling import HostWait, MemoryTimeline, Profile, Share
-from vivace.untrusted.text import csv_cell, markdown_cell, plain
+from vivace.untrusted.terminal_text import markdown_cell, plain
 
 TOP = 20
 _NAME_WIDTH = 56  # characters
@@ -22,14 +21,11 @@ _SHOWN_CHANGE = 0.005
 
 @dataclass(frozen=True)
 class ProfileSection:
-    """A table with a title; cells are text, the first column is a name. `note` is printed below it."""
+    """A table with a title; its first column is a name. `note` is printed below it."""
 
     title: str
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
+    table: TextTable
     note: str = ""
-    num_left: int = 1
-    """Columns that are aligned to the left."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,14 @@ def profile_json(profile: Profile) -> dict[str, Any]:
 
 def profile_csv(profile: Profile) -> str:
     """Return the operator table as CSV."""
-    return _csv(table_rows(profile))
+    rows = table_rows(profile)
+    return csv_text(list(rows[0]), rows)
 
 
 def changes_csv(changes: Sequence[ProfileChange]) -> str:
     """Return changes as CSV."""
-    return _csv([change.to_dict() for change in changes])
+    rows = [change.to_dict() for change in changes]
+    return csv_text(list(rows[0]), rows)
 
 
 def profile_text(profile: Profile, format_: str, top: int = TOP) -> str:
@@ -146,9 +144,9 @@ def sections(profile: Profile, top: int = TOP) -> Iterator[ProfileSection]:
         ]
         yield ProfileSection(
             "GPU idle, by what ended it",
-            ("component", "before", "gaps", "idle", "of it host late"),
-            rows,
-            num_left=2,
+            TextTable(
+                ("component", "before", "gaps", "idle", "of it host late"), rows, left=frozenset({"before"})
+            ),
         )
     if profile.waits:
         yield _wait_section(profile.waits, top, is_gpu)
@@ -208,7 +206,7 @@ def _operator_section(profile: Profile, top: int) -> ProfileSection:
         + ("" if profile.gpu_busy_s is None else f"; self CUDA time total: {seconds(profile.self_cuda_s)}")
         + (f"; {rest} more rows with --top {len(operators)}" if rest > 0 else "")
     )
-    return ProfileSection("Operators", headings, rows, note)
+    return ProfileSection("Operators", TextTable(headings, rows), note)
 
 
 def _without_cuda(cells: tuple[str, ...]) -> tuple[str, ...]:
@@ -223,9 +221,8 @@ def _share_section(title: str, what: str, shares: Sequence[Share], is_gpu: bool)
         if is_gpu:
             cells += [seconds(share.cuda_s), f"{_percent(share.cuda_s, cuda):.2f}%"]
         rows.append(tuple(cells))
-    return ProfileSection(
-        title, (what, "Self CPU", "Self CPU %", *(("Self CUDA", "Self CUDA %") * is_gpu)), rows
-    )
+    headings = (what, "Self CPU", "Self CPU %", *(("Self CUDA", "Self CUDA %") * is_gpu))
+    return ProfileSection(title, TextTable(headings, rows))
 
 
 def _wait_section(waits: Sequence[HostWait], top: int, is_gpu: bool) -> ProfileSection:
@@ -235,9 +232,8 @@ def _wait_section(waits: Sequence[HostWait], top: int, is_gpu: bool) -> ProfileS
         for wait in waits[:top]
     ]  # fmt: skip
     title = "The host waits for the GPU" if is_gpu else "Values read: on a GPU, the host would wait here"
-    return ProfileSection(
-        title, ("kind", "what", "where", "component", "count", "time", "bytes"), rows, num_left=4
-    )
+    headings = ("kind", "what", "where", "component", "count", "time", "bytes")
+    return ProfileSection(title, TextTable(headings, rows, left=frozenset(headings[:4])))
 
 
 def place(wait: HostWait) -> str:
@@ -252,7 +248,8 @@ def _memory_section(memory: MemoryTimeline, length_s: float) -> ProfileSection:
     ]
     what = f"{memory.kind}, {size(memory.before_bytes)} at the start" if memory.before_bytes else memory.kind
     note = f"peak {size(memory.peak_bytes)} ({what})\n{sparkline(memory, length_s)}"
-    return ProfileSection("Memory", ("allocated by", "held at the peak", "most held meanwhile"), rows, note)
+    headings = ("allocated by", "held at the peak", "most held meanwhile")
+    return ProfileSection("Memory", TextTable(headings, rows), note)
 
 
 def _by_component(memory: MemoryTimeline) -> Iterator[tuple[str, int | None]]:
@@ -286,7 +283,7 @@ def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Profile
     if before.gpu_busy_s is not None and after.gpu_busy_s is not None:
         rows.append(("GPU busy", *_pair(before.gpu_busy_s, after.gpu_busy_s)))
         rows.append(("GPU idle, host late", *_pair(before.host_late_s or 0, after.host_late_s or 0)))
-    yield ProfileSection("Before and after", ("", *names, "difference"), rows)
+    yield ProfileSection("Before and after", TextTable(("", *names, "difference"), rows))
     for title, old, new in (
         ("Self time by kernel family", before.families, after.families),
         ("Self time by component", before.components, after.components),
@@ -297,8 +294,10 @@ def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Profile
         order = sorted({**b, **a}, key=lambda name: -max(b.get(name, 0), a.get(name, 0)))
         yield ProfileSection(
             title,
-            ("", *names, "difference"),
-            [(name, *_pair(b.get(name, 0), a.get(name, 0))) for name in order],
+            TextTable(
+                ("", *names, "difference"),
+                [(name, *_pair(b.get(name, 0), a.get(name, 0))) for name in order],
+            ),
         )
     least = _SHOWN_CHANGE * max(before.plain_s, after.plain_s)
     differing = [
@@ -314,8 +313,7 @@ def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Profile
     ]  # fmt: skip
     yield ProfileSection(
         "Operators that went, shrank, grew or appeared",
-        ("Name", "change", *names, "difference", "# of Calls"),
-        operators,
+        TextTable(("Name", "change", *names, "difference", "# of Calls"), operators),
         f"self time on the {'GPU' if is_gpu else 'CPU'}; changes within the range of the profiled calls, "
         f"or under {100 * _SHOWN_CHANGE:g} % of the call, are left out",
     )
@@ -330,26 +328,12 @@ def _signed(value: float) -> str:
 
 
 def _shown(section: ProfileSection, format_: str) -> str:
+    table = section.table
     if format_ == "md":
-        lines = [f"### {section.title}", ""]
-        lines += [
-            f"| {' | '.join(map(markdown_cell, section.headings))} |",
-            "|" + " --- |" * len(section.headings),
-        ]
-        lines += [f"| {' | '.join(map(markdown_cell, row))} |" for row in section.rows]
         note = ["", *(f"{line}  " for line in section.note.splitlines())] if section.note else []
-        return "\n".join(lines + note).rstrip()
-    cells = [section.headings, *((_short(row[0]), *map(plain, row[1:])) for row in section.rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            c.ljust(w) if k < section.num_left else c.rjust(w)
-            for k, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-    note = [section.note] if section.note else []
-    return "\n".join([section.title, *(line.rstrip() for line in lines), *note])
+        return "\n".join([f"### {section.title}", "", *table.markdown(), *note]).rstrip()
+    short = replace(table, rows=[(_short(name), *cells) for name, *cells in table.rows])
+    return "\n".join([section.title, *short.aligned(), *([section.note] if section.note else [])])
 
 
 def _short(name: str) -> str:
@@ -370,12 +354,3 @@ def _time(value: float) -> str:
 
 def _percent(value: float, total: float) -> float:
     return 100 * value / total if total else 0.0
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: csv_cell(value) for name, value in row.items()})
-    return out.getvalue()

@@ -136,17 +136,17 @@ class PairedFigures:
     references: tuple[ImageFigures, ...]
 
 
-def paired_figures(pictures: Sequence[ImageRecord], baseline: Record, quality: QualityPass) -> PairedFigures:
+def paired_figures(images: Sequence[ImageRecord], baseline: Record, quality: QualityPass) -> PairedFigures:
     """Pair the stored figures of images with the baseline's. Images without figures are left out."""
     references = {(p.prompt, p.seed): p.sha256 for p in baseline.rounds[0].pictures}
     rows, originals = [], []
-    for picture in pictures:
-        sha = references.get((picture.prompt, picture.seed))
+    for image in images:
+        sha = references.get((image.prompt, image.seed))
         if sha is None:
             continue
         workload = baseline.trial.workload
-        row = quality.figures.get(key_of(picture, sha, workload, quality.scorer))
-        as_drawn = picture.model_copy(update={"sha256": sha})
+        row = quality.figures.get(key_of(image, sha, workload, quality.scorer))
+        as_drawn = image.model_copy(update={"sha256": sha})
         original = quality.figures.get(key_of(as_drawn, sha, workload, quality.scorer))
         if row is not None and original is not None:
             rows.append(row)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vivace.report.downloads import OfferedFile, text_file
 from vivace.report.rows import Row
 from vivace.spec.workload import Workload
-from vivace.untrusted.text import lines_of
+from vivace.untrusted.terminal_text import lines_of
 
 PROMPTS_FILE = "prompts"
 _MAX_SHOWN = 20_000  # characters of prompts in the page
@@ -38,16 +38,16 @@ def reproduction(rows: Sequence[Row]) -> Reproduction:
     file = None
     if all(_is_line(prompt) for prompt in workload.prompts):
         file = text_file("".join(f"{p}\n" for p in workload.prompts), "txt", PROMPTS_FILE, _MAX_FILE_BYTES)
-    shown, left = 0, _MAX_SHOWN
+    num_listed, left = 0, _MAX_SHOWN
     for prompt in workload.prompts:
         left -= len(prompt)
         if left < 0:
             break
-        shown += 1
+        num_listed += 1
     return Reproduction(
         command="" if file is None else _command(rows, f"{PROMPTS_FILE}.txt"),
-        prompts=workload.prompts[:shown],
-        num_hidden=len(workload.prompts) - shown,
+        prompts=workload.prompts[:num_listed],
+        num_hidden=len(workload.prompts) - num_listed,
         file=file if file is not None and file.uri is not None else None,
     )
 

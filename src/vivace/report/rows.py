@@ -159,11 +159,11 @@ class Row:
                 f"{graphs} CUDA graph{'' if graphs == 1 else 's'} captured during the timed calls, which made them "
                 "longer: each new shape needs one, such as that of a prompt of another length"
             )
-        pictures = self.record.rounds[0].pictures
-        if hidden := [picture for picture in pictures if HIDDEN in picture.faults]:
-            which = ", ".join(f"{picture.prompt!r} with seed {picture.seed}" for picture in hidden[:3])
+        images = self.record.rounds[0].pictures
+        if hidden := [image for image in images if HIDDEN in image.faults]:
+            which = ", ".join(f"{image.prompt!r} with seed {image.seed}" for image in hidden[:3])
             warnings.append(
-                f"the model's safety checker replaced {len(hidden)} of {len(pictures)} images by black ones, which say "
+                f"the model's safety checker replaced {len(hidden)} of {len(images)} images by black ones, which say "
                 f"nothing of quality: {which}{', ...' if len(hidden) > 3 else ''}"
             )
         if self.limit is not None and self.limit.problem is not None:

@@ -84,12 +84,12 @@ def _strip(number: int, row: Row, middle_s: float, rounds: Sequence[Sequence[flo
         share = max(-1.0, min(1.0, deviation(time_s) / scale))
         return round(HEIGHT / 2 - share * (HEIGHT / 2 - _EDGE), 1)
 
-    shown = _thinned(rounds)
-    width = (WIDTH - _GAP * (len(shown) - 1)) / sum(map(len, shown))
+    thinned = _thinned(rounds)
+    width = (WIDTH - _GAP * (len(thinned) - 1)) / sum(map(len, thinned))
     dots: list[str] = []
     beyond: list[str] = []
     lines, start = [], 0.0
-    for samples, kept in zip(rounds, shown, strict=True):
+    for samples, kept in zip(rounds, thinned, strict=True):
         for k, time_s in enumerate(kept):
             point = f"M{start + (k + 0.5) * width:.0f} {y(time_s):g}h0"
             (dots if abs(deviation(time_s)) <= scale else beyond).append(point)

@@ -288,13 +288,13 @@ def _y_axis(values: Sequence[Value], measure: Measure, bottom: float, top: float
     kept = _ends(v.y for v in values if not v.failed)
     kept += [] if measure.limit is None else [measure.limit]
     if sum(not v.failed for v in values) < 2:
-        shown = _ends(v.y for v in values)
+        values_in_view = _ends(v.y for v in values)
     else:
         span = max(max(kept) - min(kept), _LEAST_SPAN * unit)
         near = [v.y for v in values if v.failed and v.y.point >= min(kept) - span]
-        shown = kept + _ends(near)
-    shown = [*shown, max(shown) - _LEAST_SPAN * unit]
-    return Axis.over(shown, bottom, top, num_ticks=5, may_start_at_zero=False)
+        values_in_view = kept + _ends(near)
+    values_in_view = [*values_in_view, max(values_in_view) - _LEAST_SPAN * unit]
+    return Axis.over(values_in_view, bottom, top, num_ticks=5, may_start_at_zero=False)
 
 
 def _bar(axis: Axis, interval: Interval) -> tuple[float, float] | None:

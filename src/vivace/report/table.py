@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import re
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from vivace.report.rows import Row, shared_warnings
@@ -24,8 +21,9 @@ from vivace.report.summary import (
     seconds,
     size,
 )
+from vivace.report.text_table import TextTable, csv_text
+from vivace.report.value_text import whole_words
 from vivace.stats import Gate
-from vivace.untrusted.text import csv_cell, markdown_cell, markdown_code_cell
 
 FORMATS = ("table", "json", "csv", "md")
 _COST = "cost of 1,000"
@@ -52,7 +50,7 @@ _COLUMNS = (
     ("first call", 4),
     ("n", 9),
 )
-_LEFT = {"recipe", "verdict", "quality"}
+_LEFT = frozenset({"recipe", "verdict", "quality"})
 _GAP = 2
 _RECIPE_WIDTH = 32
 """Characters that a recipe gets, if it needs them, before columns are left out."""
@@ -64,7 +62,7 @@ def render(rows: Sequence[Row], format_: str) -> str:
     if format_ == "json":
         return json.dumps([row.to_json() for row in rows], indent=2) + "\n"
     if format_ == "csv":
-        return _csv(rows)
+        return csv_text(_CSV_FIELDS, [csv_row(row) for row in rows])
     if format_ == "md":
         return _markdown(rows)
     out = io.StringIO()
@@ -76,18 +74,15 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print the table to a terminal. Recipes break at a plus sign, figures never. Reasons and warnings follow."""
     cells = [_cells(row) for row in rows]
     shown, recipe_width = _fitting([[heading for heading, _ in _COLUMNS], *cells], console.width)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-    for i in shown:
-        heading = _COLUMNS[i][0]
-        table.add_column(
-            heading, justify="left" if heading in _LEFT else "right", no_wrap=i > 0, overflow="fold"
-        )
+    TextTable(
+        tuple(_COLUMNS[i][0] for i in shown),
+        [[texts[i] for i in shown] for texts in cells],
+        left=_LEFT,
+        label_width=recipe_width,
+        styles=["dim" if row.latency is None else "red" if row.failed_quality else None for row in rows],
+        keeps_figures=True,
+    ).print(console)
     shared = shared_warnings(rows)
-    for row, texts_of_row in zip(rows, cells, strict=True):
-        style = "dim" if row.latency is None else "red" if row.failed_quality else None
-        texts = ["\n".join(broken(texts_of_row[0], recipe_width)), *(texts_of_row[i] for i in shown[1:])]
-        table.add_row(*map(Text, texts), style=style)  # Text: brackets in a recipe are not rich markup
-    console.print(table)
     for row in rows:
         if note := _note(row, shared):
             console.print(Text(whole_words(f"{row.name}: {note}", console.width)))
@@ -101,30 +96,14 @@ def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int
     """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     is_filled = [any(cell != "-" for cell in column[1:]) for column in zip(*cells, strict=True)]
-    shown = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or is_filled[i]]
+    columns = [i for i, (_, rank) in enumerate(_COLUMNS) if rank == 0 or is_filled[i]]
     least_width = min(widths[0], _RECIPE_WIDTH)
     while True:
-        left = width - sum(widths[i] + _GAP for i in shown[1:]) - _GAP
-        ranks = {_COLUMNS[i][1] for i in shown}
+        left = width - sum(widths[i] + _GAP for i in columns[1:]) - _GAP
+        ranks = {_COLUMNS[i][1] for i in columns}
         if left >= least_width or ranks == {0}:
-            return shown, max(left, len("recipe"))
-        shown = [i for i in shown if _COLUMNS[i][1] < max(ranks)]
-
-
-def broken(recipe: str, width: int) -> list[str]:
-    """Return a recipe in lines of at most `width` characters, broken after plus signs where that is possible."""
-    lines = [""]
-    for part in re.split(r"(?<=\+)", recipe):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("")
-        lines[-1] += part
-    return lines
-
-
-def whole_words(text: str, width: int) -> str:
-    """Break words that are longer than a line after plus signs, so that no technique is torn apart by the terminal."""
-    words = ("\n".join(broken(word, width)) if len(word) > width else word for word in text.split(" "))
-    return " ".join(words)
+            return columns, max(left, len("recipe"))
+        columns = [i for i in columns if _COLUMNS[i][1] < max(ranks)]
 
 
 def _cells(row: Row) -> list[str]:
@@ -186,13 +165,9 @@ def _markdown(rows: Sequence[Row]) -> str:
         _LIKE: not any(row.fidelity and row.fidelity.source_similarity for row in rows),
     }
     shown = [i for i, (name, _) in enumerate(_COLUMNS) if not empty.get(name)]
-    headings = [_COLUMNS[i][0] for i in shown] + ["notes"]
-    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
-    for row in rows:
-        texts = _cells(row)
-        recipe, *cells = [*(texts[i] for i in shown), _note(row)]
-        lines.append("| " + " | ".join([markdown_code_cell(recipe), *map(markdown_cell, cells)]) + " |")
-    return "\n".join(lines) + "\n"
+    texts = [[*(cells[i] for i in shown), _note(row)] for row in rows for cells in [_cells(row)]]
+    table = TextTable((*(_COLUMNS[i][0] for i in shown), "notes"), texts, is_code=True)
+    return "\n".join(table.markdown()) + "\n"
 
 
 _CSV_FIELDS = (
@@ -208,15 +183,6 @@ _CSV_FIELDS = (
     "gpu_temperature_c", "throttled", "cost_per_1000", "cpu_share", "device", "device_name", "gpu_index", "gpu_uuid",
     "host", "warnings",
 )  # fmt: skip
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, _CSV_FIELDS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: csv_cell(value) for name, value in csv_row(row).items()})
-    return out.getvalue()
 
 
 def csv_row(row: Row) -> dict[str, object]:

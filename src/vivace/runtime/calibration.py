@@ -13,6 +13,7 @@ from vivace.machinery.step_caching.magcache_ratios import Ratios
 from vivace.machinery.step_caching.teacache_fit import Fit, watching_changes
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
+from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.opening import open_session
 from vivace.runtime.session import Session
 from vivace.technique import component_of
@@ -26,7 +27,7 @@ def calibrate_teacache(
     device: str,
     prompts: Sequence[str],
     *,
-    num_pictures: int = 8,
+    num_images: int = 8,
     degree: int = 4,
     call: dict[str, Any] | None = None,
     on_image: OnImage = lambda num_images: None,
@@ -35,7 +36,7 @@ def calibrate_teacache(
 
     Args:
         prompts: used in turn, with seeds 0, 1, ...
-        num_pictures: images to generate.
+        num_images: images to generate.
         degree: of the polynomial.
         call: size, steps and guidance that differ from the model's own.
         on_image: called with 0 when the model is read, and after each image with the number of images so far.
@@ -52,14 +53,14 @@ def calibrate_teacache(
     transformer = component_of(session.pipe, "denoiser")
     on_image(0)
     with watching_changes(transformer) as (changes, start_image):
-        for k in range(num_pictures):
+        for k in range(num_images):
             start_image()
             _generate(session, prompts, k)
             on_image(k + 1)
     try:
         fit = teacache_fit.fit_polynomial(changes, degree, _name(located), int(session.pipe.num_timesteps))
     except ValueError as error:
-        raise UsageError(f"teacache: {error}; give more --pictures or --num-inference-steps") from None
+        raise UsageError(f"teacache: {error}; give more --images or --num-inference-steps") from None
     return fit, _saved(lambda: teacache_fit.keep(fit, transformer))
 
 
@@ -68,7 +69,7 @@ def calibrate_magcache(
     device: str,
     prompts: Sequence[str],
     *,
-    num_pictures: int = 8,
+    num_images: int = 8,
     call: dict[str, Any] | None = None,
     on_image: OnImage = lambda num_images: None,
 ) -> tuple[Ratios, Path]:
@@ -77,7 +78,7 @@ def calibrate_magcache(
     transformer = component_of(session.pipe, "denoiser")
     on_image(0)
     tables: list[tuple[float, ...]] = []
-    for k in range(num_pictures):
+    for k in range(num_images):
         with watching_residuals(transformer) as residuals:
             _generate(session, prompts, k)
         try:
@@ -104,9 +105,8 @@ def _open(
 
 
 def _generate(session: Session, prompts: Sequence[str], k: int) -> None:
-    import torch
-
-    session(prompts[k % len(prompts)], generator=torch.Generator("cpu").manual_seed(k))
+    call = [(k, prompts[k % len(prompts)], k)]
+    session(**prompts_of(call), **generators_of(call))
 
 
 def _name(located: LocatedModel) -> str:

@@ -9,38 +9,56 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from vivace.families.pipeline_code import rounds_steps_up
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 from vivace.spec.workload import steps_for, steps_run
 from vivace.technique import CallContext, call_parameters, ignores_guidance_scale
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-_PICTURES = ("image", "control_image")
+Call = Sequence[tuple[int, str, int]]
+"""Index, prompt and seed of each image of one call."""
+_IMAGES = ("image", "control_image")
 
 
-def with_size_of_picture(
+def prompts_of(call: Call) -> dict[str, Any]:
+    """Return a call's prompts as the pipeline's `prompt` argument: one text, or a list of several."""
+    return {"prompt": call[0][1] if len(call) == 1 else [prompt for _, prompt, _ in call]}
+
+
+def generators_of(call: Call) -> dict[str, Any]:
+    """Return a call's generators, one for each image.
+
+    The noise is drawn on the CPU, so that it is the same on every device.
+    """
+    import torch
+
+    generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
+    return {"generator": generators[0] if len(call) == 1 else generators}
+
+
+def with_size_of_image(
     pipe: DiffusionPipeline, defaults: dict[str, Any], given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a call's defaults with the size of the picture that it is given, unless it is given a size too.
+    """Return a call's defaults with the size of the image that it is given, unless it is given a size too.
 
-    diffusers would stretch the picture to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's
+    diffusers would stretch the image to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's
     would draw 1024x1024 pixels whatever the size.
 
     Args:
         given: the arguments of the call.
     """
-    sizes = _of_its_picture(defaults, given)
+    sizes = _of_its_image(defaults, given)
     return _area(pipe, sizes | given) | sizes
 
 
 def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a call takes besides a prompt, for calls that calibrate: pictures that ship with vivace, of a size.
+    """Return what a call takes besides a prompt, for calls that calibrate: images that ship with vivace, of a size.
 
     Args:
         size: has the height and width, pixels.
     """
-    return example_pictures(type(pipe).__name__, size) | _area(pipe, size)
+    return example_images(type(pipe).__name__, size) | _area(pipe, size)
 
 
 def _area(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,14 +69,14 @@ def _area(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
     return {"max_area": height * width, "_auto_resize": False}
 
 
-def _of_its_picture(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _of_its_image(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     if "height" not in defaults or "height" in given or "width" in given:
         return defaults
-    for name in _PICTURES:
-        picture: Any = given.get(name)
-        picture = picture[0] if isinstance(picture, list) and picture else picture
-        if hasattr(picture, "convert"):  # PIL
-            return defaults | {"width": picture.size[0], "height": picture.size[1]}
+    for name in _IMAGES:
+        image: Any = given.get(name)
+        image = image[0] if isinstance(image, list) and image else image
+        if hasattr(image, "convert"):  # PIL
+            return defaults | {"width": image.size[0], "height": image.size[1]}
     return defaults
 
 

@@ -70,7 +70,7 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     # The class's method: on the instance it may be wrapped by a timer.
     accepted = inspect.signature(type(pipe).encode_prompt).parameters
     if "image" in accepted and name in EDITS:
-        raise Unsupported(f"{name} encodes prompts together with pictures; measure with --text prompts")
+        raise Unsupported(f"{name} encodes prompts together with images; measure with --text prompts")
     given = {
         k: v for k, v in arguments.items() if k in accepted and not (k == "max_sequence_length" and v is None)
     }

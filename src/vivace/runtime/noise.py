@@ -47,7 +47,7 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline, *, shares_scheduler: bool = Fals
             own = weights_dtype(vae)
             made = _cast(prepare(*bound.args, **bound.kwargs), dtype)
             if vae is not None and weights_dtype(vae) != own:
-                # SDXL's pipelines encode pictures in fp32, and then cast the VAE to the dtype that they were given.
+                # SDXL's pipelines encode images in fp32, and then cast the VAE to the dtype that they were given.
                 vae.to(dtype=own)
             return made
 
@@ -69,7 +69,7 @@ def _stepping_in_fp32(step: Method) -> Method:
 def _sample_latents_in_fp32(vae: Any) -> None:
     """Patch `vae.encode`: its input is cast to the encoder's dtype, and its latents are sampled in fp32.
 
-    A VAE encodes a picture as a distribution, from which the pipeline samples with the call's generator.
+    A VAE encodes an image as a distribution, from which the pipeline samples with the call's generator.
     """
 
     encode = vae.encode

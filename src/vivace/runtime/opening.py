@@ -33,7 +33,7 @@ def load(model: str, recipe: str = BASELINE, *, device: str = "auto", task: Task
             the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
         recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
         device: "auto" (a GPU if there is one), "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
-        task: "image", "inpaint", "control" or "edit" for a session that is called with pictures: `image`,
+        task: "image", "inpaint", "control" or "edit" for a session that is called with images: `image`,
             `mask_image`, `strength`, ... of the diffusers pipeline; None for what the model is published for.
 
     Raises:
@@ -95,7 +95,7 @@ def session_of(
             has_random_weights=located.model.is_synthetic,
             stored=stored_effects(located),
         ),
-        asked=Request(
+        request=Request(
             prompts=tuple(prompts)
             or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
             given=example_call(pipe, located.defaults | (defaults or {})),

@@ -8,12 +8,18 @@ be put back; of another one nothing is.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from vivace.errors import VivaceError
 from vivace.technique.traits import traits_given, with_traits
+
+_DICTIONARIES = (dict, OrderedDict)
+_PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})
+"""Types of most attributes: asking for these first takes a third of the time."""
 
 
 @contextmanager
@@ -77,12 +83,10 @@ class _Attributes:
 
     def __init__(self, owner: Any, holder: Any, *, weak: bool) -> None:
         self._owner = holder
-        kept = _weakly if weak else _as_it_is
-        self._values = {name: kept(value) for name, value in vars(owner).items()}
+        kept = _weakly if weak else dict
+        self._values = kept(vars(owner))
         self._inside = {
-            name: {key: kept(item) for key, item in value.items()}
-            for name, value in vars(owner).items()
-            if _is_plain_dict(value)
+            name: kept(value) for name, value in vars(owner).items() if type(value) in _DICTIONARIES
         }
 
     def held(self) -> list[Any]:
@@ -147,18 +151,22 @@ def _content(tensor: Any) -> Hashable:
     return id(tensor), tensor.dtype, tensor.device, tensor.data_ptr(), tensor.stride(), tensor._version
 
 
-def _is_plain_dict(value: Any) -> bool:
-    return isinstance(value, dict) and type(value).__name__ in ("dict", "OrderedDict")
+def _weakly(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a dictionary that refers weakly to weights and modules. Most of a module's are empty."""
+    if not values:
+        return {}
+    freed = _freed_types()
+    return {
+        name: weakref.ref(value) if type(value) not in _PLAIN and isinstance(value, freed) else value
+        for name, value in values.items()
+    }
 
 
-def _weakly(value: Any) -> Any:
+@cache
+def _freed_types() -> tuple[type, ...]:
     import torch
 
-    return weakref.ref(value) if isinstance(value, torch.Tensor | torch.nn.Module) else value
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    return torch.Tensor, torch.nn.Module
 
 
 def _strongly(value: Any) -> Any:

@@ -11,9 +11,9 @@ from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
 from vivace.measure.environment import environment
 from vivace.measure.machine import check_works, this_machine
 from vivace.models.export import atomic_folder
-from vivace.models.files import num_bytes
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
+from vivace.models.model_files import num_bytes
 from vivace.models.saved_folder import digests
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of

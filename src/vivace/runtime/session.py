@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.machinery.quantization.layers import move_to
-from vivace.machinery.samplers.limits import refused_steps
+from vivace.machinery.samplers.step_limits import refused_steps
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import (
     accepted_by,
@@ -17,7 +17,7 @@ from vivace.runtime.calls import (
     in_contexts,
     why_no_steps,
     with_negative_prompts,
-    with_size_of_picture,
+    with_size_of_image,
 )
 from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.loras import set_lora
@@ -68,6 +68,7 @@ class Session:
         on_step: called after each denoising step of a call, in its thread; see `runtime.cancelling`.
         warnings: what was assumed of the model's files, techniques that were left out because the pipeline already was
             as they would make it, and what else a user must know of the recipe.
+        idle: the techniques that were left out, by their text, and why.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Session:
         self.device = target.machine.device
         self.effects: dict[str, dict[str, int | float | str]] = {}
         self.warnings: list[str] = []
+        self.idle: dict[str, str] = {}
         self.on_step: OnStep | None = None
         self._calls = CallInProgress()
         self._applied: list[tuple[str, Effect]] = []
@@ -96,9 +98,9 @@ class Session:
             if where.on_host and not any(t.loads_from_host for t in recipe.techniques[index:]):
                 where = self._onload(where)
             request = replace(
-                target.asked, earlier=recipe.techniques[:index], later=recipe.techniques[index + 1 :]
+                target.request, earlier=recipe.techniques[:index], later=recipe.techniques[index + 1 :]
             )
-            current = replace(target, where=where, asked=request).with_defaults(self._defaults)
+            current = replace(target, where=where, request=request).with_defaults(self._defaults)
             effect = self._apply_technique(
                 technique, current, on_technique, alone=len(recipe.techniques) == 1
             )
@@ -140,6 +142,7 @@ class Session:
             if not error.already_so or alone:
                 raise NoEffect(f"{technique.name}: {error}", already_so=error.already_so) from None
             self.warnings.append(f"{technique.name}: {error}")
+            self.idle[technique.text] = str(error)
             if on_technique is not None:
                 on_technique(technique, None, str(error))
             return None
@@ -212,7 +215,7 @@ class Session:
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(call_parameters(self.pipe))[: len(args)])
         call = with_negative_prompts(
-            with_size_of_picture(
+            with_size_of_image(
                 self.pipe, {k: v for k, v in self.arguments.items() if k not in by_position}, kwargs
             ),
             args,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.compilation.compiled_code import counting_graphs
 from vivace.measure.accelerator import synchronise
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
+from vivace.runtime.calls import Call, generators_of, prompts_of
 from vivace.spec.sizes import Size
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class WarmedSize:
 def warm_up(self: Session, prompt: str | Sequence[str] = "", **call: Any) -> tuple[WarmedSize, ...]:
     """Draw twice at each size that the recipe announces, `compile(sizes=[...])`, or at the default size if none is.
 
-    Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from pictures
+    Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from images
     get examples of each size.
 
     Args:
@@ -51,32 +52,26 @@ def warm_up(self: Session, prompt: str | Sequence[str] = "", **call: Any) -> tup
         As a call of the session.
     """
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    return draw_twice(self, prompts, range(len(prompts)), **call)
+    return draw_twice(self, [(index, text, index) for index, text in enumerate(prompts)], **call)
 
 
-def draw_twice(
-    session: Session, prompts: Sequence[str], seeds: Sequence[int], **call: Any
-) -> tuple[WarmedSize, ...]:
+def draw_twice(session: Session, images: Call, **call: Any) -> tuple[WarmedSize, ...]:
     """Draw twice at each announced size, or at the default size."""
     defaults = session.defaults
     own = Size(defaults["width"], defaults["height"]) if {"width", "height"} <= defaults.keys() else None
     sizes: tuple[Size | None, ...] = session.recipe.announced_sizes or (own,)
-    return tuple(_draw_twice(session, list(prompts), seeds, size, call) for size in sizes)
+    return tuple(_draw_twice(session, images, size, call) for size in sizes)
 
 
-def _draw_twice(
-    session: Session, prompts: list[str], seeds: Sequence[int], size: Size | None, call: dict[str, Any]
-) -> WarmedSize:
-    import torch
-
+def _draw_twice(session: Session, images: Call, size: Size | None, call: dict[str, Any]) -> WarmedSize:
     size_arguments = {} if size is None else {"width": size.width, "height": size.height}
-    pictures = {} if size is None else example_pictures(type(session.pipe).__name__, size_arguments)
+    sources = {} if size is None else example_images(type(session.pipe).__name__, size_arguments)
     counted = counting_graphs()
     seconds, graphs = [], []
     for _ in range(2):
-        generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+        arguments = prompts_of(images) | generators_of(images) | size_arguments | sources | call
         start = time.perf_counter()
-        session(prompts, generator=generators, **(size_arguments | pictures | call))
+        session(**arguments)
         synchronise(session.device)
         seconds.append(time.perf_counter() - start)
         graphs.append(int(str(counted()["compiled_graphs"])))

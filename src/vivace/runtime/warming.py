@@ -138,8 +138,7 @@ def _draw(
     defaults = workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
     session = open_session(located, recipe, device, defaults, workload.prompts)
     on_loaded()
-    call = workload.calls()[0]
-    return Warmed(draw_twice(session, [prompt for _, prompt, _ in call], [seed for _, _, seed in call]))
+    return Warmed(draw_twice(session, workload.calls()[0]))
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.architecture import Component, Library
-from vivace.models.files import files_of
 from vivace.models.find import LocatedModel
 from vivace.models.folder_defaults import NAME
+from vivace.models.model_files import files_of
 from vivace.models.quiet import quiet
 from vivace.models.repository import INDEX, components_of, read_index
 from vivace.models.saved_folder import check_contents

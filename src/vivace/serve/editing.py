@@ -10,7 +10,7 @@ from typing import Any
 
 from vivace.errors import VivaceError, WorkloadError
 from vivace.models.find import LocatedModel
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 from vivace.models.tasks import own_task, rounds_up
 from vivace.runtime.calls import accepted_by
 from vivace.runtime.session import Session
@@ -105,7 +105,7 @@ def _draw(session: Session, width: int, height: int) -> None:
     import torch
 
     size = {"width": width, "height": height}
-    call: dict[str, Any] = size | example_pictures(type(session.pipe).__name__, size)
+    call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size)
     if "strength" in accepted_by(session.pipe):
         call["strength"] = 1.0
     own = int(session.defaults["num_inference_steps"])

@@ -20,7 +20,7 @@ from vivace.serve.requests import EditRequest, RequestError, Source, check_model
 from vivace.serve.settings import ModelState, ServeSettings
 from vivace.spec.sizes import Size
 from vivace.spec.workload import Task
-from vivace.untrusted.pictures import mask_in, picture_in
+from vivace.untrusted.image_files import mask_in, picture_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image

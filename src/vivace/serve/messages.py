@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from vivace.spec.workload import Task
 
@@ -105,12 +105,6 @@ def parsed(line: str) -> Message:
         **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     )
     return message
-
-
-def send_event(events: TextIO, event: dict[str, Any]) -> None:
-    """Write an event of a worker as a line."""
-    events.write(json.dumps(event) + "\n")
-    events.flush()
 
 
 def image_file(folder: Path, job: str, name: str) -> Path:

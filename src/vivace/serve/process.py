@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from vivace.processes.end import ended_by, kill_group
+from vivace.processes.protocol import parse_event
+from vivace.processes.start import start_async
 from vivace.serve.messages import Message, written
 
 COMMAND = (sys.executable, "-m", "vivace.serve.worker")
@@ -36,13 +36,7 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **self._variables},
-            start_new_session=True,
-        )
+        self._process = await start_async(self._command, self._variables)
 
     async def send(self, message: Message) -> None:
         """Send a message. That the process has died is seen by `event`."""
@@ -57,11 +51,7 @@ class WorkerProcess:
         assert self._process is not None
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
-            try:
-                event = json.loads(line)
-            except ValueError:  # an incomplete line of a process that was killed
-                continue
-            if isinstance(event, dict):
+            if (event := parse_event(line)) is not None:
                 return event
         return None
 
@@ -78,9 +68,8 @@ class WorkerProcess:
         except TimeoutError:
             self.kill()
             status = await self._process.wait()
-        if status < 0:
-            return f"it was ended by {signal.Signals(-status).name}"
-        return f"it exited with status {status}"
+        by = ended_by(status)
+        return f"it exited with status {status}" if by is None else f"it was ended by {by}"
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End the process: it ends by itself when its input does. Close its pipes.
@@ -106,5 +95,4 @@ class WorkerProcess:
 
 def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)

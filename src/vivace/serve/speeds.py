@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vivace.errors import VivaceError, WorkloadError
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -115,7 +115,7 @@ def _draw(
 
     size = {"height": height, "width": width}
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    call: dict[str, Any] = size | example_pictures(type(session.pipe).__name__, size)
+    call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size)
     output = session(
         _PROMPT if len(seeds) == 1 else [_PROMPT] * len(seeds),
         num_inference_steps=steps,

@@ -11,8 +11,6 @@ are RGB bytes in a file of the folder that `Load` names, which lies in memory; t
 
 from __future__ import annotations
 
-import ctypes
-import os
 import queue
 import signal
 import sys
@@ -23,12 +21,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, VivaceError
-from vivace.serve.messages import Cancel, Draw, Load, Message, parsed, send_event
+from vivace.processes.protocol import send_event
+from vivace.processes.resident import die_with_parent, open_events
+from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
 
 if TYPE_CHECKING:
     from vivace.serve.drawing import Drawing
 
-_PR_SET_PDEATHSIG = 1
 _MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
 
 
@@ -87,15 +86,13 @@ class Inbox:
 
 
 def main() -> None:
-    _die_with_parent()
+    die_with_parent()
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
     ):  # which service managers send to all; the server ends its workers
         signal.signal(number, signal.SIG_IGN)
-    # Standard output carries events only; what libraries print goes to standard error.
-    events = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    events = open_events()
     inbox = Inbox(iter(sys.stdin.readline, ""))
     while (message := inbox.next()) is not None:
         if isinstance(message, Load):
@@ -152,11 +149,6 @@ def _message(error: Exception, is_memory: bool) -> str:
         return "the GPU has not enough memory for an image of this size; ask for a smaller one"
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300] if text else ''}"
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

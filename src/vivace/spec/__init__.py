@@ -33,20 +33,29 @@ __all__ = [
     "Workload",
     "parse_recipe",
 ]
-_PLACES = {
-    "environment": ("Environment",),
-    "figures": ("FiguresKey", "NoiseFloor", "ImageFigures", "QualityPass"),
-    "model": ("Model",),
-    "recipe": ("RecipeSpec", "TechniqueCall", "parse_recipe"),
-    "record": ("Memory", "Outcome", "ImageRecord", "Record", "Round", "Sample"),
-    "trial": ("Trial",),
-    "workload": ("Workload",),
+_MODULES = {
+    "Environment": "environment",
+    "FiguresKey": "figures",
+    "ImageFigures": "figures",
+    "ImageRecord": "record",
+    "Memory": "record",
+    "Model": "model",
+    "NoiseFloor": "figures",
+    "Outcome": "record",
+    "QualityPass": "figures",
+    "RecipeSpec": "recipe",
+    "Record": "record",
+    "Round": "record",
+    "Sample": "record",
+    "TechniqueCall": "recipe",
+    "Trial": "trial",
+    "Workload": "workload",
+    "parse_recipe": "recipe",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: pydantic prepares every class, which the command line's help needs not."""
-    for place, names in _PLACES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"vivace.spec.{place}"), name)
-    raise AttributeError(f"module 'vivace.spec' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vivace.spec' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"vivace.spec.{_MODULES[name]}"), name)

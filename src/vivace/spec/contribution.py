@@ -116,7 +116,7 @@ def why_personal(record: Record) -> str | None:
             ):
                 return f"{name} of {technique.name} names a file"
     if record.trial.workload.task != "text":
-        return "it starts from pictures"
+        return "it starts from images"
     return None
 
 

@@ -20,7 +20,7 @@ class FiguresKey(Spec):
         sha256: of the image.
         reference: sha256 of the baseline's image of the same prompt and seed.
         scorer: the CLIP model, NAME@REVISION; None without one.
-        source, mask: of the picture that the image was made from, and its mask, the sha256 of their pixels; None for
+        source, mask: of the image that the image was made from, and its mask, the sha256 of their pixels; None for
             text.
     """
 
@@ -46,18 +46,18 @@ class FiguresKey(Spec):
         return self.sha256 == self.reference
 
 
-def key_of(picture: ImageRecord, reference: str, workload: Workload, scorer: str | None) -> FiguresKey:
+def key_of(image: ImageRecord, reference: str, workload: Workload, scorer: str | None) -> FiguresKey:
     """Return the key of the metrics of a workload's image.
 
     Args:
         reference: sha256 of the baseline's image of the same prompt and seed.
         scorer: NAME@REVISION of the CLIP model.
     """
-    source = workload.source_of(picture.index)
+    source = workload.source_of(image.index)
     return FiguresKey(
-        sha256=picture.sha256,
+        sha256=image.sha256,
         reference=reference,
-        prompt=picture.prompt,
+        prompt=image.prompt,
         scorer=scorer,
         source=None if source is None else source.image,
         mask=None if source is None else source.mask,

@@ -54,8 +54,8 @@ def place(error: ValidationError) -> str:
 
 def in_words(error: ValidationError) -> str:
     """Return one line about the first wrong value: "--height 0 must be at least 1"."""
-    shown = shorten(repr(error.errors()[0].get("input")))
-    return " ".join(part for part in (place(error), shown, expectation_of(error)) if part)
+    input_text = shorten(repr(error.errors()[0].get("input")))
+    return " ".join(part for part in (place(error), input_text, expectation_of(error)) if part)
 
 
 def shorten(text: str) -> str:

@@ -41,10 +41,10 @@ class Sample(Spec):
     """One timed call of the whole pipeline, which generates one batch of images.
 
     Attributes:
-        picture: index of the first image of the batch.
+        image: index of the first image of the batch.
         total_s: wall-clock seconds.
         cpu_s: CPU seconds of the process.
-        stages_s: seconds by stage (text, encode, steps, vae, other); their sum is `total_s`. `encode` is of pictures to
+        stages_s: seconds by stage (text, encode, steps, vae, other); their sum is `total_s`. `encode` is of images to
             start from, and missing without them.
     """
 

@@ -11,7 +11,7 @@ from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.spec.base import Spec
 from vivace.spec.input_errors import InputErrors
 from vivace.spec.timing import Timing
-from vivace.spec.workload import Task, TextMode
+from vivace.spec.workload import MAX_SIDE, Task, TextMode
 
 if TYPE_CHECKING:
     from vivace.spec.keywords import StudyKeywords
@@ -24,38 +24,61 @@ class WorkloadRequest(Spec):
 
     Attributes:
         prompts: one image for each prompt and seed.
-        prompt_set: a set of thirteen prompts instead of `prompts`: "tinyworld" or "real".
-        seed: the first seed of each prompt; the others follow: seed + 1, ...
-        num_seeds: seeds per prompt; None for one, or three with a prompt set.
-        height, width: pixels.
         batches: images per call; each batch is a separate comparison. "max" is the largest batch that fits the GPU with
             the baseline in a fresh process. Times are per image.
-        text: "embeddings" leaves the text encoders out of the timed call; "repeated" draws the first call's
-            prompts in all timed calls, which matters to `prompt_cache`; "prompts" are new ones in each call.
         task: what is generated from: "text", "image", "inpaint", "control" or "edit" (see `Workload`); None: what the
-            pictures say, "text" without any.
-        images, masks, controls: files of the pictures to start from: one for all prompts, or one for each. Without
-            files, a task takes pictures that ship with vivace.
-        strength: how much of an image is noise at the start; None for the task's default.
-        controlnet: of the task "control": a folder in diffusers' format; None for random weights.
+            images say, "text" without any.
+        images, masks, controls: files of the images to start from: one for all prompts, or one for each. Without
+            files, a task takes images that ship with vivace.
     """
 
     prompts: tuple[str, ...] | None = None
-    prompt_set: str | None = None
-    seed: int = Field(default=0, ge=0)
-    num_seeds: int | None = Field(default=None, le=100_000)
-    height: int | None = None
-    width: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: float | None = None
-    batches: tuple[Batch, ...] = Field(default=(1,), min_length=1)
-    text: TextMode = "prompts"
+    prompt_set: str | None = Field(
+        default=None,
+        description="Built-in set of thirteen prompts at three seeds, instead of --prompts: tinyworld for the embedded "
+        "models, edit for models that edit, real for others.",
+    )
+    seed: int = Field(default=0, ge=0, description="First seed.")
+    num_seeds: int | None = Field(
+        default=None, le=100_000, description="Seeds per prompt; default: 1, or 3 with --prompt-set."
+    )
+    height: int | None = Field(
+        default=None, gt=0, le=MAX_SIDE, description="Pixels; default: the model's own."
+    )
+    width: int | None = Field(
+        default=None, gt=0, le=MAX_SIDE, description="Pixels; default: the model's own."
+    )
+    num_inference_steps: int | None = Field(
+        default=None, ge=1, le=1000, description="Denoising steps; default: the model's own."
+    )
+    guidance_scale: float | None = Field(
+        default=None, ge=0, le=100, description="Guidance scale; default: the model's own."
+    )
+    batches: tuple[Batch, ...] = Field(
+        default=(1,),
+        min_length=1,
+        description="Images per call, or max for as many as fit the GPU; each value gets its own table.",
+    )
+    text: TextMode = Field(
+        default="prompts",
+        description="prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode "
+        "the prompts before the timed call.",
+    )
     task: Task | None = None
     images: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
-    strength: float | None = Field(default=None, gt=0, le=1)
-    controlnet: str | None = None
+    strength: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.8, "
+        "inpainting 0.9.",
+    )
+    controlnet: str | None = Field(
+        default=None,
+        description="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
+    )
 
     @field_validator("prompts", "images", "masks", "controls", mode="before")
     @classmethod
@@ -66,20 +89,29 @@ class WorkloadRequest(Spec):
 class QualityRequest(Spec):
     """Whether and how images are compared with the baseline's, after all timing.
 
-    Attributes:
-        scorer: the CLIP model: "auto" (the model's own scorer, or the default one if it is on this machine), None for
-            no scores, or what `vivace.models.scorers.find_scorer` takes.
-        witness: a second model that judges whether image and prompt belong together: what
-            `vivace.models.scorers.find_witness` takes.
-        lpips: also compute LPIPS; its weights must be on this machine (see `vivace.measure.lpips`).
-        noise_floor: draw some of the baseline's images again with a change that should not matter.
+    `scorer` None is for no scores.
     """
 
-    enabled: bool = True
-    scorer: str | None = "auto"
-    witness: str | None = None
-    lpips: bool = False
-    noise_floor: bool = True
+    enabled: bool = Field(
+        default=True, description="After all timing, compare the images with the baseline's."
+    )
+    scorer: str | None = Field(
+        default="auto",
+        description="CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded "
+        "for embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
+    )
+    witness: str | None = Field(
+        default=None,
+        description="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the "
+        "hub.",
+    )
+    lpips: bool = Field(
+        default=False, description="Also compute LPIPS; needs AlexNet's weights on this machine."
+    )
+    noise_floor: bool = Field(
+        default=True,
+        description="Draw some of the baseline's images again with a change that should not matter.",
+    )
 
 
 class Study(Spec):
@@ -88,8 +120,6 @@ class Study(Spec):
     Attributes:
         models: what `vivace.load` takes. No quality is computed for `synthetic:NAME`, whose weights are random.
         recipes: e.g. ("baseline", "tiny_vae+steps(20)"); a recipe that is given twice is compared with itself.
-        device: "auto", "cpu" or "cuda".
-        rivals: for each step cache also measure the same recipe with fewer plain steps instead.
     """
 
     models: tuple[str, ...] = Field(min_length=1)
@@ -97,8 +127,14 @@ class Study(Spec):
     workload: WorkloadRequest = WorkloadRequest()
     timing: Timing = Timing()
     quality: QualityRequest = QualityRequest()
-    device: str = "auto"
-    rivals: bool = True
+    device: str = Field(
+        default="auto",
+        description="Where to run; auto: a GPU if there is one. cuda: NVIDIA or AMD, xpu: Intel, mps: Apple.",
+    )
+    rivals: bool = Field(
+        default=True,
+        description="For each step cache, also measure the same recipe with fewer steps instead.",
+    )
 
     @classmethod
     def of(

@@ -10,18 +10,40 @@ from vivace.spec.base import Spec
 class Timing(Spec):
     """How long and how often to measure. Not part of a row's key: it changes the precision, not the trial.
 
-    Attributes:
-        rounds: rounds per trial, each in a separate process.
-        repeats: timed calls per round; None: until the interval of the median is narrow enough.
-        max_seconds: limit on the timed calls of a round if `repeats` is None, and on the warm-up after the first call.
-        max_warmup: maximum calls before timing; the warm-up ends earlier when the times are steady.
-        timeout_s: seconds for a whole round, loading included; then its process is killed.
-        threads: CPU threads; None for the model's own number.
+    `repeats` None is `auto`. `timeout_s` includes loading; then the round's process is killed. `threads` None is the
+    model's own number.
     """
 
-    rounds: int = Field(default=2, ge=1, le=100)
-    repeats: int | None = Field(default=None, ge=1, le=10_000)
-    max_seconds: float = Field(default=20.0, gt=0, le=1_000_000)
-    max_warmup: int = Field(default=8, ge=1, le=1000)
-    timeout_s: float = Field(default=600.0, gt=0, le=1_000_000)
-    threads: int | None = Field(default=None, ge=1, le=1024)
+    rounds: int = Field(
+        default=2,
+        ge=1,
+        le=100,
+        description="Rounds per recipe, each in its own process; recipes are interleaved.",
+    )
+    repeats: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Timed calls per round; auto: until the interval is narrow.",
+    )
+    max_seconds: float = Field(
+        default=20.0,
+        gt=0,
+        le=1_000_000,
+        description="Limit of a round's timed calls without `repeats`, and of the warm-up after the first call.",
+    )
+    max_warmup: int = Field(
+        default=8,
+        ge=1,
+        le=1000,
+        description="Most warm-up calls before timing; fewer once the times are steady.",
+    )
+    timeout_s: float = Field(
+        default=600.0, gt=0, le=1_000_000, description="Time limit of a round, in seconds."
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads; the last bits of an image depend on them.",
+    )

@@ -1,4 +1,4 @@
-"""A workload: prompts x seeds, size, steps, guidance, batch, and the pictures that it starts from."""
+"""A workload: prompts x seeds, size, steps, guidance, batch, and the images that it starts from."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ MAX_PROMPT_LENGTH = 20_000
 
 
 class Source(Spec):
-    """What one image starts from: pictures of the workload's size, by the sha256 of their pixels.
+    """What one image starts from: images of the workload's size, by the sha256 of their pixels.
 
     Attributes:
-        image: the picture to change; None for `control`.
+        image: the image to change; None for `control`.
         mask: white where it is repainted; only for `inpaint`.
-        control: the picture that a ControlNet follows; only for `control`.
+        control: the image that a ControlNet follows; only for `control`.
     """
 
     image: str | None = None
@@ -57,7 +57,7 @@ class Workload(Spec):
 
     Attributes:
         task: what it starts from: "text" alone, an "image" to change by `strength`, an image to "inpaint" inside of a
-            mask, a picture that a ControlNet follows ("control"), or an image that the prompt tells how to "edit".
+            mask, an image that a ControlNet follows ("control"), or an image that the prompt tells how to "edit".
         strength: how much of an image is noise at the start, 0 to 1: that share of the steps is run.
         sources: one for all prompts, or one for each prompt.
         controlnet: of the task "control": FOLDER@FINGERPRINT of the ControlNet's weights, or "random".
@@ -95,10 +95,10 @@ class Workload(Spec):
     @model_validator(mode="after")
     def _has_sources(self) -> Workload:
         if (self.task == "text") == bool(self.sources):
-            raise ValueError(f"{self.task} has {len(self.sources)} pictures to start from")
+            raise ValueError(f"{self.task} has {len(self.sources)} images to start from")
         if self.sources and len(self.sources) not in (1, len(self.prompts)):
             raise ValueError(
-                f"{len(self.sources)} pictures for {len(self.prompts)} prompts: give one, or one for each prompt"
+                f"{len(self.sources)} images for {len(self.prompts)} prompts: give one, or one for each prompt"
             )
         return self
 
@@ -152,10 +152,10 @@ class Workload(Spec):
 
     def calls(self) -> list[list[tuple[int, str, int]]]:
         """Return the images in order, `batch` per call, the last call filled up with the first images."""
-        pictures = list(self.pictures())
+        images = list(self.pictures())
         return [
-            [pictures[(start + k) % len(pictures)] for k in range(self.batch)]
-            for start in range(0, len(pictures), self.batch)
+            [images[(start + k) % len(images)] for k in range(self.batch)]
+            for start in range(0, len(images), self.batch)
         ]
 
 

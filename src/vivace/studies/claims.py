@@ -113,14 +113,14 @@ class Check:
 
     model: str
     holds: bool | None
-    shown: str
+    text: str
     is_absent: bool = False
 
 
 def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
     """Return what several comparisons say together: all must hold. Those without numbers are counted, not judged."""
     if len({check.model for check in checks}) > 1:
-        checks = [replace(check, shown=f"{check.model}: {check.shown}") for check in checks]
+        checks = [replace(check, text=f"{check.model}: {check.text}") for check in checks]
     present = [check for check in checks if not check.is_absent]
     lacking = len(checks) - len(present)
     failed = [check for check in present if check.holds is False]
@@ -131,19 +131,19 @@ def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
             if len(present) > 1
             else ""
         )
-        return ClaimVerdict.DISAGREES, held + _shown(failed)
+        return ClaimVerdict.DISAGREES, held + _joined(failed)
     if unclear or not present:
-        shown = _shown(unclear) if unclear else _shown(checks) or "no row of it was measured"
-        return ClaimVerdict.CANNOT_TELL, shown
+        reason = _joined(unclear) if unclear else _joined(checks) or "no row of it was measured"
+        return ClaimVerdict.CANNOT_TELL, reason
     tail = f" ({lacking} of {len(checks)} not known)" if lacking else ""
-    return ClaimVerdict.AGREES, _shown(present) + tail
+    return ClaimVerdict.AGREES, _joined(present) + tail
 
 
 def tally(claims: Sequence[tuple[Claim, Sequence[JudgedClaim]]]) -> list[tuple[str, str]]:
     """Return what each column says of all claims together, e.g. ("A100", "agrees 8, does not 1, cannot tell 1")."""
     counts: dict[tuple[bool, str], Counter[ClaimVerdict]] = {}
-    for _, judged in claims:
-        for verdict in judged:
+    for _, verdicts in claims:
+        for verdict in verdicts:
             counts.setdefault((verdict.kind == "measured", verdict.column), Counter())[verdict.said] += 1
     return [
         (
@@ -154,8 +154,8 @@ def tally(claims: Sequence[tuple[Claim, Sequence[JudgedClaim]]]) -> list[tuple[s
     ]
 
 
-def _shown(checks: Sequence[Check]) -> str:
-    texts = list(dict.fromkeys(check.shown for check in checks))
+def _joined(checks: Sequence[Check]) -> str:
+    texts = list(dict.fromkeys(check.text for check in checks))
     more = f"; and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
     return "; ".join(texts[:_MAX_SHOWN]) + more
 

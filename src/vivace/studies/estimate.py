@@ -15,26 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
+from vivace.evidence.recorded import recorded_figures
 from vivace.machinery.step_caching.technique import StepCache
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
-from vivace.report.table import broken
-from vivace.report.text import count
+from vivace.report.text_table import TextTable
+from vivace.report.value_text import count
+from vivace.runtime.workloads import workload_of
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Workload
 from vivace.studies.expand import ModelPart
-from vivace.studies.recorded import recorded_figures
 from vivace.techniques.compile import Compile
 from vivace.techniques.steps import Steps
 
@@ -244,11 +243,11 @@ def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, 
     return call_s, base.first_call_s, max(compiling_s, default=0.0), source
 
 
-def _trial_s(call_s: float, first_s: float, timing: Timing, rounds: int, num_pictures: int) -> float:
+def _trial_s(call_s: float, first_s: float, timing: Timing, rounds: int, num_images: int) -> float:
     """Return the seconds of a trial's rounds: first call, warm-up and timed calls of each, and the images once."""
     calls = timing.repeats or min(_CALLS, max(6, int(timing.max_seconds / call_s)))
     warm = min(_WARM_UP, timing.max_warmup)
-    images = max(0, num_pictures - calls) if rounds else 0
+    images = max(0, num_images - calls) if rounds else 0
     return rounds * (first_s + (warm + calls) * call_s) + images * call_s
 
 
@@ -308,14 +307,12 @@ def print_estimates(estimates: Sequence[Estimate], console: Console, *, without_
     for (part, model, measured_on), rows in groups.items():
         stand_in = "" if measured_on == model else f" ({measured_on})"
         console.print(Text(f"{model}{stand_in}, part {part}", style="bold"))
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        table.add_column("recipe", overflow="fold")
-        for heading in ("s/image", "trial", "peak"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for estimate in rows:
-            recipe = "\n".join(broken(estimate.recipe, max(24, console.width - 40)))
-            table.add_row(Text(recipe), *map(Text, _cells(estimate, without_gpu)))
-        console.print(table)
+        TextTable(
+            ("recipe", "s/image", "trial", "peak"),
+            [(estimate.recipe, *_cells(estimate, without_gpu)) for estimate in rows],
+            label_width=max(24, console.width - 40),
+            keeps_figures=True,
+        ).print(console)
         for source in dict.fromkeys(
             s for estimate in rows for s in (estimate.time_from, estimate.memory_from) if s != "unknown"
         ):

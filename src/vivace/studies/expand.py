@@ -12,7 +12,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import BASELINE
 from vivace.spec.study import QualityRequest, Study, WorkloadRequest
-from vivace.studies.file import Labelled, Part, StudyFile
+from vivace.studies.study_file import Labelled, Part, StudyFile
 from vivace.technique import Technique
 
 
@@ -118,11 +118,11 @@ def left_out(file: StudyFile, parts: Iterable[ModelPart]) -> list[str]:
     return [m for m in dict.fromkeys(m for part in file.part for m in part.models) if m not in here]
 
 
-def _check_known(option: str, asked: Sequence[str], known: Sequence[str], file: StudyFile) -> None:
-    for name in asked:
-        if name not in known:
+def _check_known(option: str, names: Sequence[str], allowed: Sequence[str], file: StudyFile) -> None:
+    for name in names:
+        if name not in allowed:
             raise UsageError(
-                f"{option} {name}: {file.name} has no such thing{nearest(name, known)} ({', '.join(known)})"
+                f"{option} {name}: {file.name} has no such thing{nearest(name, allowed)} ({', '.join(allowed)})"
             )
 
 

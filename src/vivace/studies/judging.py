@@ -29,20 +29,20 @@ _SMALL_TIE = 1e-9
 
 def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColumn]) -> list[JudgedClaim]:
     """Return what each column says of a claim; none for columns that it is not about."""
-    judged: list[JudgedClaim] = []
+    verdicts: list[JudgedClaim] = []
     unknown: list[JudgedClaim] = []
     for column in columns:
         if column.kind == "published" and claim.gpus and column.name not in claim.gpus:
             continue
         if claim.kind == "open":
-            judged.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, claim.because))
+            verdicts.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, claim.because))
             continue
         if claim.kind == "gpu":
             if column.name == claim.gpu:
                 checks = list(_between_gpus(claim, parts, column, columns))
             elif column.kind == "measured":
                 why = f"it is about {claim.gpu} and {claim.than}, and this is one device"
-                judged.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, why))
+                verdicts.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, why))
                 continue
             else:
                 continue
@@ -55,12 +55,12 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColum
             checks = [check for part in meant for check in _checks(claim, part, column)]
         verdict_, because = decide(checks)
         verdict = JudgedClaim(column.name, column.kind, verdict_, because + _stand_ins(claim, parts, column))
-        judged.append(verdict)
+        verdicts.append(verdict)
         if column.kind == "measured" and all(check.is_absent for check in checks):
             unknown.append(verdict)
     # A device that measured nothing of a claim has no say in it, unless no other has.
-    others = [verdict for verdict in judged if verdict.kind == "measured" and verdict not in unknown]
-    return [verdict for verdict in judged if not others or verdict not in unknown]
+    others = [verdict for verdict in verdicts if verdict.kind == "measured" and verdict not in unknown]
+    return [verdict for verdict in verdicts if not others or verdict not in unknown]
 
 
 def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: StudyColumn) -> str:
@@ -110,16 +110,18 @@ def _pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: 
         return lacking
     assert here.value is not None
     assert there.value is not None
-    shown = f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
+    pair_text = f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
     if column.kind == "measured":
         if untrusted := _untrusted(part, column, (row, claim.than), kind):
-            return Check(part.model, None, f"{shown}: {untrusted}")
+            return Check(part.model, None, f"{pair_text}: {untrusted}")
         if kind == "time":
-            return _measured_pair(claim, part, column, row, shown)
+            return _measured_pair(claim, part, column, row, pair_text)
         if kind == "number":
-            return _measured_number(claim, part, column, row, figure, shown)
+            return _measured_number(claim, part, column, row, figure, pair_text)
     share = here.value.point / there.value.point if there.value.point else float("inf")
-    return Check(part.model, _holds(claim, Interval(1 / share if share else float("inf"), None, None)), shown)
+    return Check(
+        part.model, _holds(claim, Interval(1 / share if share else float("inf"), None, None)), pair_text
+    )
 
 
 def _holds(claim: Claim, speed: Interval) -> bool | None:
@@ -134,20 +136,22 @@ def _holds(claim: Claim, speed: Interval) -> bool | None:
     return within(share, claim.at_least, claim.at_most)
 
 
-def _measured_pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, shown: str) -> Check:
+def _measured_pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, pair_text: str) -> Check:
     before, after = (column.rows[(part.part.name, part.model, name)] for name in (claim.than, row))
     beside = [row for (name, model, _), row in column.rows.items() if (name, model) == _key(part)]
     measured = speed_up(before, after, column.baselines.get(_key(part), ()), spread_of(beside))
     if measured is None or measured.ratio.low is None or measured.ratio.high is None:
-        return Check(part.model, None, f"{shown}: no interval")
-    shown = _times(row, claim.than, measured) or shown
-    shown += f", {measured.ratio.point:.2f}x [{measured.ratio.low:.2f}, {measured.ratio.high:.2f}]"
+        return Check(part.model, None, f"{pair_text}: no interval")
+    pair_text = _times(row, claim.than, measured) or pair_text
+    pair_text += f", {measured.ratio.point:.2f}x [{measured.ratio.low:.2f}, {measured.ratio.high:.2f}]"
     if claim.kind in ("faster", "slower"):
         holds = of_verdict(claim.kind, measured.verdict)
     else:
         holds = None if measured.is_disturbed else _holds(claim, _with_drift(measured))
     return Check(
-        part.model, holds, f"{shown} ({measured.doubt})" if holds is None and measured.doubt else shown
+        part.model,
+        holds,
+        f"{pair_text} ({measured.doubt})" if holds is None and measured.doubt else pair_text,
     )
 
 
@@ -174,23 +178,23 @@ def _with_drift(measured: SpeedUp) -> Interval:
 
 
 def _measured_number(
-    claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str, shown: str
+    claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str, row_text: str
 ) -> Check:
     """Compare a figure of images with the baseline's, by the paired differences."""
     fidelity = column.rows[(*_key(part), row)].fidelity
     kept = None if fidelity is None else fidelity.alone.get(_ALONE[figure])
     if claim.than != part.cases[0].label or kept is None:
-        return Check(part.model, None, f"{shown}: images are compared with the baseline's only")
+        return Check(part.model, None, f"{row_text}: images are compared with the baseline's only")
     if kept.difference.low is None or kept.difference.high is None:
-        return Check(part.model, None, f"{shown}: too few prompts for an interval")
+        return Check(part.model, None, f"{row_text}: too few prompts for an interval")
     base = kept.mean - kept.difference.point
     if base <= 0:
-        return Check(part.model, None, f"{shown}: the baseline's is not positive")
+        return Check(part.model, None, f"{row_text}: the baseline's is not positive")
     ends = [1 + end / base for end in (kept.difference.low, kept.difference.high)]
     share = Interval(kept.mean / base, *ends)
     if claim.kind == "same":
-        return Check(part.model, within(share, 1 - claim.within, 1 + claim.within), shown)
-    return Check(part.model, within(share, claim.at_least, claim.at_most), shown)
+        return Check(part.model, within(share, 1 - claim.within, 1 + claim.within), row_text)
+    return Check(part.model, within(share, claim.at_least, claim.at_most), row_text)
 
 
 _ALONE = {
@@ -213,14 +217,14 @@ def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure:
         return lacking
     assert cell.value is not None
     kind = FIGURES[figure].kind
-    shown = f"{row} {shown_value(cell.value, kind)}"
+    row_text = f"{row} {shown_value(cell.value, kind)}"
     if column.kind == "measured" and part.is_stand_in:
-        return Check(part.model, None, f"{shown}: a small model, which stands for {part.model}")
+        return Check(part.model, None, f"{row_text}: a small model, which stands for {part.model}")
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
-        return Check(part.model, None, f"{shown}: {untrusted}")
+        return Check(part.model, None, f"{row_text}: {untrusted}")
     unit = _UNIT[kind]
     ends = (None if end is None else end * unit for end in (claim.at_least, claim.at_most))
-    return Check(part.model, within(cell.value, *ends), shown)
+    return Check(part.model, within(cell.value, *ends), row_text)
 
 
 def _best(claim: Claim, part: ModelPart, column: StudyColumn, figure: str) -> Iterator[Check]:
@@ -246,12 +250,12 @@ def _between_gpus(
                 continue
             kind = FIGURES[figure].kind
             ratio = there.value.point / here.value.point
-            shown = f"{row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
+            pair_text = f"{row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
             lower = claim.at_least if claim.at_least is not None else 1 + _SMALL_TIE
             yield Check(
                 part.model,
                 within(Interval(ratio, None, None), lower, claim.at_most),
-                f"{shown}, {ratio:.2f}x",
+                f"{pair_text}, {ratio:.2f}x",
             )
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark import studies as benches
-from vivace.benchmark.launcher import Launcher
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.places.local_pool import NumGpus
-from vivace.benchmark.places.spread import Pool
+from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
-from vivace.benchmark.runner import Progress
+from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
+from vivace.processes.launcher import Launcher
 from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 from vivace.spec.recipe import unpinned
@@ -23,9 +24,9 @@ from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, JudgedClaim
 from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import StudyFile, read_study
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import judge
+from vivace.studies.study_file import StudyFile, read_study
 
 _NOT_MEASURED = StudyCell("not_measured", note="the record has no round of it yet")
 
@@ -258,60 +259,40 @@ def study(
     """
     file = name if isinstance(name, StudyFile) else read_study(name)
     planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
-    return run_parts(
-        file,
-        planned,
-        device=device,
+    settings = RunSettings(
         store=store,
         rerun=rerun,
-        progress=progress,
+        progress=progress or SILENT,
         command=command,
         launcher=launcher,
         gpus=gpus,
         ray=ray,
     )
+    return run_parts(file, planned, settings)
 
 
 def run_parts(
-    file: StudyFile,
-    planned: Sequence[ModelPart],
-    *,
-    device: str = "auto",
-    store: str | Path = DEFAULT_STORE,
-    rerun: bool = False,
-    progress: Progress | None = None,
-    command: str | None = None,
-    launcher: Launcher | None = None,
-    gpus: NumGpus | None = None,
-    ray: str | None = None,
-    pool: Pool | None = None,
+    file: StudyFile, planned: Sequence[ModelPart], settings: RunSettings = DEFAULT_SETTINGS
 ) -> StudyRun:
-    """Run the parts of a study one after the other, with one launcher and one pool of places; see `study`.
-
-    Args:
-        pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
-    """
+    """Run the parts of a study one after the other, with one launcher and one pool of places; see `study`."""
     check(planned)
     for model_part in planned:
-        benches.check_spread(model_part.study, gpus, ray)
+        settings.check(model_part.study)
+    settings = replace(settings, purpose=Purpose.STUDY)
     parts = []
     with ExitStack() as stack:
-        if launcher is None:
-            launcher = stack.enter_context(benches.start_launcher(device))
-        if pool is None and planned and (gpus is not None or ray is not None):
-            pool = stack.enter_context(closing(benches.start_pool(planned[0].study, launcher, gpus, ray)))
+        if planned:
+            device, launcher = planned[0].study.device, settings.launcher
+            if launcher is None:
+                launcher = stack.enter_context(benches.start_launcher(device))
+            settings = replace(settings, launcher=launcher)
+            if settings.pool is None and settings.is_spread:
+                pool = stack.enter_context(closing(settings.start_pool(device, launcher)))
+                settings = replace(settings, pool=pool)
         for model_part in planned:
-            run: Run = benches.run_study(
-                model_part.study,
-                store=store,
-                rerun=rerun,
-                progress=progress,
-                command=command,
-                launcher=launcher,
-                pool=pool,
-            )
+            run: Run = benches.run_study(model_part.study, settings)
             parts.append(MeasuredPart(model_part, run.comparisons))
-    return StudyRun(file, Path(store), tuple(parts))
+    return StudyRun(file, settings.folder, tuple(parts))
 
 
 def check(planned: Sequence[ModelPart]) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.run import Compared
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.models.find import LocatedModel, find_model
+from vivace.runtime.workloads import workload_of
 from vivace.spec.base import Spec
 from vivace.spec.ceilings import Ceilings
 from vivace.spec.environment import Environment
@@ -32,8 +32,8 @@ from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
 from vivace.studies.expand import ModelPart
-from vivace.studies.file import StudyFile
 from vivace.studies.runs import MeasuredPart, StudyRun
+from vivace.studies.study_file import StudyFile
 from vivace.untrusted.destinations import replace
 from vivace.untrusted.files import read_json
 from vivace.untrusted.reading import reading

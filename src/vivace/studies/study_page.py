@@ -15,7 +15,7 @@ from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.models.find import SYNTHETIC
 from vivace.report.page import (
-    MAX_PICTURE_BYTES,
+    MAX_IMAGE_BYTES,
     Section,
     environment,
     policy_for,
@@ -85,9 +85,9 @@ def page_of(run: StudyRun) -> str:
     style = style_sheet() + resources.files("vivace.studies").joinpath("templates", "study.css").read_text(
         "utf-8"
     )
-    script, shown, claims = sorting_script(), views(run), run.claims()
-    max_bytes = MAX_PICTURE_BYTES // max(1, len(shown))
-    parts = [_part(f"part-{i}", view, run, max_bytes) for i, view in enumerate(shown, 1)]
+    script, part_views, claims = sorting_script(), views(run), run.claims()
+    max_bytes = MAX_IMAGE_BYTES // max(1, len(part_views))
+    parts = [_part(f"part-{i}", view, run, max_bytes) for i, view in enumerate(part_views, 1)]
     return (
         environment("vivace.studies")
         .get_template("study.html")
@@ -97,7 +97,7 @@ def page_of(run: StudyRun) -> str:
             claims=_claims(claims),
             tally=tally(claims),
             has_source=bool(run.file.source)
-            or any(verdict.kind == "published" for _, judged in claims for verdict in judged),
+            or any(verdict.kind == "published" for _, verdicts in claims for verdict in verdicts),
             style=Markup(style),
             script=Markup(script),
             policy=Markup(policy_for(style, script)),
@@ -106,7 +106,7 @@ def page_of(run: StudyRun) -> str:
 
 
 def _claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]]) -> list[tuple[str, list[JudgedClaim]]]:
-    return [(claim.says, judged) for claim, judged in claims]
+    return [(claim.says, verdicts) for claim, verdicts in claims]
 
 
 def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
@@ -117,9 +117,9 @@ def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
             row.case.label,
             row.case.recipe,
             tuple(
-                _cell(figure, shown, column.kind == "measured")
+                _cell(figure, compared, column.kind == "measured")
                 for figure in figures
-                for column, shown in zip(view.columns, row.cells[figure], strict=True)
+                for column, compared in zip(view.columns, row.cells[figure], strict=True)
             ),
         )
         for row in view.rows
@@ -151,9 +151,9 @@ def _remarks(view: PartView) -> tuple[str, ...]:
     labels_by_note: dict[str, list[str]] = {}
     for row in view.rows:
         for figure, cells in row.cells.items():
-            for column, shown in zip(view.columns, cells, strict=True):
-                if column.kind == "published" and shown.cell.note:
-                    labels_by_note.setdefault(shown.cell.note, []).append(
+            for column, compared in zip(view.columns, cells, strict=True):
+                if column.kind == "published" and compared.cell.note:
+                    labels_by_note.setdefault(compared.cell.note, []).append(
                         f"{row.case.label}, {FIGURES[figure].title}, {column.name}"
                     )
     return tuple(
@@ -162,14 +162,14 @@ def _remarks(view: PartView) -> tuple[str, ...]:
     )
 
 
-def _cell(figure: str, shown: ComparedCell, is_measured: bool) -> PageCell:
-    value = shown.cell.value
+def _cell(figure: str, compared: ComparedCell, is_measured: bool) -> PageCell:
+    value = compared.cell.value
     if value is None:
-        text = outcome_text(shown.cell)
-        return PageCell(text, "", "", shown.cell.note, is_measured, is_lost=text != "–")
-    below = relative_text(shown)
-    over = "" if shown.over is None else quotient(shown.over)
-    return PageCell(value_text(figure, value), below, over, shown.cell.note, is_measured, is_lost=False)
+        text = outcome_text(compared.cell)
+        return PageCell(text, "", "", compared.cell.note, is_measured, is_lost=text != "–")
+    below = relative_text(compared)
+    over = "" if compared.over is None else quotient(compared.over)
+    return PageCell(value_text(figure, value), below, over, compared.cell.note, is_measured, is_lost=False)
 
 
 def _command(run: StudyRun, view: PartView) -> str:
@@ -194,9 +194,9 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
     except StoreError:
         store = None
 
-    def read_picture(sha256: str) -> bytes | None:
+    def read_image(sha256: str) -> bytes | None:
         try:
-            return None if store is None else store.picture_path(sha256).read_bytes()
+            return None if store is None else store.image_path(sha256).read_bytes()
         except OSError:
             return None
 
@@ -208,7 +208,7 @@ def _sections(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> Iterat
             rows = priced(comparison.rows(), run.price_per_hour)
             section = Section(command, started or datetime.now(UTC).isoformat(), tuple(rows))
             name = f"{id_}-run" if number == 0 else f"{id_}-run-{number + 1}"
-            yield section_view(name, section, read_picture, max_bytes)
+            yield section_view(name, section, read_image, max_bytes)
     finally:
         if store is not None:
             store.close()

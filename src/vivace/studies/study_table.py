@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vivace.report.summary import ratio, seconds
-from vivace.report.table import broken
+from vivace.report.text_table import TextTable, csv_text
 from vivace.studies.claims import Claim, JudgedClaim, tally
 from vivace.studies.columns import FIGURES
 from vivace.studies.usage import SHORT, numbers, usage_table
@@ -27,7 +26,7 @@ from vivace.studies.view import (
     value_text,
     views,
 )
-from vivace.untrusted.text import csv_cell, markdown_cell
+from vivace.untrusted.terminal_text import markdown_cell
 
 if TYPE_CHECKING:
     from vivace.studies.runs import StudyRun
@@ -45,11 +44,7 @@ def render(run: StudyRun, format_: str) -> str:
     if format_ == "json":
         return json.dumps(to_json(run), indent=2) + "\n"
     if format_ == "csv":
-        out = io.StringIO()
-        writer = csv.DictWriter(out, _FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: csv_cell(value) for name, value in line.items()} for line in flat(run))
-        return out.getvalue()
+        return csv_text(_FIELDS, flat(run))
     if format_ == "md":
         return _markdown(run)
     out = io.StringIO()
@@ -64,14 +59,14 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
         part = view.planned
         for row in view.rows:
             for figure, cells in row.cells.items():
-                for column, shown in zip(view.columns, cells, strict=True):
-                    value, relative = shown.cell.value, shown.relative
+                for column, compared in zip(view.columns, cells, strict=True):
+                    value, relative = compared.cell.value, compared.relative
                     line = (
                         run.file.name, part.part.name, part.model, part.measured_on, row.case.label, row.case.recipe,
-                        figure, _unit(figure), column.name, column.kind, shown.cell.outcome,
+                        figure, _unit(figure), column.name, column.kind, compared.cell.outcome,
                         value and value.point, value and value.low, value and value.high,
                         relative and relative.point, relative and relative.low, relative and relative.high,
-                        shown.of_s, shown.over, shown.cell.note,
+                        compared.of_s, compared.over, compared.cell.note,
                     )  # fmt: skip
                     lines.append(dict(zip(_FIELDS, line, strict=True)))
         lines += _taken_lines(run, view)
@@ -128,10 +123,10 @@ def to_json(run: StudyRun) -> dict[str, Any]:
                         "said": verdict.said.value,
                         "because": verdict.because,
                     }
-                    for verdict in judged
+                    for verdict in verdicts
                 ],
             }
-            for claim, judged in run.claims()
+            for claim, verdicts in run.claims()
         ],
     }
 
@@ -147,83 +142,76 @@ def print_tables(run: StudyRun, console: Console) -> None:
             console.print()
         console.print(Text(view.title, style="bold"))
         for figure in _terminal_figures(view):
-            _print_block(view, figure, console)
-        _print_taken(view, console)
-        for row, reason in [*notes(view), *stand_ins(run.file, view), *usage_table(view, SHORT).reasons]:
+            _block(view, figure).print(console)
+        usage = usage_table(view, SHORT)
+        if usage.rows:
+            usage.as_text(_LABEL_WIDTH).print(console)
+        for row, reason in [*notes(view), *stand_ins(run.file, view), *usage.reasons]:
             console.print(Text(f"{row}: {reason}"))
-        _print_gains(view, console)
+        if view.gains:
+            _gains(view).print(console)
     _print_claims(run.claims(), console)
 
 
 def _terminal_figures(view: PartView) -> list[str]:
     """The part's time, memory and CLIP score; the page and CSV have all figures."""
-    shown = view.figures()
+    figure_names = view.figures()
     kept = [view.time, "model_memory", "peak_memory", "clip"]
-    return [name for name in shown if name in kept]
+    return [name for name in figure_names if name in kept]
 
 
-def _print_block(view: PartView, figure: str, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(FIGURES[figure].title, overflow="fold", max_width=_LABEL_WIDTH)
+def _block(view: PartView, figure: str) -> TextTable:
+    """Return one figure of a part: its rows, published and measured, and what is here over what was published."""
     columns = [
         k
         for k, column in enumerate(view.columns)
         if column.kind == "measured" or any(row.cells[figure][k].cell.value is not None for row in view.rows)
     ]
-    for k in columns:
-        column = view.columns[k]
-        heading = column.name if column.kind == "published" else f"here: {column.name}"
-        table.add_column(heading, justify="right", overflow="fold")
     over = [k for k in columns if any(row.cells[figure][k].over is not None for row in view.rows)]
-    for k in over:
-        table.add_column(f"here / {view.columns[k].name}", justify="right", overflow="fold")
-    for row in view.rows:
-        cells = [row.cells[figure][k] for k in columns]
-        quotients = [quotient(row.cells[figure][k].over) for k in over]
-        style = "dim" if row.row is None or row.row.latency is None else None
-        label = "\n".join(broken(row.case.label, _LABEL_WIDTH))
-        texts = [*(_text(figure, shown) for shown in cells), *quotients]
-        table.add_row(Text(label), *map(Text, texts), style=style)
-    console.print(table)
-
-
-def _print_taken(view: PartView, console: Console) -> None:
-    """Print how far each row is from the limit, its energy and its price."""
-    summary = usage_table(view, SHORT)
-    if not summary.rows:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("measured here", overflow="fold", max_width=_LABEL_WIDTH)
-    for heading in summary.headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    for label, cells in summary.rows:
-        table.add_row(Text("\n".join(broken(label, _LABEL_WIDTH))), *map(Text, cells))
-    console.print(table)
-
-
-def _text(figure: str, shown: ComparedCell) -> str:
-    """Return e.g. "11.3 s 1.36x"."""
-    if shown.cell.value is None:
-        return outcome_text(shown.cell)
-    text = value_text(figure, shown.cell.value)
-    if shown.relative is None:
-        return text
-    return f"{text} {shown.relative.point:.2f}x" + (
-        "" if shown.of_s is None else f" of {seconds(shown.of_s)}"
+    names = [
+        ("" if view.columns[k].kind == "published" else "here: ") + view.columns[k].name for k in columns
+    ]
+    rows = [
+        (
+            row.case.label,
+            *(_text(figure, row.cells[figure][k]) for k in columns),
+            *(quotient(row.cells[figure][k].over) for k in over),
+        )
+        for row in view.rows
+    ]
+    return TextTable(
+        (FIGURES[figure].title, *names, *(f"here / {view.columns[k].name}" for k in over)),
+        rows,
+        label_width=_LABEL_WIDTH,
+        styles=["dim" if row.row is None or row.row.latency is None else None for row in view.rows],
     )
 
 
-def _print_gains(view: PartView, console: Console) -> None:
-    if not view.gains:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("contributes", overflow="fold", max_width=44)
-    table.add_column("speed-up", justify="right", no_wrap=True)
-    table.add_column("verdict")
-    for member, gain in view.gains:
-        cells = ("–", "not measured") if gain is None else (ratio(gain.ratio), gain.verdict.value)
-        table.add_row(Text(member), *map(Text, cells))
-    console.print(table)
+def _text(figure: str, compared: ComparedCell) -> str:
+    """Return e.g. "11.3 s 1.36x"."""
+    if compared.cell.value is None:
+        return outcome_text(compared.cell)
+    text = value_text(figure, compared.cell.value)
+    if compared.relative is None:
+        return text
+    return f"{text} {compared.relative.point:.2f}x" + (
+        "" if compared.of_s is None else f" of {seconds(compared.of_s)}"
+    )
+
+
+def _gains(view: PartView) -> TextTable:
+    """Return what each member of a stack contributes."""
+    rows = [
+        (member, "–", "not measured") if gain is None else (member, ratio(gain.ratio), gain.verdict.value)
+        for member, gain in view.gains
+    ]
+    return TextTable(
+        ("contributes", "speed-up", "verdict"),
+        rows,
+        left=frozenset({"verdict"}),
+        label_width=44,
+        keeps_figures=True,
+    )
 
 
 def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Console) -> None:
@@ -233,14 +221,14 @@ def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Co
     console.print(Text("Conclusions", style="bold"))
     for who, sentence in tally(claims) if len(claims) > 1 else ():  # a single one is told below
         console.print(Text(f"{who}: {sentence}"))
-    devices = {verdict.column for _, judged in claims for verdict in judged if verdict.kind == "measured"}
-    for claim, judged in claims:
+    devices = {verdict.column for _, verdicts in claims for verdict in verdicts if verdict.kind == "measured"}
+    for claim, verdicts in claims:
         console.print(Text(claim.says))
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         table.add_column(width=14, overflow="fold")
         table.add_column(width=11)
         table.add_column(overflow="fold")
-        for verdict in judged:
+        for verdict in verdicts:
             name = (
                 verdict.column
                 if verdict.kind == "published"
@@ -268,24 +256,18 @@ def _markdown(run: StudyRun) -> str:
             headings.append(f"{FIGURES[figure].title}, {kind}{view.columns[k].name}")
             if (figure, k) in over:
                 headings.append(f"{FIGURES[figure].title}, here / {view.columns[k].name}")
-        lines += [
-            "| " + " | ".join(map(markdown_cell, headings)) + " |",
-            "|" + " --- |" * len(headings),
-        ]
+        rows = []
         for row in view.rows:
             cells = [row.case.label, row.case.recipe]
             for figure, k in columns:
                 shown = row.cells[figure][k]
                 cells.append(_text(figure, shown))
                 cells += [quotient(shown.over)] if (figure, k) in over else []
-            lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
+            rows.append(cells)
+        lines += TextTable(tuple(headings), rows).markdown()
         summary = usage_table(view)
         if summary.rows:
-            lines += ["", f"| {' | '.join(map(markdown_cell, ('measured here', *summary.headings)))} |"]
-            lines.append("|" + " --- |" * (1 + len(summary.headings)))
-            lines += [
-                f"| {' | '.join(map(markdown_cell, (label, *cells)))} |" for label, cells in summary.rows
-            ]
+            lines += ["", *summary.as_text().markdown()]
         remarks = [*notes(view), *stand_ins(run.file, view), *summary.reasons]
         lines += ["", *(f"- {markdown_cell(f'{label}: {reason}')}" for label, reason in remarks)]
         for member, gain in view.gains:
@@ -294,10 +276,10 @@ def _markdown(run: StudyRun) -> str:
         lines.append("")
     if run.file.claim:
         lines += ["## Conclusions", ""]
-    for claim, judged in run.claims():
+    for claim, verdicts in run.claims():
         lines.append(f"- {markdown_cell(claim.says)}")
         lines += [
             f"  - {markdown_cell(f'{verdict.column}: {verdict.said.value}. {verdict.because}')}"
-            for verdict in judged
+            for verdict in verdicts
         ]
     return "\n".join(lines).rstrip() + "\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vivace.report.energy import cost_per_1000
 from vivace.report.rows import Row
 from vivace.report.summary import joules, money, seconds, signed_seconds
+from vivace.report.text_table import TextTable
 from vivace.studies.view import PartView
 
 
@@ -34,6 +35,11 @@ class UsageTable:
     headings: tuple[str, ...] = ()
     rows: tuple[tuple[str, tuple[str, ...]], ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()
+
+    def as_text(self, label_width: int | None = None) -> TextTable:
+        """Return the table with its labels under "measured here"."""
+        rows = [(label, *cells) for label, cells in self.rows]
+        return TextTable(("measured here", *self.headings), rows, label_width=label_width)
 
 
 def _of_limit(name: str) -> Callable[[Row], float | None]:
@@ -89,12 +95,12 @@ def usage_table(view: PartView, names: tuple[str, ...] = ()) -> UsageTable:
         names: only these figures; empty for all.
     """
     measured = [entry for row in view.rows for entry in row.labelled]
-    shown = [
+    usage_figures = [
         figure
         for figure in FIGURES
         if (not names or figure.name in names) and any(figure.of(row) is not None for _, row in measured)
     ]
-    if all(figure.name in _NOT_ALONE for figure in shown):
+    if all(figure.name in _NOT_ALONE for figure in usage_figures):
         return UsageTable()
     throttled = {
         label: row.gpu.throttled for label, row in measured if row.gpu is not None and row.gpu.throttled
@@ -102,10 +108,10 @@ def usage_table(view: PartView, names: tuple[str, ...] = ()) -> UsageTable:
     with_clocks = bool(throttled) and not names
     rows = []
     for label, row in measured:
-        cells = ["–" if (value := figure.of(row)) is None else figure.text(value) for figure in shown]
+        cells = ["–" if (value := figure.of(row)) is None else figure.text(value) for figure in usage_figures]
         cells += [", ".join(throttled.get(label, ())) or "nothing"] if with_clocks else []
         rows.append((label, tuple(cells)))
-    headings = [figure.title for figure in shown] + (["clocks held down by"] if with_clocks else [])
+    headings = [figure.title for figure in usage_figures] + (["clocks held down by"] if with_clocks else [])
     return UsageTable(tuple(headings), tuple(rows), tuple(_reasons(measured)))
 
 

@@ -12,9 +12,9 @@ from vivace.stats import Interval
 from vivace.studies.claims import shown_value
 from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import Case, ModelPart
-from vivace.studies.file import StudyFile
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import time_of
+from vivace.studies.study_file import StudyFile
 
 if TYPE_CHECKING:
     from vivace.studies.runs import MeasuredPart, StudyRun
@@ -95,7 +95,7 @@ class PartView:
         return [
             name
             for name in self.planned.part.figures
-            if any(shown.cell.outcome != "absent" for row in self.rows for shown in row.cells[name])
+            if any(compared.cell.outcome != "absent" for row in self.rows for compared in row.cells[name])
         ]
 
 
@@ -166,12 +166,12 @@ def _shown(
     return ComparedCell(cell, relative, over)
 
 
-def relative_text(shown: ComparedCell) -> str:
+def relative_text(compared: ComparedCell) -> str:
     """Return e.g. "0.87× [0.82, 0.92] of 0.796 s"; "" where there is nothing to compare with."""
-    if shown.relative is None:
+    if compared.relative is None:
         return ""
-    text = ratio(shown.relative).replace("x", "×", 1)
-    return text if shown.of_s is None else f"{text} of {seconds(shown.of_s)}"
+    text = ratio(compared.relative).replace("x", "×", 1)
+    return text if compared.of_s is None else f"{text} of {seconds(compared.of_s)}"
 
 
 def value_text(figure: str, value: Interval) -> str:

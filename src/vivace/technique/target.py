@@ -92,7 +92,7 @@ class Request:
         prompts: what will be drawn, or similar prompts, for techniques that adapt to them.
         batch: images per call; None if unknown.
         earlier, later: the recipe's techniques before and after this one.
-        given: what a call of the pipeline takes besides a prompt: pictures to start from, for techniques that make
+        given: what a call of the pipeline takes besides a prompt: images to start from, for techniques that make
             calls to adapt to.
     """
 
@@ -110,7 +110,7 @@ class Target:
     where: Placement
     pipe: Any = None
     model: ModelFacts = field(default_factory=ModelFacts)
-    asked: Request = field(default_factory=Request)
+    request: Request = field(default_factory=Request)
 
     @classmethod
     def of_machine(cls, machine: Machine) -> Target:
@@ -126,7 +126,7 @@ class Target:
         """Identifies the weights as they are now: the model and the techniques applied so far; "" if unknown."""
         if not self.model.name:
             return ""
-        return "+".join((self.model.name, *(technique.text for technique in self.asked.earlier)))
+        return "+".join((self.model.name, *(technique.text for technique in self.request.earlier)))
 
     def module(self, component: Component) -> Any:
         """The component's module, or None if this pipeline has none."""

@@ -1,7 +1,7 @@
 """The contract of a technique: one optimisation in one final class in one file.
 
 A technique declares its stage (its place in the order), the slot that it owns (two techniques that own the same slot of
-the same component conflict), whether the picture stays the same, the traits that it gives to components and those that
+the same component conflict), whether the image stays the same, the traits that it gives to components and those that
 it cannot work with, and its knobs as fields. `unsupported` says why it cannot work here, `apply` what really changed.
 """
 
@@ -193,7 +193,7 @@ class Technique(BaseModel, ABC):
     def trained_steps(self) -> int | None:
         """Denoising steps for which the weights that it brings were trained; None if it brings none.
 
-        Then the picture is expected to survive so few, so a search believes in the gain before it measures it.
+        Then the image is expected to survive so few, so a search believes in the gain before it measures it.
         """
         return None
 

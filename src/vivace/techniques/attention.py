@@ -277,7 +277,7 @@ def _compiled_later(target: Target) -> frozenset[Component]:
 
     def given(trait: Trait) -> set[Component]:
         return {
-            c for technique in target.asked.later if trait in technique.provides for c in technique.targets
+            c for technique in target.request.later if trait in technique.provides for c in technique.targets
         }
 
     return frozenset(given(Trait.COMPILED) - given(Trait.CAPTURED))

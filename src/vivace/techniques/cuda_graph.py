@@ -132,7 +132,7 @@ class CudaGraph(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        announced = {size for technique in target.asked.earlier for size in technique.announced_sizes}
+        announced = {size for technique in target.request.earlier for size in technique.announced_sizes}
         kept = self.max_graphs * max(1, len(announced))
         capturer = cuda_capturer()
         captured: dict[Component, CapturedFunction] = {}
@@ -283,16 +283,16 @@ class _TimestepsOnHost:
             def step_on_host(
                 self_: Any, model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any
             ) -> Any:
-                with self._seen_by(self_, timestep) as shown:
-                    self.num_steps += shown is not timestep
-                    return step(self_, model_output, shown, *args, **kwargs)
+                with self._seen_by(self_, timestep) as passed_on:
+                    self.num_steps += passed_on is not timestep
+                    return step(self_, model_output, passed_on, *args, **kwargs)
 
             return step_on_host
 
         def scaling(scale: Method) -> Method:
             def scale_on_host(self_: Any, sample: torch.Tensor, timestep: Any) -> Any:
-                with self._seen_by(self_, timestep) as shown:
-                    return scale(self_, sample, shown)
+                with self._seen_by(self_, timestep) as passed_on:
+                    return scale(self_, sample, passed_on)
 
             return scale_on_host
 

@@ -179,7 +179,7 @@ def _overflowing_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Modu
 def _cast_between_components(target: Target) -> None:
     """Let denoiser, VAE and all modules that are no targets take inputs of any floating-point dtype.
 
-    The others are ControlNets, safety checkers, encoders of pictures, ...; they keep their own precision.
+    The others are ControlNets, safety checkers, encoders of images, ...; they keep their own precision.
 
     diffusers makes latents in the text encoder's dtype and passes them on unchanged, which fails where the next
     component has weights of another one. So inputs are cast on entry. The component is patched, never its class.

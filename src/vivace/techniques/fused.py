@@ -314,7 +314,7 @@ def _is_sent(target: Target) -> bool:
 
     Keys and values are 33 times (SD 1.5) to 81 times (SDXL) as large as the text, and GPUs may have no NVLink.
     """
-    return any(Trait.SHARDED in technique.provides for technique in target.asked.later)
+    return any(Trait.SHARDED in technique.provides for technique in target.request.later)
 
 
 def _enlarges(target: Target) -> bool:

@@ -143,8 +143,10 @@ class Lora(Technique):
             return self._beside(target, read)
         effect = self._merged(read)
         # The last of them merges all, so that their sum is rounded once.
-        if not any(_is_merged(technique) for technique in target.asked.later):
-            others = [cast("Lora", technique) for technique in target.asked.earlier if _is_merged(technique)]
+        if not any(_is_merged(technique) for technique in target.request.later):
+            others = [
+                cast("Lora", technique) for technique in target.request.earlier if _is_merged(technique)
+            ]
             merge_all(target.pipe, [(lora._taken(target.pipe), lora.scale) for lora in (*others, self)])
             target.pipe.__dict__.pop(_READ, None)
         return effect
@@ -233,7 +235,7 @@ class Lora(Technique):
             "pipe.load_lora_weights", *self._arguments(), adapter_name=literal(name)
         ).splitlines()
         if self.hot:
-            earlier = [t for t in target.asked.earlier if isinstance(t, Lora) and t.hot]
+            earlier = [t for t in target.request.earlier if isinstance(t, Lora) and t.hot]
             names = [
                 "".join(c if c.isalnum() else "_" for c in short_name(lora.path)) for lora in (*earlier, self)
             ]

@@ -162,7 +162,7 @@ class Parallel(Technique):
                 f"diffusers has no context-parallel plan (_cp_plan) for {kind}, so its tokens cannot be sharded; take "
                 "parallel(cfg)"
             )
-        if any(Trait.FUSED in technique.provides for technique in target.asked.earlier):
+        if any(Trait.FUSED in technique.provides for technique in target.request.earlier):
             if self.mode == "all_gather":
                 return None
             return (
@@ -265,7 +265,7 @@ _FIRST = ("cuda", "cuda:0")
 def _later_provides(target: Target, trait: Trait) -> bool:
     """Return whether a later technique gives the denoiser that trait."""
     return any(
-        trait in technique.provides and "denoiser" in technique.targets for technique in target.asked.later
+        trait in technique.provides and "denoiser" in technique.targets for technique in target.request.later
     )
 
 
@@ -273,7 +273,7 @@ def _recipe_of_peers(target: Target) -> str:
     """Return the later part of the recipe that concerns the denoiser, or its process, in recipe notation."""
     texts = [
         technique.model_copy(update={"targets": technique.targets and ("denoiser",)}).text
-        for technique in target.asked.later
+        for technique in target.request.later
         if "denoiser" in technique.targets or Trait.PROCESS_WIDE in technique.provides
     ]
     return "+".join(texts) or BASELINE

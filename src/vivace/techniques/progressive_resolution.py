@@ -10,7 +10,7 @@ Costs: another image. Models draw well only near the sizes that they were traine
     cache. The rival is always fewer plain steps: bench both.
 Needs: text-to-image with Stable Diffusion, SDXL, SD 3.5, Sana, Z-Image or FLUX.1, and a sampler that keeps no more than
     predictions of earlier steps, which are dropped at the switch: Euler, DPM++ 2M, UniPC, DDIM, ..., not PNDM or Heun.
-    Latents that come from a picture have its size from the beginning.
+    Latents that come from an image have its size from the beginning.
 Source: Jin et al., Pyramidal Flow Matching, arXiv 2410.05954 (stages of resolution, and the noise between them);
     Hoogeboom et al., simple diffusion, arXiv 2301.11093 (noise levels shifted with the size).
 
@@ -77,7 +77,9 @@ class ProgressiveResolution(Technique):
             family_of_pipeline(kind.__name__) is None
             and "image" in inspect.signature(kind.__call__).parameters
         ):
-            return f"{kind.__name__} starts from a picture, and its latents have that picture's size from the start"
+            return (
+                f"{kind.__name__} starts from an image, and its latents have that image's size from the start"
+            )
         return f"how {kind.__name__} lays out its latents is not known here; known are {', '.join(LAYOUTS)}"
 
     def apply(self, target: Target) -> Effect:

@@ -8,7 +8,7 @@ Costs: memory for the embeddings (FLUX: 4 MB per prompt in bf16). With `free_enc
 Needs: a pipeline with an `encode_prompt`. `free_encoders` needs a GPU.
 Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); common in serving systems.
 
-A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pixels of pictures that the encoder
+A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pixels of images that the encoder
 sees, images per prompt, guidance on or off, sequence length, clip skip, LoRA scale, device) and the same encoders
 (dtype, adapters, added tokens); the weights themselves are assumed not to change. Embeddings given by the caller pass
 through. In a benchmark the prompts of every call count as new, so it is `no_effect` there, and `free_encoders` moves
@@ -174,10 +174,10 @@ class _Cache:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return a hashable key that is equal only for equal values of equal type. A picture's are its pixels.
+    """Return a hashable key that is equal only for equal values of equal type. A image's are its pixels.
 
     Raises:
-        TypeError: for anything but texts, numbers, pictures, devices, dtypes, and lists and dicts of them.
+        TypeError: for anything but texts, numbers, images, devices, dtypes, and lists and dicts of them.
     """
     import torch
     from PIL.Image import Image

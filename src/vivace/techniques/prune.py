@@ -60,7 +60,7 @@ class Prune(Technique):
         denoiser = target.module("denoiser")
         if not _blocks(denoiser):
             return f"{type(denoiser).__name__} has no removable blocks"
-        if _chooses(target) and not target.asked.prompts:
+        if _chooses(target) and not target.request.prompts:
             return (
                 "it needs prompts to choose the blocks; give some: vivace.apply(pipe, recipe, prompts=[...])"
             )
@@ -70,7 +70,7 @@ class Prune(Technique):
         if target.model.has_random_weights:
             return self.predict(target)
         blocks = _blocks(target.module("denoiser"))
-        prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(self.pictures)]
+        prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(self.pictures)]
         influence = _influence(target, blocks, prompts)
         how = f"least influence over {self.pictures} image{'s' if self.pictures > 1 else ''}"
         return self._without(target, sorted(blocks, key=lambda block: influence[block.name]), how)
@@ -171,7 +171,7 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
 
     changes: dict[str, list[Any]] = {block.name: [] for block in blocks}
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.asked.given)
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.given)
     with _watching(blocks, changes):
         for number, prompt in enumerate(prompts):
             target.pipe(

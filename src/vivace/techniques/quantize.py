@@ -240,14 +240,14 @@ class Quantize(Technique):
             names = [name for part in target.modules(self.targets).values() for name in layers_of(part)]
             for pattern in self._patterns:
                 if not any(matches(name, pattern) for name in names):
-                    shown = ", ".join(summarise(names)[:8])
-                    return f"skip: no layer of {', '.join(self.targets)} is called '{pattern}' (there is {shown})"
+                    layer_names = ", ".join(summarise(names)[:8])
+                    return f"skip: no layer of {', '.join(self.targets)} is called '{pattern}' (there is {layer_names})"
         return None
 
     def apply(self, target: Target) -> Effect:
         scheme, settings = self._scheme(), self._settings(target)
         modules, choices = target.modules(self.targets), self._choices(target)
-        if self.needs_prompts and not target.asked.prompts:
+        if self.needs_prompts and not target.request.prompts:
             why = "calibrate its scales" if scheme.is_calibrated else "measure which layers are sensitive"
             raise Unsupported(
                 f"quantize: {self.scheme} generates images first, to {why}, and there are no prompts; "

@@ -35,7 +35,7 @@ from vivace.families.pipeline_code import (
     passes_sigmas_as_an_array,
 )
 from vivace.machinery.samplers.generators import give_generators, grow_order
-from vivace.machinery.samplers.limits import refused_prediction, takes_zero_snr
+from vivace.machinery.samplers.step_limits import refused_prediction, takes_zero_snr
 from vivace.technique import Effect, Stage, Target, Technique, knob
 from vivace.technique.script import Script, literal, written_call
 
@@ -176,7 +176,7 @@ class Scheduler(Technique):
                 "them; a model whose scheduler says skip_prk_steps has none"
             )
         if _is_flow(pipe.scheduler) and not hasattr(_class(class_name), "scale_noise"):
-            return f"{type(pipe).__name__} adds noise to a picture by scale_noise, which {class_name} lacks"
+            return f"{type(pipe).__name__} adds noise to an image by scale_noise, which {class_name} lacks"
         return None
 
     def _unsupported_in_pipeline(self, pipe: Any) -> str | None:

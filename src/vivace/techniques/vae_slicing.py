@@ -27,7 +27,7 @@ class VaeSlicing(Technique):
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("vae_slicing",))
 
     def unsupported(self, target: Target) -> str | None:
-        if target.asked.batch == 1:
+        if target.request.batch == 1:
             return "one image is drawn per call, so there is no batch to slice"
         if target.pipe is None:
             return None

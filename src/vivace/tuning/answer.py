@@ -51,7 +51,7 @@ class Tuned:
         rows: the final: the baseline, the pick and the runner-up, interleaved.
         history: every result, the most thorough of each recipe.
         cut: options that were left out, with the reason.
-        options: steps, size and pictures that are not the model's own, as options of `vivace generate`.
+        options: steps, size and images that are not the model's own, as options of `vivace generate`.
         task: what was drawn from.
         notes: what a reader must know: what quality rests on, which limit could not be met.
         explanation: what is believed of each technique, and why.
@@ -135,7 +135,7 @@ class Tuned:
 
     @property
     def _files_to_give(self) -> list[tuple[str, str]]:
-        """The files that a command needs and that were not given: the search took pictures that ship with vivace."""
+        """The files that a command needs and that were not given: the search took images that ship with vivace."""
         needed = {"image": ["image"], "edit": ["image"], "inpaint": ["image", "mask"], "control": ["control"]}
         names = {name for name, _ in self.options}
         return [(name, "FILE") for name in needed.get(self.task, []) if name not in names]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.store import Store
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.report.downloads import OfferedFile, text_file
 from vivace.report.page import (
-    MAX_PICTURE_BYTES,
+    MAX_IMAGE_BYTES,
     Section,
     environment,
     policy_for,
@@ -31,7 +31,7 @@ from vivace.report.page import (
 )
 from vivace.report.scatter import Plot, Value, memory_plot
 from vivace.report.summary import change, clock, money, seconds, size
-from vivace.report.text import breakable, count, sentence
+from vivace.report.value_text import breakable, count, sentence
 from vivace.spec.recipe import short_form
 from vivace.stats import Gate, Interval
 from vivace.tuning.explained import ExplainedResult
@@ -152,7 +152,7 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes | None]:
         return lambda sha256: None
 
     def read(sha256: str) -> bytes | None:
-        for path in (store.picture_path(sha256), picture_path(store.folder / "sources", sha256)):
+        for path in (store.image_path(sha256), image_path(store.folder / "sources", sha256)):
             with suppress(OSError):
                 return path.read_bytes()
         return None
@@ -183,7 +183,7 @@ def _section(tuned: Tuned, tried: Sequence[ExplainedResult], read: Callable[[str
     order = _final_order(tuned)
     rows = tuple(sorted(tuned.rows, key=lambda row: order.index(row.record.trial.recipe.text)))
     started = min((r.started_at for row in rows for r in row.record.rounds if r.started_at), default="")
-    return section_view("final", Section("", started, rows), read, MAX_PICTURE_BYTES)
+    return section_view("final", Section("", started, rows), read, MAX_IMAGE_BYTES)
 
 
 def _figures(tuned: Tuned) -> list[HeadlineFigure]:

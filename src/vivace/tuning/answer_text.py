@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from vivace.report.paragraphs import WIDTH, labelled, wrapped
 from vivace.report.rows import Row
 from vivace.report.summary import change, clock, money, ratio, seconds, size
-from vivace.report.table import broken
+from vivace.report.value_text import broken
 from vivace.stats import Gate, Verdict
 from vivace.tuning.results import Result, Rung
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned
 
-WIDTH = 80
+_LABEL = 9
 _MOST = 8
 _QUALITY = {Gate.PASSED: "passed", Gate.FAILED: "failed", Gate.UNCLEAR: "unclear"}
 
@@ -29,14 +29,14 @@ def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
     """
     goal = tuned.objective.goal
     recipes = "recipe" if tuned.num_trials == 1 else "recipes"
-    yield from _wrapped(
+    yield from wrapped(
         f"{tuned.model} on {tuned.device_name}, {goal}: {tuned.num_trials} {recipes} measured in "
         f"{clock(tuned.seconds)}"
     )
     yield ""
     yield from _pick(tuned)
     for note in tuned.notes:
-        yield from _wrapped(f"note: {note}")
+        yield from wrapped(f"note: {note}")
     if tuned.neighbours:
         yield ""
         yield "Why not"
@@ -52,7 +52,7 @@ def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
             what = (
                 f"without {looser.limit}: {looser.result.recipe.text}, {_times(looser.result)} the baseline"
             )
-            yield from _wrapped(what, indent="  ")
+            yield from wrapped(what, indent="  ")
     if explain and (explained := tuned.explanation.lines()):
         yield ""
         yield "What is believed of each technique, best first (times as fast as without it)"
@@ -66,7 +66,7 @@ def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
 def _pick(tuned: Tuned) -> Iterator[str]:
     row, baseline = tuned.row, tuned.rows[0] if tuned.rows else None
     if tuned.pick is None or row is None or baseline is None or row.latency is None:
-        yield from _wrapped(
+        yield from wrapped(
             "No recipe was shown to be better than baseline within the limits. Use baseline, or allow more time."
         )
         return
@@ -74,21 +74,21 @@ def _pick(tuned: Tuned) -> Iterator[str]:
     assert baseline.latency is not None
     if row.speedup is not None:
         sure = _how_sure(row, baseline)
-        yield from _wrapped(
-            f"speed    {ratio(row.speedup)} the baseline's, {seconds(row.latency.median.point)} an image "
+        yield from labelled(
+            "speed",
+            f"{ratio(row.speedup)} the baseline's, {seconds(row.latency.median.point)} an image "
             f"instead of {seconds(baseline.latency.median.point)}{sure}",
-            indent="         ",
-            first="",
+            _LABEL,
         )
     if row.cost_per_1000 is not None and baseline.cost_per_1000 is not None:
-        yield f"cost     {money(row.cost_per_1000)} per 1,000 images instead of {money(baseline.cost_per_1000)}"
+        cost = f"{money(row.cost_per_1000)} per 1,000 images instead of {money(baseline.cost_per_1000)}"
+        yield from labelled("cost", cost, _LABEL)
     if row.memory is not None and baseline.memory is not None:
         first = "" if row.first_call_s is None else f", first call {seconds(row.first_call_s)}"
-        yield f"memory   peak {size(row.memory.peak_bytes)} ({change(row, baseline)}){first}"
+        peak = f"peak {size(row.memory.peak_bytes)} ({change(row, baseline)}){first}"
+        yield from labelled("memory", peak, _LABEL)
     if row.judgement is not None:
-        yield from _wrapped(
-            f"quality  {row.judgement.gate.value}: {row.judgement.reason}", indent="         ", first=""
-        )
+        yield from labelled("quality", f"{row.judgement.gate.value}: {row.judgement.reason}", _LABEL)
     rivals = [
         other
         for other in tuned.rows
@@ -97,9 +97,7 @@ def _pick(tuned: Tuned) -> Iterator[str]:
     for rival in rivals:
         assert rival.speedup is not None
         state = "" if rival.judgement is None else f", quality {rival.judgement.gate.value}"
-        yield from _wrapped(
-            f"next     {rival.recipe}: {ratio(rival.speedup)}{state}", indent="         ", first=""
-        )
+        yield from labelled("next", f"{rival.recipe}: {ratio(rival.speedup)}{state}", _LABEL)
 
 
 def _how_sure(row: Row, baseline: Row) -> str:
@@ -124,7 +122,7 @@ def _neighbours(tuned: Tuned) -> Iterator[str]:
             if neighbour.result is None or neighbour.result.gain is None
             else f" {_times(neighbour.result)}"
         )
-        yield from _wrapped(
+        yield from wrapped(
             f"{neighbour.change}:{gain}, {neighbour.reason}".replace(":,", ":"), indent="    ", first="  "
         )
     if len(measured) > _MOST:
@@ -132,15 +130,15 @@ def _neighbours(tuned: Tuned) -> Iterator[str]:
 
 
 def _front(tuned: Tuned) -> Iterator[str]:
-    shown: Sequence[Result] = tuned.front[:_MOST]
+    front: Sequence[Result] = tuned.front[:_MOST]
     cells = [
         (_time(result), "-" if not result.peak_bytes else size(result.peak_bytes), _quality(result))
-        for result in shown
+        for result in front
     ]
     widths = [max(len(head), *(len(row[k]) for row in cells)) for k, head in enumerate(("s/image", "peak"))]
     yield f"  {'s/image':>{widths[0]}}  {'peak':>{widths[1]}}  {'quality':<9}  recipe"
     indent = 2 + widths[0] + 2 + widths[1] + 2 + 9 + 2
-    for result, row in zip(shown, cells, strict=True):
+    for result, row in zip(front, cells, strict=True):
         first, *rest = broken(result.recipe.text, max(24, WIDTH - indent))
         yield f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<9}  {first}"
         yield from (" " * indent + part for part in rest)
@@ -160,15 +158,3 @@ def _time(result: Result) -> str:
 
 def _times(result: Result) -> str:
     return "-" if result.gain is None else f"{math.exp(result.gain):.2f}x"
-
-
-def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
-    start = indent if first is None else first
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )

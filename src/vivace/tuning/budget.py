@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,16 @@ _MOST_OF_THE_SPARE = 0.75
 
 class Budget(Protocol):
     """How much may still be measured."""
+
+    @property
+    def number(self) -> float:
+        """Recipes to measure, the baseline not counted; infinite if only time limits them."""
+        ...
+
+    @property
+    def most_s(self) -> float:
+        """Seconds that a recipe may be expected to take before the final; infinite without a limit of time."""
+        ...
 
     def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
         """Return the first of the recipes, as many as can be measured before the final."""
@@ -49,6 +60,7 @@ class Trials:
     """A budget of recipes, the baseline not counted."""
 
     number: int
+    most_s: float = math.inf
 
     def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
         return recipes
@@ -87,6 +99,7 @@ class Minutes:
     started: float = field(default_factory=time.monotonic)
     clock: Callable[[], float] = time.monotonic
     final_s: float = 0.0
+    number: float = math.inf
 
     @property
     def left_s(self) -> float:

@@ -12,7 +12,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.technique import Technique
-from vivace.tuning.failures import failure_probabilities, probability_of_running, texts_of
+from vivace.tuning.failure_model import failure_probabilities, probability_of_running, texts_of
 from vivace.tuning.improvement import improvement, normal
 from vivace.tuning.launches import (
     WAITS,
@@ -107,6 +107,12 @@ class ModelSampler:
         self._tested_names: set[str] = set()
         self._alone = False
 
+    def expected_gains(
+        self, recipes: Sequence[Recipe], history: Sequence[Result]
+    ) -> list[tuple[float, float]]:
+        self.learn(history)
+        return self.gain.figures(recipes)
+
     def learn(self, history: Sequence[Result]) -> None:
         """Take in what has been measured."""
         history = self._read(history)
@@ -129,13 +135,15 @@ class ModelSampler:
         prior = [datum for datum in self._prior_data if datum.recipe not in learnt]
         self.gain.reweigh(Leverage.of(measured).of_effect)
         self.gain.learn([*data, *as_of_another_host(prior, wait)])
-        judged = [result for result in measured if result.slack is not None and not result.recipe.is_baseline]
+        with_quality = [
+            result for result in measured if result.slack is not None and not result.recipe.is_baseline
+        ]
         self.slack.learn(
             [
                 # How far below its limit a recipe is says little of how far others will be: an odd image decides.
                 Datum(result.recipe, slack - _SLACK_AT_BEST, math.hypot(result.slack_error, _ODD * slack))
-                for result in judged
-                if (slack := _clipped(result.slack or 0.0)) is not None
+                for result in with_quality
+                if (slack := min(max(result.slack or 0.0, -0.3), _SLACK_AT_BEST)) is not None
             ]
         )
         self._base_memory = next(
@@ -186,7 +194,7 @@ class ModelSampler:
         pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._is_known_but_for_one(r)]
-        judged = {path_of(result.recipe) for result in history if result.slack is not None}
+        judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
             scores = self._score(pool, best)
@@ -205,7 +213,7 @@ class ModelSampler:
             self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
             pool = [r for r in pool if not tries_the_same(r, pick, self._tested)]
             # Recipes of one path pass or fail together: one of them is judged, and what it tells is used next time.
-            if (path := path_of(pick)) is not None and path not in judged:
+            if (path := path_of(pick)) is not None and path not in judged_paths:
                 pool = [r for r in pool if path_of(r) != path]
         self.learn(history)
         return chosen
@@ -334,7 +342,7 @@ class ModelSampler:
     def _is_known_but_for_one(self, recipe: Recipe) -> bool:
         """Whether at most one of its options is new, or as many as were measured together elsewhere.
 
-        In every second batch what is new and changes the picture comes alone, so that what it does to quality is
+        In every second batch what is new and changes the image comes alone, so that what it does to quality is
         seen; in the others it comes on top of what is good already.
         """
         new = texts_of(recipe) - self._tested
@@ -386,7 +394,3 @@ def _expected_slack(technique: Technique) -> Prior:
         return _SLACK_OF_SAME
     is_trained = technique.trained_steps is not None or technique.saved_share is not None
     return _SLACK_OF_TRAINED if is_trained else _SLACK_OF_CHANGES
-
-
-def _clipped(slack: float) -> float:
-    return min(max(slack, -0.3), _SLACK_AT_BEST)

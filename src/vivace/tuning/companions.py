@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Re
         return []
     result = latest(search.history).get(recipe)
     if result is None:
-        if search.num_trials >= getattr(search.budget, "number", math.inf):
+        if search.num_trials >= search.budget.number:
             return []
     elif result.rung is Rung.PROVEN or result.is_ruined or not result.keeps(search.objective):
         return []
@@ -55,7 +54,7 @@ def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Re
 def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
     """Return the finalists with what they have in common in the place of the last of three, if it may be as fast.
 
-    Where only techniques that keep the picture are searched, finalists mostly differ by what gives nothing, such
+    Where only techniques that keep the image are searched, finalists mostly differ by what gives nothing, such
     as `tf32` in bf16, and no belief tells it from a gain of 1 %. Measured beside them, the common part is the
     answer if it is as fast.
     """

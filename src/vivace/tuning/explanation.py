@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.report.text import count
-from vivace.tuning.by_model import ModelSampler
+from vivace.recipes.recipe import Recipe
+from vivace.report.value_text import count
 from vivace.tuning.priors import PriorSource
 from vivace.tuning.search import Search
 
@@ -71,16 +71,15 @@ class Explanation:
         return lines
 
 
-def explanation_of(sampler: object, search: Search, sources: Sequence[PriorSource]) -> Explanation:
+def explanation_of(search: Search, sources: Sequence[PriorSource]) -> Explanation:
     """Return what the search's model believes; nothing for searches without one."""
-    if not isinstance(sampler, ModelSampler):
-        return Explanation()
-    sampler.learn(search.history)
     tried = {technique for result in search.history if result.is_measured for technique in result.recipe}
     options = list(dict.fromkeys([*tried, *search.space.options]))
+    gains = search.sampler.expected_gains([Recipe((option,)) for option in options], search.history)
+    if gains is None:
+        return Explanation()
     beliefs = []
-    for option in options:
-        effect, error = sampler.gain.effect_of(option)
+    for option, (effect, error) in zip(options, gains, strict=True):
         low, high = (math.exp(effect + sign * _CONFIDENT * error) for sign in (-1, 1))
         beliefs.append(ExpectedGain(option.text, math.exp(effect), low, high, option in tried))
     telling = [belief for belief in beliefs if is_telling(belief)]

@@ -38,7 +38,7 @@ class ImageRequest:
     def of(
         self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1, seed: int = 0
     ) -> WorkloadRequest:
-        """Return the workload of the first prompts, each with its own picture if there is one for each.
+        """Return the workload of the first prompts, each with its own image if there is one for each.
 
         Args:
             seeds: of each prompt; `seed` is the first.

@@ -147,7 +147,7 @@ class ImagePlan:
 def needs_floor(rows: Sequence[Row]) -> bool:
     """Whether a verdict may be another with the noise floor, which a final draws only then.
 
-    It bounds what is asked of recipes that keep the picture.
+    It bounds what is asked of recipes that keep the image.
     """
     if not rows or rows[0].floor is not None:
         return False
@@ -162,19 +162,19 @@ def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple
         workloads: of the batches after the first.
     """
     first, *others = record.rounds
-    pictures = list(first.pictures)
+    images = list(first.pictures)
     number = 1
     for workload in workloads:
         trial = record.trial.model_copy(update={"workload": workload})
-        more = _pictures_of(store.record(trial.key(record.environment)))
+        more = _images_of(store.record(trial.key(record.environment)))
         if not more:
             break
-        pictures += more
+        images += more
         number += 1
-    first = first.model_copy(update={"pictures": tuple(pictures)})
+    first = first.model_copy(update={"pictures": tuple(images)})
     return record.model_copy(update={"rounds": (first, *others)}), number
 
 
-def _pictures_of(record: Record | None) -> tuple[ImageRecord, ...]:
+def _images_of(record: Record | None) -> tuple[ImageRecord, ...]:
     rounds = () if record is None else record.rounds
     return next((round_.pictures for round_ in reversed(rounds) if round_.pictures), ())

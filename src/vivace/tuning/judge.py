@@ -43,7 +43,7 @@ class QualityJudge:
         """Whether only techniques that keep the image are searched, since nothing can judge others."""
         return not self.trusts and self.scorer is None
 
-    def asked(self, enabled: bool, *, noise_floor: bool = False) -> QualityRequest:
+    def quality_request(self, enabled: bool, *, noise_floor: bool = False) -> QualityRequest:
         """Return the quality that a study is asked for."""
         return self.quality.model_copy(update={"enabled": enabled, "noise_floor": noise_floor})
 

@@ -36,7 +36,7 @@ class Leverage:
     def of(cls, results: Sequence[Result]) -> Leverage:
         """Read the stages of results.
 
-        Recipes that keep the picture are screened with a few steps, and their stages are of these.
+        Recipes that keep the image are screened with a few steps, and their stages are of these.
         """
         stages = [
             (frozenset(result.recipe.techniques), dict(result.stages_s))

@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
-from vivace.benchmark.comparison import workload_of
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.launcher import Launcher
-from vivace.benchmark.places.local_pool import NumGpus
+from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.planned import predict_by_worker
-from vivace.benchmark.runner import Progress
+from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.support import ask_support
 from vivace.models.find import SYNTHETIC, LocatedModel
+from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import size
+from vivace.runtime.workloads import workload_of
 from vivace.spec.environment import Environment
 from vivace.spec.recipe import BASELINE
 from vivace.spec.record import Outcome
@@ -37,6 +36,8 @@ from vivace.tuning.results import Result, Rung, recipe_of, seen_of
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 
 _FEWEST_STEPS = 4
+_PURPOSES = {Rung.SCREENED: Purpose.SCREENING, Rung.JUDGED: Purpose.JUDGEMENT, Rung.PROVEN: Purpose.FINAL}
+RUNGS = {purpose: rung for rung, purpose in _PURPOSES.items()} | {Purpose.BASELINE: Rung.SCREENED}
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Bench:
     Attributes:
         prompts: all prompts of the final.
         judges: whether images are compared with the baseline's, by `judged_by`.
-        timeout_s: of a round.
+        run: the store, the places and the launcher.
+        timing: the time limit of a round, and the threads.
         time: when the parts of the search have to end.
         finals: comparisons of finalists with the baseline, with all images that were drawn of them.
         left_out: finalists that the last final had no time for.
@@ -57,18 +59,13 @@ class Bench:
     model: str
     located: LocatedModel
     objective: Objective
-    asked: ImageRequest
+    request: ImageRequest
     prompts: tuple[str, ...]
     judges: bool
-    store: Path
-    launcher: Launcher
+    run: RunSettings
     environment: Environment
     device: str
-    threads: int
-    progress: Progress
-    command: str
-    gpus: NumGpus | None = None
-    timeout_s: float = 600.0
+    timing: Timing
     left_out: tuple[Recipe, ...] = ()
     baseline: Result | None = None
     judged_by: QualityJudge = field(default_factory=QualityJudge)
@@ -78,13 +75,13 @@ class Bench:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
         self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
-        self.plan = ImagePlan.of(self.located, self.asked, self.prompts)
+        self.plan = ImagePlan.of(self.located, self.request, self.prompts)
         self.time = Timetable(self.pace, self.plan, self.judges)
-        further = [workload_of(self.located, batch, self.asked.batch) for batch in self.plan.batches[1:]]
+        further = [workload_of(self.located, batch, self.request.batch) for batch in self.plan.batches[1:]]
         self.finals = Finals(
             self.plan,
             tuple(further) if self.judges else (),
-            self.store,
+            self.run.folder,
             self.objective.limits,
             self.time.looks,
         )
@@ -92,14 +89,14 @@ class Bench:
     def start(self) -> Result | None:
         """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
 
-        Few steps suffice where only techniques are searched that keep the picture: full ones are not screened.
+        Few steps suffice where only techniques are searched that keep the image: full ones are not screened.
         """
         steps = self._few_steps if self.objective.same_picture_only else None
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
-        row = self._rows((), workload, timing, judges=False)[0]
+        row = self._rows((), workload, timing, Purpose.BASELINE, judges=False)[0]
         self.baseline = seen_of(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
         if self.baseline is not None and self.baseline.seconds:
-            batch = self.asked.batch
+            batch = self.request.batch
             denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
                 1 if steps is None else self._steps / steps
             )
@@ -114,7 +111,9 @@ class Bench:
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons: dict[str, str] = {}
         if texts:
-            support = ask_support(self.launcher, self.model, texts, self.device, self.task, self.asked.batch)
+            support = ask_support(
+                self.launcher, self.model, texts, self.device, self.task, self.request.batch
+            )
             reasons = support.refusals(recipes, self.objective.keeps)
         self._supported |= {recipe for recipe in recipes if recipe.text not in reasons}
         refused = [
@@ -132,7 +131,7 @@ class Bench:
         return refused
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Those that keep the picture do the same in every step, so few steps tell; others are drawn at full length."""
+        """Those that keep the image do the same in every step, so few steps tell; others are drawn at full length."""
         alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
         others = [recipe for recipe in recipes if recipe not in alike]
         results: list[Result] = []
@@ -155,8 +154,14 @@ class Bench:
         if look >= len(self.plan.batches):
             return []
         chosen = [recipe for recipe in recipes if looks[recipe] == look]
-        timing = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=self.timeout_s, threads=self.threads)
-        self._rows(chosen, self.plan.batches[look], timing, True, self.time.deadline_of_images(chosen, look))
+        timing = self.timing.model_copy(update={"rounds": 1, "repeats": 1, "max_warmup": 1})
+        self._rows(
+            chosen,
+            self.plan.batches[look],
+            timing,
+            Purpose.IMAGES,
+            self.time.deadline_of_images(chosen, look),
+        )
         self.finals.read()
         return [
             result
@@ -165,6 +170,18 @@ class Bench:
             for result in self._seen(self.finals.rows(recipe), Rung.PROVEN, 0.0)
             if result.recipe == recipe
         ]
+
+    @property
+    def launcher(self) -> Launcher:
+        """The launcher of all rounds."""
+        assert self.run.launcher is not None
+        return self.run.launcher
+
+    @property
+    def command(self) -> str:
+        """The command line of the search."""
+        assert self.run.command is not None
+        return self.run.command
 
     @property
     def rounds_asked(self) -> int:
@@ -178,7 +195,7 @@ class Bench:
     @property
     def full(self) -> Workload:
         """What the final draws."""
-        return workload_of(self.located, self._workload(Rung.PROVEN), self.asked.batch)
+        return workload_of(self.located, self._workload(Rung.PROVEN), self.request.batch)
 
     @property
     def task(self) -> Task:
@@ -195,7 +212,7 @@ class Bench:
         number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.PROVEN: len(self.prompts)}[rung]
         if rung is Rung.PROVEN and self.judges:
             return self.plan.batches[0]
-        return self.asked.of(self.prompts[: number if self.judges else 1], steps)
+        return self.request.of(self.prompts[: number if self.judges else 1], steps)
 
     def _timing(self, rung: Rung, recipes: Sequence[Recipe] = ()) -> Timing:
         rounds, repeats = {
@@ -203,12 +220,13 @@ class Bench:
             Rung.JUDGED: (1, 4),
             Rung.PROVEN: (self._final_rounds(recipes), self.pace.repeats),
         }[rung]
+        usual_s = self.timing.timeout_s
         return Timing(
             rounds=rounds,
             repeats=repeats,
             max_warmup=WARM_UP,
-            timeout_s=self.timeout_s if rung is Rung.PROVEN else self.time.timeout_s(recipes, self.timeout_s),
-            threads=self.threads,
+            timeout_s=usual_s if rung is Rung.PROVEN else self.time.timeout_s(recipes, usual_s),
+            threads=self.timing.threads,
         )
 
     def _final_rounds(self, recipes: Sequence[Recipe]) -> int:
@@ -220,7 +238,10 @@ class Bench:
         self, recipes: Sequence[Recipe], workload: WorkloadRequest, rung: Rung, judges: bool
     ) -> list[Result]:
         timing = self._timing(rung, recipes)
-        rows = self._rows(recipes, workload, timing, judges, self.time.deadline(recipes, rung))
+        purpose = _PURPOSES[rung]
+        rows = self._rows(
+            recipes, workload, timing, purpose, self.time.deadline(recipes, rung), judges=judges
+        )
         if not rows:  # the time ended before the baseline's round
             self.left_out = tuple(recipes) if rung is Rung.PROVEN else ()
             return []
@@ -228,7 +249,13 @@ class Bench:
             rows = self.finals.add(self._compared)
             if needs_floor(rows):
                 self._rows(
-                    recipes, workload, timing, judges, self.time.deadline(recipes, rung), draws_floor=True
+                    recipes,
+                    workload,
+                    timing,
+                    purpose,
+                    self.time.deadline(recipes, rung),
+                    judges=judges,
+                    draws_floor=True,
                 )
                 rows = self.finals.add(self._compared)
         results = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
@@ -273,7 +300,7 @@ class Bench:
         """Take in how long the baseline takes now: other programs come and go."""
         latency = rows[0].latency
         if latency is not None and workload.num_inference_steps is None:
-            self.pace.base_s = self.asked.batch * latency.median.point
+            self.pace.base_s = self.request.batch * latency.median.point
 
     def _left_of(self, workload: WorkloadRequest) -> float:
         """Return the steps that a workload leaves out over its own."""
@@ -285,9 +312,10 @@ class Bench:
         recipes: Sequence[Recipe],
         workload: WorkloadRequest,
         timing: Timing,
-        judges: bool,
+        purpose: Purpose,
         deadline: Deadline | None = None,
         *,
+        judges: bool = True,
         draws_floor: bool = False,
     ) -> list[Row]:
         """Run a comparison; with several GPUs each has its own baseline, which precedes its rows."""
@@ -296,21 +324,20 @@ class Bench:
             recipes=(BASELINE, *(recipe.text for recipe in recipes)),
             workload=workload,
             timing=timing,
-            quality=self.judged_by.asked(judges, noise_floor=draws_floor),
+            quality=self.judged_by.quality_request(judges, noise_floor=draws_floor),
             device=self.device,
             rivals=False,
         )
         started = time.monotonic()
-        spread = self.gpus if timing.rounds == 1 and len(recipes) > 1 else None
-        run = run_study(
-            study,
-            store=self.store,
-            progress=TimedQualityPasses(self.progress, self.pace),
-            command=self.command,
-            launcher=self.launcher,
+        spread = self.run.gpus if timing.rounds == 1 and len(recipes) > 1 else None
+        settings = replace(
+            self.run,
+            progress=TimedQualityPasses(self.run.progress, self.pace),
             gpus=spread,
+            purpose=purpose,
             deadline=None if spread is not None else deadline,
         )
+        run = run_study(study, settings)
         rows = [row for compared in run.comparisons for row in compared.rows(self.objective.limits)]
         calls = sum(s.total_s for row in rows for r in row.record.rounds for s in r.samples) + sum(
             sum(r.warmup_s) for row in rows for r in row.record.rounds
@@ -320,16 +347,21 @@ class Bench:
         self._compared = run.comparisons[0]
         return rows
 
-    def rung_of(self, workload: Workload, rounds: int | None) -> tuple[Rung | None, float]:
-        """Return at which rung a comparison was measured, None for none, and the steps it left out over its own."""
-        number = rounds or 1
-        if number >= FINAL_ROUNDS and workload == self.full:
-            return Rung.PROVEN, 0.0
-        judged: list[tuple[Rung, int | None]] = [(Rung.JUDGED, None)] if self.judges else []
-        for rung, steps in (*judged, (Rung.SCREENED, None), (Rung.SCREENED, self._few_steps)):
-            if workload == workload_of(self.located, self._workload(rung, steps), self.asked.batch):
-                return rung, 0.0 if steps is None else self._steps / steps - 1
-        return None, 0.0
+    def rung_of(self, run: Invocation, workload: Workload) -> tuple[Rung | None, float]:
+        """Return at which rung of this search a stored run measured, None for none, and the steps that it left out.
+
+        A comparison that was typed counts as a final if it is as thorough.
+        """
+        rung = RUNGS.get(run.purpose)
+        if run.purpose is Purpose.COMPARISON and (run.rounds or 1) >= FINAL_ROUNDS:
+            rung = Rung.PROVEN
+        if rung is None or (rung is Rung.JUDGED and not self.judges):
+            return None, 0.0
+        is_short = rung is Rung.SCREENED and workload.num_inference_steps == self._few_steps
+        request = self._workload(rung, self._few_steps if is_short else None)
+        if workload != workload_of(self.located, request, self.request.batch):
+            return None, 0.0
+        return rung, self._left_of(request)
 
     def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
         trials = [

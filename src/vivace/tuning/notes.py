@@ -23,7 +23,7 @@ def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | N
         notes.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
     elif bench.judged_by.reason:
         notes += bench.judged_by.notes(bench.command)
-    elif bench.asked.has_random_controlnet:
+    elif bench.request.has_random_controlnet:
         notes.append(
             "a ControlNet with random weights: quality cannot be judged, so only techniques that keep the image were "
             "searched"

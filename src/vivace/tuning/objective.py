@@ -30,7 +30,7 @@ class Objective:
         limits: of the quality gate.
         keep: techniques that every recipe has, by name or as written with their knobs.
         without: names of techniques that no recipe has.
-        same_picture_only: search only techniques that keep the picture, since quality cannot be judged.
+        same_picture_only: search only techniques that keep the image, since quality cannot be judged.
     """
 
     goal: Goal = "latency"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vivace.errors import RecipeError
+from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
 from vivace.technique import Technique, Trait
 from vivace.techniques.compile import Compile
 from vivace.tuning.results import Result

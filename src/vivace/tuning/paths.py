@@ -19,7 +19,7 @@ def parts_of(technique: Technique) -> frozenset[str]:
 
 @lru_cache(maxsize=100_000)
 def path_of(recipe: Recipe) -> tuple[str, ...] | None:
-    """Return what decides on the path of the latents: techniques that change the picture, except for the VAE's.
+    """Return what decides on the path of the latents: techniques that change the image, except for the VAE's.
 
     What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
     errors is then the same with it and without.

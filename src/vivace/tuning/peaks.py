@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vivace.errors import RecipeError
+from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
 
 Predict = Callable[[Sequence[Recipe]], Sequence[float | None]]
 
@@ -19,28 +19,28 @@ class Peaks:
 
     Attributes:
         predict: returns bytes of each recipe; None where there is no prediction.
-        known: what was asked so far.
+        predicted: what was predicted so far, by recipe.
     """
 
     predict: Predict
-    known: dict[Recipe, float | None] = field(default_factory=dict)
+    predicted: dict[Recipe, float | None] = field(default_factory=dict)
 
     def ask(self, recipes: Sequence[Recipe]) -> None:
         """Predict what is missing, all at once: starting the process that does it is most of the time."""
-        missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.known]
+        missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.predicted]
         if missing:
-            self.known.update(zip(missing, self.predict(missing), strict=True))
+            self.predicted.update(zip(missing, self.predict(missing), strict=True))
 
     def add(self, recorded: Mapping[Recipe, float]) -> None:
         """Take what records have where nothing was predicted."""
         for recipe, peak in recorded.items():
-            if self.known.get(recipe) is None:
-                self.known[recipe] = peak
+            if self.predicted.get(recipe) is None:
+                self.predicted[recipe] = peak
 
     def of(self, recipe: Recipe) -> float | None:
         """Return the predicted peak; None if there is none."""
         self.ask([recipe])
-        return self.known[recipe]
+        return self.predicted[recipe]
 
     def least(self, recipes: Sequence[Recipe]) -> list[float | None]:
         """Return the peak of each recipe, or a lower bound of it; None if nothing is known.
@@ -52,18 +52,20 @@ class Peaks:
         singles = {
             technique: Recipe((technique,))
             for recipe in recipes
-            if self.known[recipe] is None
+            if self.predicted[recipe] is None
             for technique in recipe
             if not technique.memory_advice.saving
         }
         self.ask(list(singles.values()))
         without = {
-            recipe: Recipe(tuple(t for t in recipe if t not in singles or self.known[singles[t]] is not None))
+            recipe: Recipe(
+                tuple(t for t in recipe if t not in singles or self.predicted[singles[t]] is not None)
+            )
             for recipe in recipes
-            if self.known[recipe] is None
+            if self.predicted[recipe] is None
         }
         self.ask(list(without.values()))
-        return [self.known[without.get(recipe, recipe)] for recipe in recipes]
+        return [self.predicted[without.get(recipe, recipe)] for recipe in recipes]
 
 
 def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, float]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from importlib import resources
 
 from vivace.errors import RecipeError
+from vivace.evidence.recorded import RecordedFigures, all_recorded
 from vivace.hardware import architecture_of
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.studies.published import parse_published
-from vivace.studies.recorded import RecordedFigures, all_recorded
 from vivace.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.techniques.steps import Steps
 from vivace.tuning.objective import Objective
@@ -40,7 +40,7 @@ _LARGEST_SD = 0.35
 _REPLACED_SHARE = 0.3
 """The same of trained weights that replace a component, whose share of the time is measured."""
 _ON_A_CPU_SD, _SAVING_ON_A_CPU_SD = 0.1, 0.2
-"""Of what keeps the picture without compiling it: a CPU does not wait for launches, so the same arithmetic takes about
+"""Of what keeps the image without compiling it: a CPU does not wait for launches, so the same arithmetic takes about
 the same time. What saves memory computes in another precision, which some CPUs are fast at."""
 _TRAINED_SHARE, _LEAST_TRAINED_SD = 0.2, 0.05
 """Standard deviation of the gain of weights trained for fewer steps: in shares of the gain, and at least. Guidance may
@@ -113,7 +113,7 @@ def _effect(
     if objective.measures_memory:
         return Prior(0.2, 0.3) if saves_memory else Prior(0.0, 0.08)
     reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
-    # What changes the picture does so to skip work. What saves memory mostly pays with time.
+    # What changes the image does so to skip work. What saves memory mostly pays with time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
     sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
     if not is_worth_tuning(technique):

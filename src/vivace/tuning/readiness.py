@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
-from vivace.lint.limits import flops_of
+from vivace.evidence.recorded import all_recorded
+from vivace.lint.model_limits import flops_of
 from vivace.measure.surroundings import Surroundings, surroundings
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry, Hub
@@ -21,7 +22,6 @@ from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
 from vivace.report.summary import clock, size
 from vivace.spec.recipe import BASELINE
-from vivace.studies.recorded import all_recorded
 from vivace.tuning.image_request import ImageRequest
 from vivace.untrusted.files import user_path
 

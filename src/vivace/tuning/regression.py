@@ -156,10 +156,10 @@ class Regression:
                 same[place[datum.recipe], k] = 1.0
         return same
 
-    def effect_of(self, technique: Technique) -> tuple[float, float]:
-        """Return the mean and the standard deviation of a technique's effect alone."""
-        mean, sd = self.estimate([Recipe((technique,))])
-        return float(mean[0]), float(sd[0])
+    def figures(self, recipes: Sequence[Recipe]) -> list[tuple[float, float]]:
+        """Return the mean and the standard deviation of the figure of each recipe, as plain numbers."""
+        means, deviations = self.estimate(recipes)
+        return [(float(mean), float(sd)) for mean, sd in zip(means, deviations, strict=True)]
 
     def _inverted(self, design: Array, variances: Array) -> Array:
         """Return the inverse of the covariance of the data; it stays the same until other data are learnt."""

@@ -119,7 +119,7 @@ def seen_of(
         if peak is None or baseline.memory is None:
             return Result(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
         gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
-    judged = None if row.is_baseline else row.judgement
+    judgement = None if row.is_baseline else row.judgement
     slack, slack_error = (
         (None, _PROVEN_ERROR)
         if row.is_baseline
@@ -135,12 +135,12 @@ def seen_of(
         slack_error=slack_error,
         own_error=0.0 if objective.measures_memory else _own_error(row.latency.median),
         busy_share=None if row.gpu_busy_s is None else row.gpu_busy_s / row.latency.median.point,
-        gate=Gate.PASSED if row.is_baseline else None if judged is None else judged.gate,
+        gate=Gate.PASSED if row.is_baseline else None if judgement is None else judgement.gate,
         seconds=seconds,
         peak_bytes=peak,
         first_call_s=row.first_call_s,
         stages_s=tuple((row.stages_s or {}).items()),
-        reason=None if judged is None else judged.reason,
+        reason=None if judgement is None else judgement.reason,
         least_gain=None if objective.measures_memory else _least_gain(row),
     )
 
@@ -198,7 +198,7 @@ def slack_of(
 def expected_low(
     bounds: Interval,
     prompts: int,
-    pictures: int,
+    images: int,
     final: float,
     sure: float = _SURE,
     *,
@@ -209,7 +209,7 @@ def expected_low(
     The point moves as means of samples do, and the interval shrinks with the root of their number.
 
     Args:
-        prompts, pictures: that the bounds are of.
+        prompts, images: that the bounds are of.
         final: prompts of the final.
         sure: how sure each look of the final has to be.
         of_the_final: these are the first of its images, with bounds as sure as that; else it draws others.
@@ -219,7 +219,7 @@ def expected_low(
     reach = bounds.point - bounds.low
     if reach <= 0:
         return bounds.low, _PROVEN_ERROR
-    more = math.sqrt(final / prompts) if final > prompts and prompts == pictures else 1.0
+    more = math.sqrt(final / prompts) if final > prompts and prompts == images else 1.0
     error = reach / student_t(sure if of_the_final else _SURE, prompts - 1)
     at_the_end = error / more * student_t(sure, (final if more > 1.0 else prompts) - 1)
     # The final's mean has the first images in it, or is of others only.

@@ -45,6 +45,12 @@ class Sampler(Protocol):
         """Return the recipe with techniques that are believed to make it faster, and to keep its quality as it is."""
         ...
 
+    def expected_gains(
+        self, recipes: Sequence[Recipe], history: Sequence[Result]
+    ) -> list[tuple[float, float]] | None:
+        """Return the mean and the standard deviation of each recipe's gain; None without a model of gains."""
+        ...
+
 
 def sampler_of(
     name: Name,
@@ -92,9 +98,10 @@ class RandomSampler(AsMeasured):
     def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
         measured = {result.recipe for result in history}
         recipes: dict[Recipe, None] = {}
-        fixed = getattr(self.space, "recipes", None)
-        if fixed is not None:
-            left = [recipe for recipe in fixed if recipe not in measured and self.space.holds(recipe)]
+        if self.space.listed is not None:
+            left = [
+                recipe for recipe in self.space.listed if recipe not in measured and self.space.holds(recipe)
+            ]
             order = self.rng.permutation(len(left))[:number]
             return [left[int(i)] for i in order]
         for _ in range(TRIES * number):

@@ -87,7 +87,7 @@ class Search:
 
     def _explore(self, stops: Callable[[], bool]) -> None:
         """Screen and judge recipes until `stops` says so, or only the final still fits."""
-        number = getattr(self.budget, "number", math.inf)
+        number = self.budget.number
         if self.judges and number >= _MANY:
             number -= 1  # for what a final has shown to pass, with all that works; see `_assembled`
         while (
@@ -153,9 +153,9 @@ class Search:
                 self.space.leave_out(added[0], result.reason or result.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes, if they can still win, and what changes the picture anew.
+        """Judge the better half of the screened recipes, if they can still win, and what changes the image anew.
 
-        What ruins the picture is then known before more recipes are made of it.
+        What ruins the image is then known before more recipes are made of it.
         """
         if not self.judges:
             return
@@ -191,10 +191,10 @@ class Search:
             self._note(self.measurer.judge(chosen))
 
     def _tells_of_quality(self, result: Result) -> bool:
-        """Whether a recipe gains something by a technique that changes the picture, and that was never judged."""
-        judged = {t for result in self.history if result.slack is not None for t in result.recipe}
+        """Whether a recipe gains something by a technique that changes the image, and that was never judged."""
+        judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
         return gain_of(result) > _WORTH_A_FINAL and any(
-            not technique.same_picture and technique not in judged for technique in result.recipe
+            not technique.same_picture and technique not in judged_techniques for technique in result.recipe
         )
 
     def _judge_until_one_may_pass(self) -> None:

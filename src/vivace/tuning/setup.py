@@ -14,7 +14,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.report.rows import rows_of
 from vivace.report.summary import seconds, size
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
@@ -24,9 +23,8 @@ from vivace.tuning.measuring import Bench
 from vivace.tuning.objective import Objective
 from vivace.tuning.peaks import recorded
 from vivace.tuning.results import Result
+from vivace.tuning.settings import DEFAULT_MINUTES
 from vivace.tuning.space import Space, fitted
-
-DEFAULT_MINUTES = 8.0
 
 
 def start_of(text: str | None, objective: Objective) -> Recipe | None:
@@ -43,7 +41,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
             raise UsageError(f"--start {text} has {technique.name}, which --without {technique.name} forbids")
         if not objective.allows(technique):
             raise UsageError(
-                f"--start {text}: {technique.text} changes the picture, and with random weights quality cannot be "
+                f"--start {text}: {technique.text} changes the image, and with random weights quality cannot be "
                 "judged; add --trust-quality-of NAME, or leave it out"
             )
     if not objective.has_kept(recipe):
@@ -63,7 +61,7 @@ def space_of(
     """
     every = Space.of(objective, reported=reported, judges=bench.judges).options
     texts = [option.text for option in every]
-    support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.asked.batch)
+    support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.request.batch)
     components = support.components
     reasons = {
         fitted(option, components).text: why for option in every if (why := support.reasons.get(option.text))
@@ -116,13 +114,13 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
     passed: set[Recipe] = set()
     try:
         with Store.read_only(store) as opened:
-            for run in opened.runs():
-                records = [record for key in run.keys if (record := opened.record(key)) is not None]
-                if not records or records[0].trial.model.name != name:
-                    continue
-                for row in rows_of(records, opened.quality_pass(run), limits):
-                    if row.judgement is not None and row.judgement.gate is Gate.PASSED:
-                        passed.add(Recipe.from_spec(row.record.trial.recipe))
+            passed = {
+                Recipe.from_spec(row.record.trial.recipe)
+                for compared in opened.comparisons(repeated=True)
+                if compared.records[0].trial.model.name == name
+                for row in compared.rows(limits)
+                if row.judgement is not None and row.judgement.gate is Gate.PASSED
+            }
     except StoreError:
         pass
     if not passed:
@@ -146,7 +144,7 @@ def check_memory(objective: Objective, bench: Bench) -> None:
     saving = [text for option in space.options for text in option.memory_advice.saving]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
     bench.peaks.ask(recipes)
-    if bench.asked.batch == 1:
+    if bench.request.batch == 1:
         name = bench.model.removeprefix(SYNTHETIC)
         bench.peaks.add(recorded(name, bench.full.height, bench.full.width))
     peaks = {recipe: peak for recipe in recipes if (peak := bench.peaks.of(recipe)) is not None}
@@ -179,7 +177,7 @@ def check_of_calls(minutes: float | None, bench: Bench, began: float) -> Callabl
     """
 
     def needed_s(call_s: float) -> float:
-        bench.pace.batch, bench.pace.base_s = bench.asked.batch, call_s
+        bench.pace.batch, bench.pace.base_s = bench.request.batch, call_s
         return time.monotonic() - began + bench.time.seconds_of_final([])
 
     def check(least_s: float, likely_s: float) -> None:

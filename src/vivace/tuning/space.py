@@ -126,7 +126,7 @@ class Space:
         options: what recipes are made of.
         cut: options that are left out before anything is timed, with the reason, by their text.
         judges: whether images are compared with the baseline's.
-        trusted: recipes whose quality is known to be kept; techniques that change the picture may then be combined only
+        trusted: recipes whose quality is known to be kept; techniques that change the image may then be combined only
             as in one of them. None: no such rule.
         components: that the model has: options name no others. None if unknown.
         combined: options that do not work alone, and do with others.
@@ -140,6 +140,11 @@ class Space:
     components: Components = None
     combined: frozenset[Technique] = frozenset()
     _why_not: Why = field(default=lambda technique: None, repr=False)
+
+    @property
+    def listed(self) -> list[Recipe] | None:
+        """All recipes, where the space is a list of them."""
+        return None
 
     @classmethod
     def of(
@@ -165,7 +170,7 @@ class Space:
                 space.cut[kind.name] = "--without"
                 continue
             if objective.same_picture_only and not kind.same_picture:
-                space.cut[kind.name] = "it changes the picture, and quality cannot be judged here"
+                space.cut[kind.name] = "it changes the image, and quality cannot be judged here"
                 continue
             named = [option for option in (*objective.kept, *reported) if isinstance(option, kind)]
             for option in (*options(kind, components), *named):
@@ -277,6 +282,10 @@ class FixedSpace(Space):
         self._known = set(recipes)
         self._held_before: dict[Recipe, bool] = {}
         self.options = list(dict.fromkeys(t for recipe in recipes for t in recipe))
+
+    @property
+    def listed(self) -> list[Recipe]:
+        return self.recipes
 
     def holds(self, recipe: Recipe) -> bool:
         if recipe not in self._held_before:

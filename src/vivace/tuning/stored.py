@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from vivace.benchmark.run import Compared
-from vivace.benchmark.schedule import comparable
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.store import Store
-from vivace.report.rows import rows_of
 from vivace.tuning.measuring import Bench
 from vivace.tuning.priors import PriorSource
 from vivace.tuning.regression import Datum
@@ -19,24 +17,22 @@ def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
     """Return the results of the same search, and the figures of other runs. Its finals are read in, too."""
     results: list[Result] = []
     others: list[Datum] = []
-    with Store.create(bench.store) as store:
-        for run in store.runs():
-            records = comparable([store.record(key) for key in run.keys], run.rounds)
-            if not records or not records[0].trial.recipe.is_baseline:
+    with Store.create(bench.run.folder) as store:
+        for compared in reversed(list(store.comparisons(repeated=True))):
+            run, baseline = compared.run, compared.records[0]
+            assert run is not None
+            trial, environment = baseline.trial, baseline.environment
+            if not trial.recipe.is_baseline or run.purpose is Purpose.IMAGES:  # whose times are of one call
                 continue
-            trial, environment = records[0].trial, records[0].environment
             if trial.model != bench.located.model or trial.device != bench.environment.device:
                 continue
-            if trial.workload in bench.finals.further:
-                continue  # further images of a final, whose times are of one call
-            rung, steps = bench.rung_of(trial.workload, run.rounds)
+            rung, steps = bench.rung_of(run, trial.workload)
             is_here = environment.model_copy(update={"place": None}) == bench.environment
-            quality = store.quality_pass(run)
             if is_here and rung is Rung.PROVEN and bench.judged_by.is_of(run):
-                bench.finals.compared.append(Compared(tuple(records), quality))
-                rows = bench.finals.rows_with_images(records, quality, store)
+                bench.finals.compared.append(compared)
+                rows = bench.finals.rows_with_images(compared.records, compared.quality, store)
             else:
-                rows = rows_of(records, quality, bench.objective.limits)
+                rows = compared.rows(bench.objective.limits)
             for row in rows:
                 result = bench.judged_by.counted(
                     bench.result_of(row, rows[0], rung or Rung.SCREENED, steps), run

@@ -42,7 +42,7 @@ class Timetable:
         ends_at, total_s: of the clock, when the search has to end, and how long it may last; None for no limit.
         starting_s: what passed before the baseline was measured.
         looks: how many batches of a final's images there are of each recipe.
-        known: the last result of each recipe.
+        results: the last result of each recipe.
     """
 
     pace: Pace
@@ -53,7 +53,7 @@ class Timetable:
     clock: Callable[[], float] = time.monotonic
     starting_s: float = 0.0
     looks: dict[Recipe, int] = field(default_factory=dict)
-    known: dict[Recipe, Result] = field(default_factory=dict)
+    results: dict[Recipe, Result] = field(default_factory=dict)
 
     def spend(self, minutes: float | None, began: float) -> None:
         """Take in how long the search may last."""
@@ -65,7 +65,7 @@ class Timetable:
 
     def note(self, results: Iterable[Result]) -> None:
         """Take in results."""
-        self.known |= {result.recipe: result for result in results}
+        self.results |= {result.recipe: result for result in results}
 
     @property
     def placeholder(self) -> Result:
@@ -164,7 +164,7 @@ class Timetable:
             )
             each = [self.pace.of_trial(recipe) for recipe in trials]
             return Deadline(until, until, each, each, self.clock)
-        results = [self.known.get(recipe) for recipe in recipes]
+        results = [self.results.get(recipe) for recipe in recipes]
         quality_s = self.pace.of_quality(len(trials), images)
         first = [
             self.pace.of_final_round(None, images - drawn),
@@ -183,7 +183,7 @@ class Timetable:
         is_drawn = self.looks.get(Recipe(), 0) > look
         each = [
             self.pace.of_drawing(None, 0 if is_drawn else images),
-            *(self.pace.of_drawing(self.known.get(recipe), images) for recipe in recipes),
+            *(self.pace.of_drawing(self.results.get(recipe), images) for recipe in recipes),
         ]
         quality_s = self.pace.of_quality(1 + len(recipes), images)
         return Deadline(

@@ -9,26 +9,27 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from vivace.benchmark import QualityRequest
-from vivace.benchmark.comparison import default_threads, workload_of
-from vivace.benchmark.launcher import Launcher
 from vivace.benchmark.places.local_pool import NumGpus
-from vivace.benchmark.runner import Progress, Silent, ask_environment
+from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
-from vivace.models.find import find_model, obtain
+from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
+from vivace.processes.launcher import Launcher
+from vivace.recipes.recipe import Recipe
 from vivace.report.rows import priced
+from vivace.runtime.workloads import default_threads, workload_of
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.techniques import TECHNIQUES
+from vivace.spec.timing import Timing
 from vivace.tuning.answer import Tuned
-from vivace.tuning.budget import Trials
-from vivace.tuning.by_model import ModelSampler
+from vivace.tuning.budget import Budget
 from vivace.tuning.explanation import explanation_of
 from vivace.tuning.first_calls import FirstCalls
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.judge import judge_of
+from vivace.tuning.judge import QualityJudge
 from vivace.tuning.measurer import Unwatched, Watcher
 from vivace.tuning.measuring import Bench
 from vivace.tuning.notes import notes_of
@@ -37,10 +38,10 @@ from vivace.tuning.priors import PriorSource, effects, known_sources, reported
 from vivace.tuning.proof import final_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.results import Result, latest
-from vivace.tuning.samplers import Name, sampler_of
+from vivace.tuning.samplers import Name, Sampler, sampler_of
 from vivace.tuning.search import Search
+from vivace.tuning.settings import SearchSettings
 from vivace.tuning.setup import (
-    DEFAULT_MINUTES,
     budget_of,
     check_baseline,
     check_memory,
@@ -49,9 +50,8 @@ from vivace.tuning.setup import (
     start_of,
     trusted_recipes,
 )
+from vivace.tuning.space import Space
 from vivace.tuning.stored import history_of
-
-_BATCHES = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
 
 
 def tune(
@@ -100,7 +100,7 @@ def tune(
         start: a recipe to begin with.
         keep, without: techniques that every recipe has, or none.
         sampler: "model" (the default), "tpe" (Optuna's) or "random".
-        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the picture are
+        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
             searched where the store has seen them keep that model's quality.
         request: size, steps and prompts; None for the model's own.
         gpus: screen and judge on so many GPUs of this host; the final runs on one.
@@ -113,117 +113,157 @@ def tune(
         UsageError: options that contradict each other; the message names the limit and what is nearest.
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    request, watching = request or ImageRequest(), watcher or Unwatched()
-    spent = DEFAULT_MINUTES if minutes is None and trials is None else minutes
+    run = RunSettings(store=store, progress=progress or SILENT, command=command, launcher=launcher, gpus=gpus)
+    settings = SearchSettings(
+        goal=goal,
+        max_memory_bytes=max_memory_bytes,
+        max_first_call_s=max_first_call_s,
+        limits=limits,
+        scorer=scorer,
+        witness=witness,
+        minutes=minutes,
+        trials=trials,
+        start=start,
+        keep=tuple(keep),
+        without=tuple(without),
+        sampler=sampler,
+        trust_quality_of=trust_quality_of,
+        request=request or ImageRequest(),
+        device=device,
+        timing=Timing(timeout_s=timeout_s, threads=threads),
+        price_per_hour=price_per_hour,
+        seed=seed,
+        run=run,
+    )
+    return search_recipe(model, settings, watcher or Unwatched())
+
+
+def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tuned:
+    """Search by settings that are checked here; see `tune`."""
     check_ready(
-        model, device, spent, request, scorer, witness, tell=lambda text: watching.note(f"note: {text}")
+        model,
+        settings.device,
+        settings.allowed_minutes,
+        settings.request,
+        settings.scorer,
+        settings.witness,
+        tell=lambda text: watcher.note(f"note: {text}"),
     )
     began = time.monotonic()
     located = find_model(model)
-    is_synthetic = located.model.is_synthetic
-    if trust_quality_of is not None and not is_synthetic:
+    trusted_model = settings.trust_quality_of
+    if trusted_model is not None and not located.model.is_synthetic:
         raise UsageError(
-            f"--trust-quality-of {trust_quality_of}: the quality of {model} is judged itself; leave it out"
+            f"--trust-quality-of {trusted_model}: the quality of {model} is judged itself; leave it out"
         )
-    judge = judge_of(
-        located,
-        QualityRequest(scorer=scorer, witness=witness),
-        limits,
-        trusts=trust_quality_of is not None,
-        shows_nothing=request.has_random_controlnet,
-    )
-    objective = Objective(
-        goal,
-        max_memory_bytes,
-        max_first_call_s,
-        judge.limits,
-        tuple(keep),
-        tuple(without),
-        same_picture_only=judge.same_picture_only,
-    )
-    first = start_of(start, objective)
+    judge = settings.judge(located)
+    objective = settings.objective(judge)
+    first = start_of(settings.start, objective)
     trusted = (
-        None if trust_quality_of is None else trusted_recipes(trust_quality_of, located, Path(store), limits)
+        None
+        if trusted_model is None
+        else trusted_recipes(trusted_model, located, settings.run.folder, settings.quality_limits)
     )
-    if request.batch == 1:
-        request = replace(request, batch=_BATCHES[goal])
-    if any(TECHNIQUES[name].needs_repeated_prompts for name in objective.kept_names):
-        request = replace(request, text="repeated")
+    request = settings.images(objective)
     prompts = request.prompts or PROMPT_SETS[located.prompt_set]
     workload_of(located, request.of(prompts), request.batch)  # reports sizes that the model cannot draw
-    obtained = obtain(located)
     with ExitStack() as stack:
-        stack.enter_context(Store.create(Path(store))).close()
-        if launcher is None:
-            launcher = stack.enter_context(start_launcher(device))
-        number = threads or default_threads(obtained)
-        bench = Bench(
-            model=model,
-            located=obtained,
-            objective=objective,
-            asked=request,
-            prompts=tuple(prompts),
-            judges=judge.compares,
-            judged_by=judge,
-            store=Path(store),
-            launcher=launcher,
-            environment=ask_environment(launcher, device, number),
-            device=device,
-            threads=number,
-            progress=progress or Silent(),
-            command=command or f"vivace tune {model}",
-            gpus=gpus,
-            timeout_s=timeout_s,
-        )
-        sources_ = known_sources(
+        bench = _bench(stack, model, obtain(located), settings, objective, judge, request)
+        sources = known_sources(
             model, bench.environment.device_name, objective, is_cpu=bench.environment.device == "cpu"
         )
-        space = space_of(objective, bench, trusted, reported(sources_))
+        space = space_of(objective, bench, trusted, reported(sources))
         check_memory(objective, bench)
         history, stored = history_of(bench)
-        watching.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
+        watcher.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
         for note in judge.notes(bench.command):
-            watching.note(f"note: {note}")
-        watching.note("measuring the baseline")
-        inner = bench.progress
-        bench.progress = FirstCalls(inner, check_of_calls(minutes, bench, began))
-        base = bench.start()
-        bench.progress = inner
-        check_baseline(base, bench)
-        bench.time.spend(spent, began)
-        budget = budget_of(minutes, trials, bench, began)
-        sources = (stored, *sources_)
-        assert base is not None
-        chosen = sampler_of(
-            sampler,
-            space,
-            sources=[source for source in sources if source.data],
-            effects=effects(
-                space.options,
-                dict(base.stages_s),
-                objective,
-                bench.full.num_inference_steps,
-                is_cpu=bench.environment.device == "cpu",
-            ),
-            start=first,
-            seconds_of=None if isinstance(budget, Trials) else bench.time.seconds_of_trial,
-            most_s=lambda: getattr(budget, "most_s", math.inf),
-            peaks=bench.peaks.known,
-            seed=seed,
-        )
+            watcher.note(f"note: {note}")
+        watcher.note("measuring the baseline")
+        base = _measured_baseline(bench, settings.minutes, began)
+        bench.time.spend(settings.allowed_minutes, began)
+        budget = budget_of(settings.minutes, settings.trials, bench, began)
+        sources = (stored, *sources)
         search = Search(
             objective,
             space,
-            chosen,
+            _sampler(settings, bench, space, sources, base, budget, first),
             bench,
             budget,
             judges=bench.judges,
-            watcher=watching,
+            watcher=watcher,
             history=[*history, base],
         )
         pick = search.run()
-        answer = _answer(search, bench, pick, chosen, sources, time.monotonic() - began, trust_quality_of)
-        return replace(answer, rows=tuple(priced(answer.rows, price_per_hour)))
+        answer = _answer(search, bench, pick, sources, time.monotonic() - began, trusted_model)
+        return replace(answer, rows=tuple(priced(answer.rows, settings.price_per_hour)))
+
+
+def _bench(
+    stack: ExitStack,
+    model: str,
+    located: LocatedModel,
+    settings: SearchSettings,
+    objective: Objective,
+    judge: QualityJudge,
+    request: ImageRequest,
+) -> Bench:
+    """Return what measures, with a launcher that ends with the stack."""
+    run = settings.run
+    stack.enter_context(Store.create(run.folder)).close()
+    launcher = run.launcher or stack.enter_context(start_launcher(settings.device))
+    threads = settings.timing.threads or default_threads(located)
+    return Bench(
+        model=model,
+        located=located,
+        objective=objective,
+        request=request,
+        prompts=tuple(request.prompts or PROMPT_SETS[located.prompt_set]),
+        judges=judge.compares,
+        judged_by=judge,
+        run=replace(run, launcher=launcher, command=run.command or f"vivace tune {model}"),
+        environment=ask_environment(launcher, settings.device, threads),
+        device=settings.device,
+        timing=settings.timing.model_copy(update={"threads": threads}),
+    )
+
+
+def _measured_baseline(bench: Bench, minutes: float | None, began: float) -> Result:
+    """Measure the baseline; its first calls tell whether the minutes can suffice."""
+    run = bench.run
+    bench.run = replace(run, progress=FirstCalls(run.progress, check_of_calls(minutes, bench, began)))
+    base = bench.start()
+    bench.run = run
+    check_baseline(base, bench)
+    assert base is not None
+    return base
+
+
+def _sampler(
+    settings: SearchSettings,
+    bench: Bench,
+    space: Space,
+    sources: Sequence[PriorSource],
+    base: Result,
+    budget: Budget,
+    start: Recipe | None,
+) -> Sampler:
+    return sampler_of(
+        settings.sampler,
+        space,
+        sources=[source for source in sources if source.data],
+        effects=effects(
+            space.options,
+            dict(base.stages_s),
+            bench.objective,
+            bench.full.num_inference_steps,
+            is_cpu=bench.environment.device == "cpu",
+        ),
+        start=start,
+        seconds_of=None if math.isinf(budget.most_s) else bench.time.seconds_of_trial,
+        most_s=lambda: budget.most_s,
+        peaks=bench.peaks.predicted,
+        seed=settings.seed,
+    )
 
 
 def _known_of(history: Sequence[Result], stored: PriorSource) -> str:
@@ -244,7 +284,6 @@ def _answer(
     search: Search,
     bench: Bench,
     pick: Result | None,
-    sampler: object,
     sources: Sequence[PriorSource],
     spent_s: float,
     trusted: str | None,
@@ -259,27 +298,28 @@ def _answer(
         history=tuple(latest(search.history).values()),
         cut=dict(search.space.cut),
         notes=tuple(notes_of(search, bench, pick, trusted)),
-        store=bench.store,
+        store=bench.run.folder,
         judges=bench.judges,
         num_trials=search.num_trials,
         seconds=spent_s,
         trusted=trusted,
-        options=bench.asked.options,
+        options=bench.request.options,
         task=bench.task,
-        explanation=explanation_of(sampler, search, sources),
-        expected=_expected(sampler, search, pick),
+        explanation=explanation_of(search, sources),
+        expected=expected_neighbours(search, pick),
         command=bench.command,
     )
 
 
-def _expected(sampler: object, search: Search, pick: Result | None) -> dict[str, float]:
+def expected_neighbours(search: Search, pick: Result | None) -> dict[str, float]:
     """Return the gain that is expected of the pick with one technique less: its own, and what is believed of it."""
-    if pick is None or not isinstance(sampler, ModelSampler):
+    if pick is None:
         return {}
-    sampler.learn(search.history)
     less = [pick.recipe.without(technique) for technique in pick.recipe]
-    mean, _ = sampler.gain.estimate([pick.recipe, *less])
+    gains = search.sampler.expected_gains([pick.recipe, *less], search.history)
+    if gains is None:
+        return {}
     return {
-        recipe.text: (pick.gain or 0.0) + float(gain - mean[0])
-        for recipe, gain in zip(less, mean[1:], strict=True)
+        recipe.text: (pick.gain or 0.0) + gain - gains[0][0]
+        for recipe, (gain, _) in zip(less, gains[1:], strict=True)
     }

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.errors import RecipeError
+from vivace.evidence.choice import simplest_of_best
 from vivace.recipes.recipe import Recipe
 from vivace.stats import Gate
 from vivace.tuning.objective import Objective
@@ -46,6 +47,9 @@ class AsMeasured:
 
     def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         return recipe
+
+    def expected_gains(self, recipes: Sequence[Recipe], history: Sequence[Result]) -> None:
+        """There is no model of gains."""
 
 
 def chance_of(result: Result) -> float:
@@ -88,14 +92,20 @@ def value_of(result: Result, objective: Objective, failed: float = -math.inf) ->
 
 def shortest_as_fast(best: Result, others: Sequence[Result]) -> Result:
     """Return the recipe with the fewest techniques that is as fast, as far as can be told."""
-    mine = set(best.recipe.techniques)
-    shorter = [
-        result
-        for result in others
-        if (set(result.recipe.techniques) < mine and is_as_fast(result, best))
-        or (len(result.recipe.techniques) < len(mine) and _gain(best) - _gain(result) <= _ANOTHER)
-    ]
-    return min([best, *shorter], key=lambda result: (len(result.recipe.techniques), -(result.gain or 0.0)))
+    shortest, _ = simplest_of_best(
+        best,
+        [best, *others],
+        _is_shorter_and_as_fast,
+        lambda result: (len(result.recipe.techniques), -_gain(result)),
+    )
+    return shortest
+
+
+def _is_shorter_and_as_fast(result: Result, best: Result) -> bool:
+    theirs, mine = set(result.recipe.techniques), set(best.recipe.techniques)
+    if theirs < mine and is_as_fast(result, best):
+        return True
+    return len(theirs) < len(mine) and _gain(best) - _gain(result) <= _ANOTHER
 
 
 def is_as_fast(result: Result, best: Result) -> bool:

@@ -138,15 +138,17 @@ def is_path(name: str, suffixes: Collection[str] = ()) -> bool:
 def not_there(name: str) -> str:
     """Return that there is no file or folder of that name, and what there is instead, as far as that can be told."""
     path = user_path(name.strip())
-    shown = name[:200]
+    path_text = name[:200]
     try:
         if not path.parent.is_dir():
             first = next(above for above in reversed(path.parents) if not above.is_dir())
-            return f"{shown}: there is no such file or folder; there is no folder {str(first)[:200]} either"
+            return (
+                f"{path_text}: there is no such file or folder; there is no folder {str(first)[:200]} either"
+            )
         beside = [other.name for other in itertools.islice(path.parent.iterdir(), 1000)]
     except (OSError, ValueError):  # not readable, too long, or a NUL byte
         beside = []
-    return f"{shown}: there is no such file or folder{nearest(path.name, beside)}"
+    return f"{path_text}: there is no such file or folder{nearest(path.name, beside)}"
 
 
 def is_below(path: Path, folder: Path) -> bool:

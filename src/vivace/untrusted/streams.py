@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, TextIO
 
-from vivace.untrusted.text import plain
+from vivace.untrusted.terminal_text import plain
 
 _WRITERS = ("click", "rich", "contextlib", __name__)
 """They print on behalf of who calls them."""
@@ -39,12 +39,12 @@ class PlainStream:
     def write(self, text: str) -> int:
         if self._others is not None and not _is_own(sys._getframe(1)):
             return self._others.write(text)
-        shown = plain(text)
+        printable = plain(text)
         try:
-            return self.raw.write(shown)
+            return self.raw.write(printable)
         except UnicodeEncodeError:
             encoding = self.raw.encoding
-            return self.raw.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+            return self.raw.write(printable.encode(encoding, "backslashreplace").decode(encoding))
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -16,16 +16,16 @@ from tests.typed import said as run
 from tests.unit.cli.test_commands import QUICK
 from vivace.benchmark import Store, Timing
 from vivace.benchmark import round as rounds
-from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.fitting import largest, reduce_until
-from vivace.benchmark.launcher import Ending
-from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.benchmark.runner import ask_largest_batch, run_trials
+from vivace.benchmark.stored_images import image_path
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import Unsupported, WorkerError, WorkloadError
+from vivace.processes.launcher import Ending
 from vivace.report.rows import rows_of
 from vivace.runtime.embeddings import encode
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome, Record
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
@@ -57,7 +57,7 @@ def bench(store: Path, batch: int = 1, text: str = "prompts") -> Record:
 
 
 def pictures(record: Record, store: Path) -> list[np.ndarray]:
-    paths = [picture_path(store / "pictures", p.sha256) for p in record.rounds[0].pictures]
+    paths = [image_path(store / "pictures", p.sha256) for p in record.rounds[0].pictures]
     return [np.asarray(Image.open(io.BytesIO(path.read_bytes())), dtype=int) for path in paths]
 
 
@@ -182,14 +182,14 @@ def on_a_gpu(recipe: str = "baseline") -> Trial:
 
 def test_the_largest_batch_is_checked_in_a_fresh_process() -> None:
     gpu = FakeGpu(found=32, holds=26)
-    assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 26  # type: ignore[arg-type]
+    assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 26
     assert gpu.rehearsed == [32, 30, 29, 28, 27, 26]
     for request, timeout_s in gpu.asked[1:]:
         assert isinstance(request, RehearsalRequest)
         assert request.timing == TIMING
         assert timeout_s == TIMING.timeout_s
     gpu = FakeGpu(found=32, holds=32)
-    assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 32  # type: ignore[arg-type]
+    assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 32
     assert gpu.rehearsed == [32], "rehearsed only once"
 
 
@@ -197,17 +197,17 @@ def test_the_largest_batch_is_checked_in_a_fresh_process() -> None:
 def test_not_even_one_image_fits(found: int, rehearsed: list[int]) -> None:
     gpu = FakeGpu(found, holds=0)
     with pytest.raises(Unsupported, match="not even one image of tiny-sd"):
-        ask_largest_batch(gpu, on_a_gpu(), TIMING)  # type: ignore[arg-type]
+        ask_largest_batch(gpu, on_a_gpu(), TIMING)
     assert gpu.rehearsed == rehearsed
 
 
 def test_a_crashed_rehearsal_is_not_a_batch_that_does_not_fit() -> None:
     late = FakeGpu(8, 8, Ending(None, timed_out=True))
     with pytest.raises(WorkerError, match=r"longer than 600 s \(rehearsal\)"):
-        ask_largest_batch(late, on_a_gpu(), TIMING)  # type: ignore[arg-type]
+        ask_largest_batch(late, on_a_gpu(), TIMING)
     dead = FakeGpu(8, 8, Ending(None, signal=11, log="illegal memory access"))
     with pytest.raises(WorkerError, match="illegal memory access"):
-        ask_largest_batch(dead, on_a_gpu(), TIMING)  # type: ignore[arg-type]
+        ask_largest_batch(dead, on_a_gpu(), TIMING)
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_a_rehearsal_runs_a_shorter_round(
     timing: Timing, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int]] = []
-    own = rounds.draw
+    own = rounds.draw  # type: ignore[attr-defined]
 
-    def draw(session: vivace.Session, call: rounds.Call, said: dict[str, Any], **told: Any) -> Any:
+    def draw(session: vivace.Session, call: Any, said: dict[str, Any], **told: Any) -> Any:
         drawn.append((len(call), told["num_inference_steps"]))
         return own(session, call, said, **told)
 
@@ -233,10 +233,10 @@ def test_a_rehearsal_runs_a_shorter_round(
 
 
 def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
-    prepared = comparison_of("tiny-sd", recipe, num_inference_steps=num_steps, batch=2)
+    prepared = checked_request("tiny-sd", recipe, num_inference_steps=num_steps, batch=2)
     return Trial(
         model=prepared.located.model,
-        recipe=prepared.recipes[0].spec,
+        recipe=prepared.recipe.spec,
         workload=prepared.workload,
         device="cpu",
     )
@@ -282,7 +282,7 @@ def test_an_out_of_memory_round_names_the_largest_batch(tmp_path: Path) -> None:
     trials = [on_a_gpu(), on_a_gpu("tiny_vae")]
     with Store.create(tmp_path) as store:
         store.start_run("vivace bench", trials, make_environment(), None)
-        records = run_trials(trials, make_environment(), TIMING, store, Full(), largest_batch=True)  # type: ignore[arg-type]
+        records = run_trials(trials, make_environment(), TIMING, store, Full(), largest_batch=True)
         own, other = (record.reason or "" for record in records)
         assert own.startswith("Tried to allocate 32.00 GiB; --batch max found that 1 fits, in a rehearsal")
         assert "give a smaller number" in own
@@ -304,4 +304,4 @@ def test_wrong_batches(tmp_path: Path, value: str) -> None:
 
 def test_wrong_text_from_python() -> None:
     with pytest.raises(WorkloadError, match="--text 'tokens'"):
-        comparison_of("tiny-sd", "baseline", text="tokens")
+        checked_request("tiny-sd", "baseline", text="tokens")

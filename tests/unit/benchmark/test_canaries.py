@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.make import make_round, make_trial
-from vivace.benchmark.launcher import Ending
 from vivace.benchmark.places.jobs import CANARY_CALLS, Job, rounds_of
 from vivace.benchmark.requests import RoundRequest
 from vivace.benchmark.schedule import missing_rounds
+from vivace.processes.launcher import Ending
 from vivace.spec.record import Outcome, Round
 from vivace.spec.timing import Timing
 
@@ -47,7 +47,7 @@ def measured(
         canaries=canaries,
     )
     stored: dict[int, Round] = {}
-    for done in rounds_of(job, launched):  # type: ignore[arg-type]
+    for done in rounds_of(job, launched):
         assert done.is_update is (done.trial in stored)
         stored[done.trial] = done.round
     return launched.measured, stored

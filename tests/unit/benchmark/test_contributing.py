@@ -11,10 +11,10 @@ from tests.typed import typed
 from vivace.benchmark.contributing import contribution_of
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError, UsageError
+from vivace.evidence.community import tables_of
 from vivace.lint.check import checked
 from vivace.lint.contributions import read_contribution
 from vivace.lint.read import read_tables
-from vivace.recommendation.community import tables_of
 from vivace.spec.environment import Place
 from vivace.spec.model import Model
 from vivace.spec.record import Outcome, Round

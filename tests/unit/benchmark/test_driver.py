@@ -1,5 +1,6 @@
 """The parent of forked rounds never initialises the CUDA driver; tested with a faked CUDA build of PyTorch."""
 
+import ctypes
 import subprocess
 import sys
 
@@ -61,5 +62,5 @@ def test_a_machine_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(f"{name}: no such file")
 
-    monkeypatch.setattr(driver.ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", missing)
     assert driver.nvml_capability() is None

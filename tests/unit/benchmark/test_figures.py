@@ -39,12 +39,12 @@ def test_images_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path
     assert (compared.quality.scorer or "").startswith(f"{scorer}@")
     from PIL import Image
 
-    from vivace.benchmark.pictures import picture_path
+    from vivace.benchmark.stored_images import image_path
     from vivace.measure.scorer import ClipScorer
 
     judge = ClipScorer(scorer)
-    pictures = [Image.open(picture_path(folder, f.sha256)) for f in other.figures]
-    originals = [Image.open(picture_path(folder, f.reference)) for f in other.figures]
+    pictures = [Image.open(image_path(folder, f.sha256)) for f in other.figures]
+    originals = [Image.open(image_path(folder, f.reference)) for f in other.figures]
     expected = judge.scores(pictures, prompts)
     assert [f.alone["clip_score"] for f in other.figures] == pytest.approx(expected, abs=1e-3)
     alike = judge.similarities(pictures, originals)

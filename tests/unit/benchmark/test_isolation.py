@@ -12,10 +12,10 @@ import pytest
 import vivace
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.launcher import WORKER, Launcher
-from vivace.benchmark.requests import EnvironmentRequest
+from vivace.benchmark.requests import WORKER, EnvironmentRequest
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import WorkerError
+from vivace.processes.launcher import Launcher
 from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
 

@@ -20,9 +20,10 @@ import pytest
 
 import vivace
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.launcher import WORKER, Launcher
-from vivace.benchmark.runner import Silent
+from vivace.benchmark.progress import Silent
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.studies import start_launcher
+from vivace.processes.launcher import Launcher
 from vivace.spec.record import Outcome, Round
 
 RECIPES = ("baseline", "steps(2)", "guidance(1)", "channels_last", "tiny_vae")

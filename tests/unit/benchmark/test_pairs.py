@@ -134,7 +134,7 @@ def test_stored_pairs_count_and_are_looked_at_first(measured: Callable[..., Meas
 @pytest.mark.soak
 def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("compare", "baseline", "steps:1", *SHORT, "--format", "json", "--store", "s")
-    run_trials = pairs.run_trials
+    run_trials = pairs.run_trials  # type: ignore[attr-defined]
 
     def interrupted(*given: Any, **named: Any) -> list[Record]:
         found = run_trials(*given, **named)
@@ -167,7 +167,7 @@ def test_not_a_percentage(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "share"), [("3%", 0.03), ("0.5 %", 0.005), ("0%", 0.0)])
 def test_percentages(text: str, share: float) -> None:
-    assert parse_percentage(None, None, text) == pytest.approx(share)  # type: ignore[arg-type]
+    assert parse_percentage(None, None, text) == pytest.approx(share)
 
 
 def test_an_unknown_recipe_is_found_before_anything_starts(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.benchmark import planned
-from vivace.benchmark.launcher import Ending
 from vivace.benchmark.planned import machine_of, plan_again
 from vivace.benchmark.studies import start_launcher
 from vivace.cli import main
 from vivace.errors import WorkerError
 from vivace.memory.predict import predict_trial
+from vivace.processes.launcher import Ending
 from vivace.spec.model import Model
 from vivace.spec.record import Memory, Outcome, Record, Round
 
@@ -79,13 +79,13 @@ def test_each_measured_record_is_compared_with_its_prediction() -> None:
 def test_a_model_that_leaves_the_gpu_between_calls_has_no_error_in_percent() -> None:
     record = on_a_gpu(make_record("offload(model)", make_round(0)), model_bytes=0, peak_bytes=100)
     answer = {"model_bytes": 0, "peak_bytes": 90, "peak_stage": "denoiser"}
-    (found,) = plan_again([record], _Fake(Ending({"predictions": [answer]})))  # type: ignore[arg-type]
+    (found,) = plan_again([record], _Fake(Ending({"predictions": [answer]})))
     assert "model 0 B (measured 0 B), peak " in str(found)
 
 
 def test_cpu_records_are_not_predicted() -> None:
     fake = _Fake(Ending({"predictions": []}))
-    assert plan_again([make_record("baseline")], fake) == []  # type: ignore[arg-type]
+    assert plan_again([make_record("baseline")], fake) == []
     assert fake.requests == [], "no process is started for it"
 
 
@@ -95,14 +95,14 @@ def test_a_failed_prediction_has_a_reason() -> None:
         (Ending(None, timed_out=True), "no prediction: it took longer than 120 s"),
         (Ending(None, status=1, log="...\nMemoryError\n"), "no prediction: MemoryError"),
     ):
-        (found,) = plan_again([record], _Fake(ending))  # type: ignore[arg-type]
+        (found,) = plan_again([record], _Fake(ending))
         assert str(found).endswith(why)
 
     class Broken:
         def run(self, *_: object) -> Ending:
             raise WorkerError("the worker process did not start: no room")
 
-    (found,) = plan_again([record], Broken())  # type: ignore[arg-type]
+    (found,) = plan_again([record], Broken())
     assert str(found).endswith("no prediction: the worker process did not start: no room")
 
 

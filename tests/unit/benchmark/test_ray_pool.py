@@ -14,7 +14,8 @@ from tests import stub_worker
 from tests.unit.benchmark.test_spread import RECIPES, TIMING, check_comparisons
 from vivace.benchmark import Run, Store, Study
 from vivace.benchmark.places.ray_pool import RayPool
-from vivace.benchmark.runner import Silent
+from vivace.benchmark.progress import Silent
+from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.studies import run_study
 from vivace.errors import Unsupported
 from vivace.spec.record import Outcome, Round
@@ -95,7 +96,7 @@ def bench(cluster: Any, store: Path, progress: Silent) -> Run:
         "tiny-sd", RECIPES, num_inference_steps=2, quality=False, device="cpu", timing=TIMING, rivals=False
     )
     with contextlib.closing(RayPool(cluster.address, "cpu", stub_worker.COMMAND)) as pool:
-        return run_study(study, store=store, progress=progress, pool=pool)
+        return run_study(study, RunSettings(store=store, progress=progress, pool=pool))
 
 
 @pytest.mark.long

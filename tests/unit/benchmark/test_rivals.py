@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.benchmark.comparison import comparison_of, comparisons
+from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome
 from vivace.spec.study import Study
 from vivace.spec.timing import Timing
@@ -61,10 +62,10 @@ def test_rivals_can_be_declined() -> None:
 
 @pytest.mark.parametrize("name", PROMPT_SETS)
 def test_a_prompt_set_is_thirteen_prompts_at_three_seeds(name: str) -> None:
-    workload = comparison_of("tiny-sd", "baseline", prompt_set=name).workload
+    workload = checked_request("tiny-sd", "baseline", prompt_set=name).workload
     assert len(set(workload.prompts)) == 13
     assert len(workload.seeds) == NUM_SEEDS
-    assert len(comparison_of("tiny-sd", "baseline", prompt_set=name, num_seeds=1).workload.seeds) == 1
+    assert len(checked_request("tiny-sd", "baseline", prompt_set=name, num_seeds=1).workload.seeds) == 1
 
 
 def test_the_verifier_reads_the_tinyworld_prompt_set() -> None:
@@ -83,11 +84,11 @@ def test_the_verifier_reads_the_tinyworld_prompt_set() -> None:
 
 def test_wrong_prompt_sets_are_named() -> None:
     with pytest.raises(UsageError, match="did you mean 'tinyworld'"):
-        comparison_of("tiny-sd", "baseline", prompt_set="tinyword")
+        checked_request("tiny-sd", "baseline", prompt_set="tinyword")
     with pytest.raises(UsageError, match="give one of them"):
-        comparison_of("tiny-sd", "baseline", prompt_set="real", prompts=["a cat"])
+        checked_request("tiny-sd", "baseline", prompt_set="real", prompts=["a cat"])
     with pytest.raises(WorkloadError, match="at least one seed"):
-        comparison_of("tiny-sd", "baseline", prompt_set="real", num_seeds=0)
+        checked_request("tiny-sd", "baseline", prompt_set="real", num_seeds=0)
 
 
 def test_rivals_shared_by_caches_belong_to_all_of_them() -> None:

@@ -15,13 +15,15 @@ import pytest
 from tests import stub_worker
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark import Run, Store, Study, Timing
-from vivace.benchmark.launcher import WORKER, Launcher
 from vivace.benchmark.places.jobs import Done
 from vivace.benchmark.places.local_pool import LocalPool
 from vivace.benchmark.places.spread import MAX_ATTEMPTS, SpreadTrials, Ticket
-from vivace.benchmark.runner import Silent
+from vivace.benchmark.progress import Silent
+from vivace.benchmark.requests import WORKER
+from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.studies import run_study
 from vivace.errors import UsageError, WorkerError
+from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment, Place
 from vivace.spec.record import Outcome, Round
 
@@ -218,7 +220,7 @@ def test_what_does_not_go_with_several_places_is_refused(
     options = {name: asked.pop(name) for name in ("gpus", "ray") if name in asked}
     study = Study.of("tiny-sd", asked.pop("recipes", RECIPES), **asked)
     with pytest.raises(UsageError, match=said.replace("(", r"\(")):
-        run_study(study, store=tmp_path / "store", **options)
+        run_study(study, RunSettings(store=tmp_path / "store", **options))
 
 
 class Killing(Silent):
@@ -257,7 +259,7 @@ def bench(store: Path, worker: Sequence[str], progress: Silent | None = None) ->
 
     pool = LocalPool(PLACES, "cpu", launcher_at)
     with contextlib.closing(pool):
-        return run_study(study, store=store, progress=progress, pool=pool)
+        return run_study(study, RunSettings(store=store, progress=progress, pool=pool))
 
 
 def check_pairing(run: Run) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.make import make_environment, make_round, make_trial
-from vivace.benchmark.pictures import picture_path, save_picture
+from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.store import Store
+from vivace.benchmark.stored_images import image_path, save_image
 from vivace.errors import StoreError
 from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
 from vivace.spec.trial import Trial
@@ -75,11 +76,17 @@ def _as_version_2(connection: sqlite3.Connection) -> None:
 
 
 def _as_version_3(connection: sqlite3.Connection) -> None:
+    _as_version_4(connection)
     connection.execute("ALTER TABLE runs DROP COLUMN rounds")
 
 
+def _as_version_4(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE runs DROP COLUMN purpose")
+
+
 @pytest.mark.parametrize(
-    ("version", "make_old"), [(1, _as_version_1), (2, _as_version_2), (3, _as_version_3)]
+    ("version", "make_old"),
+    [(1, _as_version_1), (2, _as_version_2), (3, _as_version_3), (4, _as_version_4)],
 )
 def test_a_store_of_an_earlier_format_is_read(
     tmp_path: Path, version: int, make_old: Callable[[sqlite3.Connection], None]
@@ -101,6 +108,56 @@ def test_a_store_of_an_earlier_format_is_read(
         store.set_noise_floor("k", NoiseFloor(recipe="attention(math)", reason="no"))
         assert [(run.scorer, run.rounds) for run in store.runs()] == [(None, None), ("clip@1", 2)]
         assert store.record(trial.key(environment)) is not None
+
+
+def test_a_run_says_what_it_was_for(tmp_path: Path) -> None:
+    trial, environment = make_trial("baseline"), make_environment()
+    with Store.create(tmp_path) as store:
+        store.start_run("vivace tune tiny-sd", [trial], environment, rounds=1, purpose=Purpose.JUDGEMENT)
+        store.append(trial.key(environment), make_round(0))
+        (compared,) = store.comparisons()
+        assert compared.run is not None
+        assert compared.run.purpose is Purpose.JUDGEMENT
+
+
+@pytest.mark.parametrize(
+    ("command", "rounds", "changes", "purpose"),
+    [
+        ("vivace bench --recipe baseline", 2, {}, Purpose.COMPARISON),
+        ("vivace compare a b", 3, {}, Purpose.PAIRS),
+        ("vivace study 001", 2, {}, Purpose.STUDY),
+        ("vivace tune tiny-sd", 1, {"prompts": ("a",)}, Purpose.SCREENING),
+        ("vivace tune tiny-sd", 1, {"prompts": ("a", "b", "c")}, Purpose.JUDGEMENT),
+        ("vivace tune tiny-sd", 2, {"seeds": (1,)}, Purpose.FINAL),
+        ("vivace tune tiny-sd", 1, {"seeds": (2,)}, Purpose.IMAGES),
+    ],
+)
+def test_the_purpose_of_a_run_of_an_earlier_format_follows_from_its_command(
+    tmp_path: Path, command: str, rounds: int, changes: dict[str, Any], purpose: Purpose
+) -> None:
+    trial = make_trial("baseline")
+    trial = trial.model_copy(update={"workload": trial.workload.model_copy(update=changes)})
+    with Store.create(tmp_path) as store:
+        store.start_run(command, [trial], make_environment(), rounds=rounds)
+    with sqlite3.connect(tmp_path / "records.sqlite") as connection:
+        _as_version_4(connection)
+        connection.execute("PRAGMA user_version = 4")
+    connection.close()
+    with Store.read_only(tmp_path) as store:
+        assert [run.purpose for run in store.runs()] == [purpose]
+    with Store.create(tmp_path) as store:
+        assert [run.purpose for run in store.runs()] == [purpose]
+
+
+def test_a_repeated_run_is_compared_once(tmp_path: Path) -> None:
+    trial, other, environment = make_trial("baseline"), make_trial("bf16"), make_environment()
+    with Store.create(tmp_path) as store:
+        for trials in ([trial], [trial, other], [trial]):
+            store.start_run("x", trials, environment)
+        store.append(trial.key(environment), make_round(0))
+        store.append(other.key(environment), make_round(0))
+        assert [len(compared.records) for compared in store.comparisons()] == [1, 2]
+        assert [len(compared.records) for compared in store.comparisons(repeated=True)] == [1, 2, 1]
 
 
 def test_a_round_is_never_stored_twice(tmp_path: Path) -> None:
@@ -283,8 +340,8 @@ def test_several_processes_create_one_store(tmp_path: Path) -> None:
 
 
 def test_images_are_named_by_their_content(tmp_path: Path) -> None:
-    first = save_picture(tmp_path, b"png bytes")
-    assert save_picture(tmp_path, b"png bytes") == first
-    assert picture_path(tmp_path, first).read_bytes() == b"png bytes"
-    assert save_picture(tmp_path, b"others") != first
+    first = save_image(tmp_path, b"png bytes")
+    assert save_image(tmp_path, b"png bytes") == first
+    assert image_path(tmp_path, first).read_bytes() == b"png bytes"
+    assert save_image(tmp_path, b"others") != first
     assert not list(tmp_path.rglob("*.part"))

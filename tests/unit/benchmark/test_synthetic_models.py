@@ -16,13 +16,13 @@ from tests.flow_models import MODELS
 from tests.narrow import FLOW, SIDE, make_all_small
 from tests.typed import typed
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkloadError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.architectures import ARCHITECTURES, TAEF1
 from vivace.models.find import synthetic_names
 from vivace.report.rows import rows_of
 from vivace.report.table import render
+from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
 from vivace.spec.record import Outcome, Record
 
@@ -74,7 +74,7 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
         assert entry.scheduler.overrides.items() <= scheduler.config.items()
     without = name == "playground" or name.startswith(("sana", "qwen", "flux2", "cogview", "krea"))
     assert (found.tiny_vae is None) == without, "latents that no AutoencoderTiny decodes"
-    workload = comparison_of(f"synthetic:{name}", "baseline").workload
+    workload = checked_request(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
 
 
@@ -128,7 +128,7 @@ def test_load_builds_a_model_that_generates(
     if recipe == "tiny_vae":
         assert type(pipe.vae).__name__ == "AutoencoderTiny"
     picture = session(PROMPT, generator=torch.Generator().manual_seed(0), output_type="pt").images
-    assert picture.shape == (1, 3, SIDE, SIDE)
+    assert picture.shape == (1, 3, SIDE, SIDE)  # type: ignore[attr-defined]
     assert torch.isfinite(picture).all()
 
 
@@ -208,8 +208,8 @@ def test_bench_mentions_random_weights_in_every_output(
 )
 def test_a_guidance_scale_that_changes_nothing_is_refused(name: str, says: str) -> None:
     with pytest.raises(WorkloadError, match=says):
-        comparison_of(f"synthetic:{name}", "baseline", guidance_scale=3.0)
-    assert comparison_of(f"synthetic:{name}", "baseline").workload.guidance_scale == 1.0
+        checked_request(f"synthetic:{name}", "baseline", guidance_scale=3.0)
+    assert checked_request(f"synthetic:{name}", "baseline").workload.guidance_scale == 1.0
 
 
 @pytest.mark.usefixtures("small")
@@ -291,7 +291,7 @@ def test_the_same_from_python(tmp_path: Path) -> None:
             lpips=True,
             quality=False,
             store=tmp_path / "s",
-            launcher=Launcher(),  # type: ignore[arg-type]
+            launcher=Launcher(),
         )
 
 

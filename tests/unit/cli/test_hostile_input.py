@@ -15,7 +15,9 @@ from PIL import Image
 
 from tests.typed import typed
 from vivace.cli import app, guarded
+from vivace.errors import UnusableModel
 from vivace.models.find import WEIGHTS, find_model
+from vivace.models.reading_limits import ReadingLimits
 
 BENCH = ("bench", "--recipe", "baseline")
 
@@ -110,9 +112,11 @@ def _no_option_is_unbounded(command: click.Command) -> list[str]:
     unbounded = [name for one in found for name in _no_option_is_unbounded(one)]
     for option in command.params:
         kind = option.type
-        is_range = isinstance(kind, click.IntRange | click.FloatRange)
-        is_number = kind is click.INT or kind is click.FLOAT or is_range
-        if is_number and (not is_range or kind.min is None or kind.max is None):
+        if isinstance(kind, click.IntRange | click.FloatRange):
+            is_bounded = kind.min is not None and kind.max is not None
+        else:
+            is_bounded = kind not in (click.INT, click.FLOAT)
+        if not is_bounded:
             unbounded.append(f"{command.name} {option.name}")
     return unbounded
 
@@ -159,14 +163,14 @@ def test_a_first_call_that_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
 @pytest.mark.timeout(30)
 def test_reading_has_limits(work: Any, says: str) -> None:
     found = find_model(str(_copy("model")))
-    limits = guarded.ReadingLimits(seconds=1.0 if "1 s" in says else 20.0, num_bytes=_resident() + 3e8)
+    limits = ReadingLimits(seconds=1.0 if "1 s" in says else 20.0, num_bytes=_resident() + 3e8)
 
     def slowly(is_read: Any) -> int:
         held = work(is_read)
         time.sleep(5 if held else 0)
         return 0
 
-    with pytest.raises(guarded.UnusableModel, match=says.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(UnusableModel, match=says.replace("(", r"\(").replace(")", r"\)")):
         guarded.guarded_reading(found.model.name, limits, slowly)
 
 
@@ -176,7 +180,7 @@ def test_no_limits_once_the_model_is_read() -> None:
         time.sleep(1.0)
         return 4
 
-    assert guarded.guarded_reading("model", guarded.ReadingLimits(0.5, 1e12), work) == 4
+    assert guarded.guarded_reading("model", ReadingLimits(0.5, 1e12), work) == 4
 
 
 def test_models_of_the_catalogue_need_no_child() -> None:

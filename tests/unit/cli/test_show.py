@@ -13,7 +13,7 @@ from vivace.errors import Unsupported
 from vivace.spec.figures import QualityPass
 from vivace.spec.study import Study
 from vivace.studies import StudyRun
-from vivace.studies.file import read_study
+from vivace.studies.study_file import read_study
 
 
 def test_markdown_of_two_models_has_a_titled_table_for_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.benchmark.run import Compared, Run
-from vivace.cli.until import able_to_tell, go_on
+from vivace.benchmark.until import go_on
+from vivace.cli.until import able_to_tell
 from vivace.report.rows import NO_QUALITY
 from vivace.spec.study import Study
 from vivace.stats.until import Until
@@ -20,39 +21,38 @@ def run_of(rounds: int, gain: float) -> Run:
     return Run(study, Path("store"), (Compared((baseline, faster), NO_QUALITY),))
 
 
-def rounds_until(until: str, gain: float, minutes: float = 60.0) -> list[int]:
+def rounds_until(until: str, gain: float, minutes: float = 60.0) -> tuple[list[int], tuple[str, ...]]:
+    """Return the numbers of rounds that were run, and the answers."""
     asked: list[int] = []
 
     def run_rounds(number: int) -> Run:
         asked.append(number)
         return run_of(number, gain)
 
-    go_on(run_rounds, Until.parse(until), 2, minutes)
-    return asked
+    run = go_on(run_rounds, Until.parse(until), 2, minutes)
+    return asked, run.answers
 
 
-def test_it_goes_on_until_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rounds_until("faster", 1.5) == [2]
-    assert "until: tiny_vae: faster, after 2 rounds" in capsys.readouterr().err
-    asked = rounds_until("faster|same 3%", 1.0)
-    assert asked == [2, 3, 4, 6]
-    assert f"until: tiny_vae: same within 3 %, after {asked[-1]} rounds" in capsys.readouterr().err
+def test_it_goes_on_until_it_is_told() -> None:
+    assert rounds_until("faster", 1.5) == ([2], ("tiny_vae: faster, after 2 rounds",))
+    numbers, answers = rounds_until("faster|same 3%", 1.0)
+    assert numbers == [2, 3, 4, 6]
+    assert answers == ("tiny_vae: same within 3 %, after 6 rounds",)
 
 
-def test_it_stops_where_the_opposite_is_sure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rounds_until("same 3%", 1.5) == [2]
-    assert "until: tiny_vae: surely not, after 2 rounds (1.5x)" in capsys.readouterr().err
+def test_it_stops_where_the_opposite_is_sure() -> None:
+    assert rounds_until("same 3%", 1.5) == ([2], ("tiny_vae: surely not, after 2 rounds (1.5x)",))
 
 
-def test_it_stops_at_32_rounds_or_when_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert rounds_until("faster", 1.0)[-1] == 32
-    assert "until: tiny_vae: not told after 32 rounds" in capsys.readouterr().err
+def test_it_stops_at_32_rounds_or_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, answers = rounds_until("faster", 1.0)
+    assert numbers[-1] == 32
+    assert answers == ("tiny_vae: not told after 32 rounds",)
     clock = iter(range(0, 100_000, 100))
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
-    assert rounds_until("faster", 1.0, minutes=2.0) == [2]
-    assert "stopped after 2 rounds: 3 would take longer than --max-minutes 2" in capsys.readouterr().err
+    numbers, answers = rounds_until("faster", 1.0, minutes=2.0)
+    assert numbers == [2]
+    assert answers[-1] == "stopped after 2 rounds: 3 would take longer than --max-minutes 2"
 
 
 def test_what_it_can_tell_is_said_before() -> None:

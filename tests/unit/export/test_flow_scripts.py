@@ -13,12 +13,12 @@ from tests import exported
 from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
 from tests.narrow import small_areas
 from vivace.benchmark import comparison
-from vivace.benchmark.comparison import workload_of
 from vivace.export import script
-from vivace.export.pictures import source_files
+from vivace.export.source_images import source_files
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
+from vivace.runtime.workloads import workload_of
 from vivace.spec.model import Model
 from vivace.spec.study import WorkloadRequest
 
@@ -76,7 +76,7 @@ def test_it_draws_what_vivace_draws(
                 workload=workload,
                 sources=source_files(found, workload, asked),
             )
-    assert f'"{CATALOGUE[model].origin.repo}"' in written.text  # type: ignore[union-attr]
+    assert f'"{CATALOGUE[model].origin.repo}"' in written.text
     assert written.own == ([] if "taylorseer" not in recipe else ["taylorseer(hits=0.5)"])
     with ExitStack() as stack:
         for module, name, small_area in small_areas():

@@ -77,7 +77,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "prune-tiny-flux", "parallel-*", "compile-tiny-flux", "tf32*", "steps*", "inference_mode*"
 )
 def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
-    # prune chooses by whole pictures, three times here.
+    # prune chooses by whole images, three times here.
     recipe = "prune(pictures=1)" if name == "prune" else plain(name, model)
     try:
         drawn = with_vivace(model, recipe)
@@ -96,6 +96,9 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
 @pytest.mark.slow("tiny-sd-bf16*", "tiny-flux-bf16*", "*scheduler(lms*", "*flow_lcm*", "*bitsandbytes*")
 @pytest.mark.exhaustive("tiny-flux-bf16+quantize*", "*flow_lcm*")
+@pytest.mark.slow(
+    "tiny-sd-fp8", "tiny-sd-layerwise*", "tiny-sd-int8_dynamic*", "tiny-sd-quantize(fp8_weight*"
+)
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
         pytest.importorskip("bitsandbytes")

@@ -122,6 +122,7 @@ def test_what_is_offloaded_already_is_not_fused() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)@denoiser,vae"])
+@pytest.mark.quick("fused(bf16)")
 def test_its_memory_is_predicted(recipe: str) -> None:
     model = find_weightless("synthetic:flux-dev")
     kept, moved = (

@@ -55,6 +55,7 @@ def given_to_blocks(model: Any) -> list[Any]:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @torch.no_grad()
+@pytest.mark.quick("bf16")
 def test_a_text_is_projected_once_and_a_changed_one_again(precision: Any) -> None:
     plain, (made, num) = unet(), fused(precision)
     allowed = {"bf16": 0.015, "fp8": 0.06}[precision]
@@ -207,6 +208,7 @@ def test_unets_that_read_the_text_elsewhere_are_refused() -> None:
 
 
 @pytest.mark.parametrize("rest", ["", "+cfg_cutoff(0.5)", "+deepcache"])
+@pytest.mark.slow("+deepcache")
 def test_a_call_projects_its_text_once(rest: str) -> None:
     made = vivace.load("tiny-sd", f"fused(bf16){rest}", device="cpu")
     plain = vivace.load("tiny-sd", rest.removeprefix("+") or "baseline", device="cpu")

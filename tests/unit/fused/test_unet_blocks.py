@@ -32,6 +32,7 @@ def fused(precision: Any, linear: bool = True, convolutions: Any = "bf16") -> An
 @pytest.mark.parametrize("linear", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
+@pytest.mark.diagonal
 def test_same_output_as_diffusers(shape: tuple[int, int, int, int], linear: bool) -> None:
     given = inputs(*shape)
     plain = unet(linear)
@@ -218,6 +219,7 @@ def test_an_embedded_model_draws_the_same_picture(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("knobs", ["hits=0.5", "2, branch=1"])
+@pytest.mark.quick("hits*")
 def test_deepcache_goes_with_it(knobs: str) -> None:
     made = vivace.load("tiny-sd", f"fused(bf16)+deepcache({knobs})", device="cpu")
     reference = vivace.load("tiny-sd", f"deepcache({knobs})", device="cpu")
@@ -236,6 +238,7 @@ def predicted(recipe: str) -> Prediction:
     ("recipe", "share"),
     [("fused(bf16)", 1.0), ("fused(fp8)@denoiser,vae", 0.72), ("fused(fp8, convolutions=fp8)", 0.66)],
 )
+@pytest.mark.quick("fused(fp8)@*")
 def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float) -> None:
     plain, found = predicted("baseline"), predicted(recipe)
     assert found.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.05)

@@ -118,7 +118,7 @@ def test_the_table_is_of_one_piece() -> None:
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
-def test_all_commands_know_the_same_gpus(chip) -> None:  # type: ignore[no-untyped-def]
+def test_all_commands_know_the_same_gpus(chip) -> None:
     """`recommend`, `plan`, `lint` and what `tune` starts from."""
     for name in (chip.name, *chip.aliases, f"NVIDIA {chip.name}"):
         assert checked_gpu(name, ()) == chip.name

@@ -147,7 +147,7 @@ def queries_apart() -> None:
     k, v = torch.zeros(1, 1152, 2, 24, 128, dtype=torch.float8_e4m3fn).unbind(2)
     scales = (torch.ones(2), torch.ones(2))
     for onto in ((q, None, None), (None, k, v), (q, k, v)):
-        qk_norm_rope.qk_norm_rope(qkv, qkv[:2], norms, angles, angles, tokens, *onto, scales)
+        qk_norm_rope.qk_norm_rope(qkv, qkv[:2], norms, angles, angles, tokens, *onto, scales)  # type: ignore[call-arg]
 
 
 def mlps_of_flux2() -> None:

@@ -13,7 +13,7 @@ from vivace.errors import UsageError
 from vivace.hardware import named_gpu
 from vivace.lint.check import lint
 from vivace.lint.columns import SYNONYMS, Column, column_of
-from vivace.lint.limits import flops_of
+from vivace.lint.model_limits import flops_of
 from vivace.lint.rules import RULES
 from vivace.lint.values import read_number
 

@@ -77,7 +77,7 @@ def test_goodput_counts_what_comes_in_time_of_all_that_was_asked_for() -> None:
     assert figures.goodput is not None
     assert figures.within_slo.point == pytest.approx(good)
     assert figures.goodput.point == pytest.approx(2 * good)
-    assert figures.goodput.low < figures.goodput.point < figures.goodput.high  # type: ignore[operator]
+    assert figures.goodput.low < figures.goodput.point < figures.goodput.high
 
 
 def test_that_all_came_in_time_is_no_proof_that_all_will() -> None:

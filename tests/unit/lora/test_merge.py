@@ -178,7 +178,7 @@ def test_fluxs_alphas_are_not_dropped(tmp_path: Path) -> None:
             path,
         )
         (layer,) = read_lora(pipe, path).layers["denoiser"].values()
-        assert torch.allclose(layer.weight.values("cpu"), ALPHA / RANK * up @ down, atol=1e-5)
+        assert torch.allclose(layer.weight.values("cpu"), ALPHA / RANK * up @ down, atol=1e-5)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

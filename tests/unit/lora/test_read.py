@@ -245,7 +245,7 @@ def test_scale_and_shift_of_the_last_norm_are_exchanged(model: str, path: Path) 
     pipe = pipe_of(model)
     weight = pipe.transformer.norm_out.linear.weight
     torch.manual_seed(0)
-    state, change = pair(
+    state, change = pair(  # type: ignore[call-arg]
         "lora_unet_final_layer_adaLN_modulation_1", *weight.shape[:1], (weight.shape[1],), KOHYA, ALPHA
     )
     save(state, path)

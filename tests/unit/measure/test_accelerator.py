@@ -122,7 +122,7 @@ def test_calls_are_timed_by_the_gpus_own_events(calls: list[str], device: str) -
         Event.clock += 5
         return pipe.vae.decode(torch.zeros(1))
 
-    _, sample = timer.time_call(call, picture=0)
+    _, sample = timer.time_call(call, image=0)
     assert calls == [f"{device}.synchronize"] * 2, "before and after, and never inside"
     assert sample.stages_s["steps"] == pytest.approx(0.025), "from the first step to the decoder"
     assert sample.stages_s["vae"] == pytest.approx(0.020)

@@ -29,7 +29,7 @@ def test_stages_add_up_to_the_call() -> None:
     timer = PipelineTimer(session.pipe, "cpu")
     for _ in range(2):
         start = time.perf_counter()
-        result, sample = timer.time_call(lambda: session("a red circle"), picture=7)
+        result, sample = timer.time_call(lambda: session("a red circle"), image=7)
         around = time.perf_counter() - start
         assert result.images
         assert sample.picture == 7
@@ -50,7 +50,7 @@ def test_a_slow_stage_shows_in_its_own_time() -> None:
 
     session.pipe.vae.decode = slow
     timer = PipelineTimer(session.pipe, "cpu")
-    _, sample = timer.time_call(lambda: session("a red circle"), picture=0)
+    _, sample = timer.time_call(lambda: session("a red circle"), image=0)
     assert sample.stages_s["vae"] > 0.3
     assert sample.stages_s["steps"] < sample.total_s - 0.3
 

@@ -1,4 +1,4 @@
-"""Each figure against pictures computed by hand, and against a well-kept library where there is one."""
+"""Each figure against images computed by hand, and against a well-kept library where there is one."""
 
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from vivace.measure.quality import (
     colourfulness,
     entropy_bits,
     faults,
+    image_metrics,
     luminance,
     paired_metrics,
-    picture_metrics,
     pixels,
     sharpness,
 )
@@ -109,8 +109,8 @@ def test_drawn_pictures_have_no_fault_even_on_black() -> None:
 
 
 def test_metrics_of_what_is_not_finite_are_left_out() -> None:
-    assert picture_metrics(np.full((16, 16, 3), np.nan)) == {}
-    assert set(picture_metrics(noise())) == {"sharpness", "colourfulness", "entropy_bits"}
+    assert image_metrics(np.full((16, 16, 3), np.nan)) == {}
+    assert set(image_metrics(noise())) == {"sharpness", "colourfulness", "entropy_bits"}
 
 
 def test_psnr_and_ssim() -> None:
@@ -191,7 +191,7 @@ def test_folders_are_compared_pair_by_pair(tmp_path: Path, clip_folder: Path) ->
         save(a, f"{k}.png", np.clip(smooth, 0, 255))
         save(b, f"{k}.png", np.clip(smooth if k else smooth * 0, 0, 255))
     save(a, "only-here.png", noise())
-    (b / "notes.txt").write_text("not a picture")
+    (b / "notes.txt").write_text("not an image")
     names, unpaired = pair(a, b)
     assert names == [f"{k}.png" for k in range(6)]
     assert unpaired == ["only-here.png"]
@@ -216,7 +216,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
         pair(tmp_path / "a", tmp_path / "b")
     with pytest.raises(UsageError, match="is not a folder"):
         pair(tmp_path / "a", tmp_path / "nowhere")
-    (tmp_path / "b" / "x.png").write_bytes(b"no picture")
+    (tmp_path / "b" / "x.png").write_bytes(b"no image")
     with pytest.raises(UsageError, match=r"x\.png cannot be read as an image"):
         compare(tmp_path / "a", tmp_path / "b", ["x.png"], None, None)
 

@@ -55,9 +55,9 @@ def test_embeddings_are_the_mean_over_the_zooms(folder: Path) -> None:
     pictures = [_square(30, (128, 128)), _square(60, (128, 128))]
     _ask_for(folder, None)
     once = ClipScorer(folder)
-    views = [once.embed_pictures([zoomed(p, zoom) for p in pictures]) for zoom in (0.96, 1.0)]
+    views = [once.embed_images([zoomed(p, zoom) for p in pictures]) for zoom in (0.96, 1.0)]
     _ask_for(folder, [0.96, 1.0])
-    found = ClipScorer(folder).embed_pictures(pictures)
+    found = ClipScorer(folder).embed_images(pictures)
     mean = (views[0] + views[1]) / 2
     assert found == pytest.approx(mean / np.linalg.norm(mean, axis=-1, keepdims=True), abs=1e-6)
     assert not np.allclose(found, views[1], atol=1e-6), "one view is not the mean of two"
@@ -90,11 +90,11 @@ def test_what_the_processor_cuts_is_cut_before_it_enlarges(
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
     picture = Image.fromarray(noise).resize((size[0], size[1]))
     scorer = ClipScorer(folder)
-    (found,) = scorer.embed_pictures([picture])
+    (found,) = scorer.embed_images([picture])
     assert max(middle(picture).size) <= 3 * 32 + 1
     assert middle(Image.new("RGB", (1, 5000))).size == (1, 4)
     monkeypatch.setattr("vivace.measure.scorer.middle", lambda picture: picture)
-    (whole,) = scorer.embed_pictures([picture])
+    (whole,) = scorer.embed_images([picture])
     assert found @ whole > 0.9999
 
 

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from vivace.benchmark.image_figures import compute_figures
-from vivace.benchmark.pictures import save_picture
 from vivace.benchmark.requests import Scorer
+from vivace.benchmark.stored_images import save_image
 from vivace.errors import UnknownModel
 from vivace.measure.folders import compare
 from vivace.measure.witness import Witness
@@ -122,7 +122,7 @@ def test_the_quality_pass_and_two_folders_ask_it_too(blip: Path, tmp_path: Path)
     for picture in pictures:
         file = io.BytesIO()
         picture.save(file, format="PNG")
-        shas.append(save_picture(tmp_path / "pictures", file.getvalue()))
+        shas.append(save_image(tmp_path / "pictures", file.getvalue()))
     keys = [
         FiguresKey(sha256=sha, reference=shas[k % 2], prompt=prompts[k % 2], scorer="clip and blip")
         for k, sha in enumerate(shas)

@@ -306,7 +306,7 @@ def test_changes_come_in_order_of_harmlessness_and_each_lowers_the_peak() -> Non
     kinds = [change.what for change in found]
     assert kinds[0] == "dtype(bf16)"
     wanted = ["vae_slicing", "offload(model)", "offload(group)", "tiny_vae"]
-    assert [what for what in kinds if what in wanted] == wanted, "what keeps the picture comes first"
+    assert [what for what in kinds if what in wanted] == wanted, "what keeps the image comes first"
     assert "offload(model)" not in found[-1].prediction.recipe, (
         "one way of offloading takes the other's place"
     )

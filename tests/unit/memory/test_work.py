@@ -12,7 +12,7 @@ from tests.typed import said
 from vivace.benchmark.work import count_work
 from vivace.errors import UsageError
 from vivace.hardware import named_gpu
-from vivace.lint.limits import least_seconds
+from vivace.lint.model_limits import least_seconds
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
@@ -87,9 +87,7 @@ def test_a_source_is_as_many_tokens_as_the_image() -> None:
         edits / plain, rel=0.01
     )
     seen = RECORD["qwen-image-edit"]["components"]["text_encoder"]["gemm"]
-    assert seen > 20 * RECORD["qwen-image"]["components"]["text_encoder"]["gemm"], (
-        "the picture's 1,369 tokens"
-    )
+    assert seen > 20 * RECORD["qwen-image"]["components"]["text_encoder"]["gemm"], "the image's 1,369 tokens"
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "cfg_cutoff(0.4)", "tiny_vae+steps(7)", "scheduler(heun)"])

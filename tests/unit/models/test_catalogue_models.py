@@ -17,7 +17,6 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.narrow import FLOW
 from tinyworld import flux
-from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.errors import Unsupported
 from vivace.export.script import write_script
 from vivace.machinery.lora.merge import merge
@@ -26,6 +25,8 @@ from vivace.models import Hub as Origin
 from vivace.models.entry import StoredPart
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
+from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import default_threads
 
 NAMES = [
     entry.name
@@ -130,8 +131,9 @@ def draw(session: Any, **call: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("sd15", "sdxl", "sdxl-lightning-2step", "playground", "flux-*")
 def test_it_loads_and_draws(name: str, served: Hub) -> None:
-    prepared = comparison_of(name, "baseline")
+    prepared = checked_request(name, "baseline")
     entry = CATALOGUE[name]
     assert prepared.workload.num_inference_steps == entry.num_inference_steps
     assert prepared.workload.prompts == entry.prompts
@@ -159,8 +161,9 @@ def test_it_loads_and_draws(name: str, served: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if origin_of(name).tiny_vae is not None])
+@pytest.mark.quick("sd15", "sdxl", "flux-dev")
 def test_its_tiny_vae_is_fetched_when_it_is_asked_for(name: str, served: Hub) -> None:
-    comparison_of(name, "baseline")
+    checked_request(name, "baseline")
     taken = {file for file in served.files if "/" not in file and file != "model_index.json"}
     session = vivace.load(name, "tiny_vae", device="cpu")
     assert type(session.pipe.vae).__name__ == "AutoencoderTiny"
@@ -244,13 +247,14 @@ def test_a_gated_entry(served: Hub) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick("sd15*", "flux-dev*", "sdxl*")
+@pytest.mark.slow("sdxl-*")
 def test_a_script_of_it_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin = origin_of(name)
     if origin.lora is not None and importlib.util.find_spec("peft") is None:
         pytest.skip("diffusers merges LoRAs with peft, which is not installed")
-    found = comparison_of(name, "baseline").located
+    found = checked_request(name, "baseline").located
     recipe = resolve("baseline" if origin.tiny_vae is None else "tiny_vae")
     call = {"height": 32, "width": 32, "num_inference_steps": 2}
     session = open_session(found, recipe, "cpu", call)

@@ -102,6 +102,7 @@ ZERO = ("v_prediction", True, "trailing")
         (("ztsnr",), {"modelspec.prediction_type": "v"}, ZERO),
     ],
 )
+@pytest.mark.slow("markers[4578]*")
 def test_what_an_sdxl_file_predicts(
     sdxl_file: Path,
     tmp_path: Path,
@@ -175,6 +176,7 @@ def scaled(state: State, key: str, scale: torch.Tensor, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["weight_scale", "scale_weight"])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (8,), (8, 1), (1, 8), (2, 4)])
+@pytest.mark.diagonal
 def test_fp8_weights_are_multiplied_by_their_scales(
     file: Path, pipe: Any, name: str, shape: tuple[int, ...]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Models that edit a picture, with random weights: the picture counts, in what they draw, compute and take."""
+"""Models that edit an image, with random weights: the image counts, in what they draw, compute and take."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,6 @@ from tests.flow_models import EDITING, PROMPT, draw, pipeline, reference, sessio
 from tests.narrow import SIDE, make_all_small
 from tests.typed import typed
 from vivace.benchmark import Store
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import Unsupported, WorkloadError
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
@@ -23,12 +22,13 @@ from vivace.models.sources import FOLDER
 from vivace.models.synthetic import on_meta
 from vivace.models.tasks import check_installed
 from vivace.recipes.resolve import resolve
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome
 
 QWEN = EDITING[1:]
 QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]
 TOKENS = (SIDE // 16) ** 2
-"""Of a picture of SIDE pixels."""
+"""Of an image of SIDE pixels."""
 
 
 @pytest.mark.parametrize("model", EDITING)
@@ -88,7 +88,7 @@ def test_a_batch_has_a_picture_for_each_prompt() -> None:
     with pytest.raises(
         WorkloadError, match=r"--batch 2: synthetic:qwen-image-edit-2509 is a .* one prompt a call"
     ):
-        comparison_of("synthetic:qwen-image-edit-2509", "baseline", batches=(2,))
+        checked_request("synthetic:qwen-image-edit-2509", "baseline", batches=(2,))
 
 
 def test_torchvision_is_asked_for_before_57_gb_are_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,12 @@ def test_torchvision_is_asked_for_before_57_gb_are_downloaded(monkeypatch: pytes
 
 @pytest.mark.parametrize("model", EDITING)
 def test_its_entry_says_how_it_is_run(model: str) -> None:
-    workload = comparison_of(f"synthetic:{model}", "baseline").workload
+    workload = checked_request(f"synthetic:{model}", "baseline").workload
     assert (workload.task, workload.strength, workload.width) == ("edit", None, 1024)
     assert len(workload.sources) == len(workload.prompts) == 6
     assert workload.prompts[0].startswith("turn it into")
     with pytest.raises(Unsupported, match="no pipeline for the task 'inpaint'"):
-        comparison_of(f"synthetic:{model}", "baseline", task="inpaint")
+        checked_request(f"synthetic:{model}", "baseline", task="inpaint")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def same_weights(pipe: Any, other: Any) -> bool:
 
 
 def run(done: Exported, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, np.ndarray]:
-    """What a user sees who pastes the printed lines: the pipeline, and the saved picture."""
+    """What a user sees who pastes the printed lines: the pipeline, and the saved image."""
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"DiffusionPipeline": DiffusionPipeline}
     load, draw = done.python

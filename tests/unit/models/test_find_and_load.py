@@ -14,12 +14,12 @@ import torch
 import vivace
 from tests.narrow import FLOW
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import CATALOGUE, Embedded, find_model, load_pipeline
 from vivace.models.find import WEIGHTS
 from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
 from vivace.models.prompts import PROMPT_SETS
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome
 
 
@@ -95,7 +95,7 @@ def test_damaged_weights_are_named_before_anything_is_loaded(folder: Path, conte
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(content(weights.read_bytes()))
     with pytest.raises(UnusableModel, match=r"unet/diffusion_pytorch_model\.safetensors " + says):
-        comparison_of(str(folder), "baseline")
+        checked_request(str(folder), "baseline")
 
 
 def test_weights_of_another_network_are_explained(folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_pickles_are_never_loaded(folder: Path) -> None:
     with pytest.raises(
         UnusableModel, match=r"no safetensors for its unet, only diffusion_pytorch_model\.bin"
     ):
-        comparison_of(str(folder), "baseline")
+        checked_request(str(folder), "baseline")
     weights.with_suffix(".bin").unlink()
     with pytest.raises(UnusableModel, match="has no weights for its unet"):
         load_pipeline(find_model(str(folder)), "cpu")

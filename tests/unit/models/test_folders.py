@@ -11,13 +11,14 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.typed import said
 from tinyworld import flux
-from vivace.benchmark.comparison import comparison_of, default_threads
 from vivace.errors import UnusableModel, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.export import export
 from vivace.models.folder_defaults import NAME
-from vivace.models.reading import is_trusted
+from vivace.models.reading_limits import is_trusted
 from vivace.recommendation import recommend
+from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import default_threads
 from vivace.tuning.first_calls import FirstCalls
 
 
@@ -48,7 +49,7 @@ def test_an_export_runs_as_it_does_by_name(tmp_path: Path, name: str, has_defaul
     assert own.pipeline == named.pipeline
     assert own.tiny_vae == folder / "tiny_vae"
     assert not is_trusted(own), "it is still read with limits"
-    mine, theirs = (comparison_of(model, "baseline").workload for model in (str(folder), name))
+    mine, theirs = (checked_request(model, "baseline").workload for model in (str(folder), name))
     assert mine == theirs
 
 
@@ -159,7 +160,7 @@ class Silent:
 
 def test_a_first_image_tells_the_time_of_later_ones() -> None:
     told: list[tuple[float, float]] = []
-    calls = FirstCalls(Silent(), lambda least, likely: told.append((least, likely)))  # type: ignore[arg-type]
+    calls = FirstCalls(Silent(), lambda least, likely: told.append((least, likely)))
     calls.event({"event": "phase", "phase": "first call", "done": 0})
     assert told == []
     calls.event({"event": "phase", "phase": "warm-up", "done": 1})

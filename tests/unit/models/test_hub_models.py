@@ -6,21 +6,22 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import constants, file_download
+from huggingface_hub import constants
 
 import vivace
 from tests.hub_server import Hub, Repository, client_of, commit_of, serve
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import Unsupported, UnusableModel, VivaceError, WorkloadError
 from vivace.models import find_model, load_pipeline, obtain
 from vivace.models.find import WEIGHTS
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome
 
 PROMPT = "a red circle above a blue square"
@@ -80,7 +81,7 @@ def test_weights_wait_until_somebody_wants_to_draw(served: Hub) -> None:
     assert found.defaults["guidance_scale"] == 7.5
     assert {name for name in served.files if name.endswith(".safetensors")} == set()
     with pytest.raises(WorkloadError):
-        comparison_of("org/model", "baseline", height=100)
+        checked_request("org/model", "baseline", height=100)
     assert UNET not in served.files, "not for a question that cannot be asked"
     complete = obtain(found)
     assert complete.model == found.model
@@ -211,19 +212,18 @@ def test_repositories_that_are_no_model(served: Hub, folder: Path, tmp_path: Pat
 
 
 def test_too_little_disk_is_known_before_anything_large_is_fetched(served: Hub) -> None:
-    import vivace.models.hub as ours
 
     def tiny_disk(path: Path) -> Any:
         return shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours.shutil, "disk_usage", tiny_disk)
+        patch.setattr(shutil, "disk_usage", tiny_disk)
         with pytest.raises(
             Unsupported, match=r"org/model needs 0\.01 GB, and 0\.00 GB are free .* set HF_HOME"
         ):
-            comparison_of("org/model", "baseline")
+            checked_request("org/model", "baseline")
     assert served.sent[UNET] == 0
-    comparison_of("org/model", "baseline")
+    checked_request("org/model", "baseline")
 
 
 def test_a_cached_file_that_was_cut_short(served: Hub) -> None:
@@ -232,12 +232,12 @@ def test_a_cached_file_that_was_cut_short(served: Hub) -> None:
     whole = blob.read_bytes()
     blob.write_bytes(whole[:-100])
     with pytest.raises(UnusableModel) as caught:
-        comparison_of("org/model", "baseline")
+        checked_request("org/model", "baseline")
     assert f"is truncated: {len(whole) - 100:,} bytes, not {len(whole):,}" in str(caught.value)
     advice = re.search(r"delete (\S+); the next run downloads it again", str(caught.value))
     assert advice
     Path(advice.group(1)).unlink()
-    comparison_of("org/model", "baseline")
+    checked_request("org/model", "baseline")
     assert (found.folder / UNET).read_bytes() == whole
 
 
@@ -246,11 +246,11 @@ def test_an_interrupted_download_keeps_what_arrived(
 ) -> None:
     repository = served.repositories["org/model"]
     repository.cuts[UNET] = 100_000
-    monkeypatch.setattr(file_download.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with pytest.raises(
         Unsupported, match=r"org/model could not be downloaded from .* check the network and try again"
     ):
-        comparison_of("org/model", "baseline")
+        checked_request("org/model", "baseline")
     assert served.sent[UNET] > 100_000, "the client tries more than once"
     assert not list(home.rglob("*.incomplete"))
     repository.cuts.clear()
@@ -263,8 +263,8 @@ def test_a_broken_connection_is_resumed(served: Hub, monkeypatch: pytest.MonkeyP
     size = (WEIGHTS / "tiny-sd" / UNET).stat().st_size
     served.repositories["org/model"].cuts[UNET] = size // 3 + 1
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
-    monkeypatch.setattr(file_download.time, "sleep", lambda seconds: None)
-    comparison_of("org/model", "baseline")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    checked_request("org/model", "baseline")
     assert size <= served.sent[UNET] < size + 3 * 100_000, "in parts; of each at most the last chunk again"
 
 
@@ -285,7 +285,7 @@ def test_without_a_network(client: Hub, home: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.soak
 def test_it_is_benched_like_any_other(served: Hub, home: Path, tmp_path: Path) -> None:
-    comparison_of("org/model", "baseline")
+    checked_request("org/model", "baseline")
     timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)
     with pytest.MonkeyPatch.context() as patch:
         for key, value in client_of(served, home, HF_HUB_OFFLINE="1").items():

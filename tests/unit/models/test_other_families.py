@@ -26,9 +26,9 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tinyworld import flux
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.models import find_model, load_pipeline
 from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome
 
 
@@ -143,7 +143,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_it_is_drawn_as_its_own_pipeline_draws(
     folders: dict[str, Path], name: str, side: int, steps: int, guidance: float
 ) -> None:
-    workload = comparison_of(str(folders[name]), "baseline").workload
+    workload = checked_request(str(folders[name]), "baseline").workload
     assert (workload.height, workload.width, workload.num_inference_steps) == (side, side, steps)
     assert workload.guidance_scale == guidance
     pipe = load_pipeline(find_model(str(folders[name])), "cpu")

@@ -17,6 +17,7 @@ from tinyworld import clip
 from vivace.errors import UnknownModel
 from vivace.measure.scorer import ClipScorer
 from vivace.models import find_scorer, scorers
+from vivace.models.find import WEIGHTS
 
 FILES = {
     "config.json",
@@ -232,7 +233,7 @@ def test_a_disk_that_fills_up(hub: Hub, home: Path) -> None:
 
 def test_embedded_scorers_have_names(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(made, tmp_path / "tiny-clip")
-    shutil.copytree(scorers.WEIGHTS / "tiny-sd", tmp_path / "tiny-sd")
+    shutil.copytree(WEIGHTS / "tiny-sd", tmp_path / "tiny-sd")
     monkeypatch.setattr(scorers, "WEIGHTS", tmp_path)
     found = find_scorer(" Tiny-CLIP ")
     assert (found.name, found.folder) == ("tiny-clip", tmp_path / "tiny-clip")
@@ -264,7 +265,7 @@ def test_folders(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     content[-1] ^= 1
     (copy / "model.safetensors").write_bytes(bytes(content))
     assert find_scorer("org/clip").revision != found.revision
-    encoder = scorers.WEIGHTS / "tiny-sd" / "text_encoder"
+    encoder = WEIGHTS / "tiny-sd" / "text_encoder"
     with pytest.raises(UnknownModel, match="text_encoder is not a CLIP model"):
         find_scorer(str(encoder))
     (copy / "model.safetensors").unlink()

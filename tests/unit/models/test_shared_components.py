@@ -13,9 +13,9 @@ from diffusers import AutoencoderTiny
 
 import vivace
 from tinyworld import flux, networks
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find, find_model, load_pipeline
+from vivace.runtime.request import checked_request
 
 PROMPT = "a red circle above a blue square"
 
@@ -67,7 +67,7 @@ def test_the_pipeline_is_told_how_many_tokens_prompts_have(flux_family: Path) ->
 
 
 def test_the_length_of_prompts_is_no_part_of_a_workload(flux_family: Path) -> None:
-    prepared = comparison_of("tiny-flux", "baseline")
+    prepared = checked_request("tiny-flux", "baseline")
     assert prepared.located.call == {"max_sequence_length": 32}
     assert prepared.workload.num_inference_steps == 4
     assert "max_sequence_length" not in prepared.workload.model_dump()

@@ -20,7 +20,6 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import NoEffect, Unsupported, UnusableModel
 from vivace.export.script import write_script
 from vivace.memory.weightless import find_weightless
@@ -28,6 +27,7 @@ from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
+from vivace.runtime.request import checked_request
 
 
 def draw(model: str) -> np.ndarray:
@@ -50,7 +50,7 @@ def folder(pipe: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def served(client: Hub, folder: Path) -> Hub:
     """SD 1.5's repository, which has the configuration."""
-    revision = str(CATALOGUE["sd15"].origin.revision)  # type: ignore[union-attr]
+    revision = str(CATALOGUE["sd15"].origin.revision)
     client.repositories["stable-diffusion-v1-5/stable-diffusion-v1-5"] = Repository({revision: folder})
     return client
 
@@ -61,7 +61,7 @@ def test_a_script_of_it_draws_the_same(
 ) -> None:
     file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
     found, call = (
-        comparison_of(file, "baseline").located,
+        checked_request(file, "baseline").located,
         {"height": 64, "width": 64, "num_inference_steps": 2},
     )
     text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
@@ -138,7 +138,7 @@ def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
     ):
         file.write_bytes(content)
         with pytest.raises(UnusableModel, match=f"model.safetensors {says}") as caught:
-            comparison_of(str(file), "baseline")
+            checked_request(str(file), "baseline")
         assert caught.value.exit_code == 3
 
 
@@ -229,7 +229,7 @@ def test_what_is_no_whole_model(shapes: dict[str, tuple[int, ...]], says: str, t
 def serve_flux(client: Hub, flux_weights: Path, tmp_path: Path) -> Path:
     """A small FLUX.1 [dev], as a folder and at the hub."""
     base = Path(shutil.copytree(flux_weights / flux.FOLDER, tmp_path / "base"))
-    revision = str(CATALOGUE["flux-dev"].origin.revision)  # type: ignore[union-attr]
+    revision = str(CATALOGUE["flux-dev"].origin.revision)
     client.repositories["black-forest-labs/FLUX.1-dev"] = Repository({revision: base})
     return base
 

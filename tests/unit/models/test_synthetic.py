@@ -21,7 +21,7 @@ PROMPT = "a red circle above a blue square"
 
 @pytest.fixture(scope="module", params=["sd15", "sdxl", "flux-dev"])
 def drawn(request: pytest.FixtureRequest) -> tuple[Any, dict[str, list[float]], torch.Tensor, torch.Tensor]:
-    """A pipeline of each class; the variance of every norm's input while it drew; its latents and its picture."""
+    """A pipeline of each class; the variance of every norm's input while it drew; its latents and its image."""
     pipe = build(narrow(request.param), "cpu", torch.float32)
     variances: dict[str, list[float]] = {}
     latents: list[torch.Tensor] = []
@@ -139,6 +139,7 @@ def test_what_steers_attention_and_blocks_is_of_unit_order() -> None:
         ("playground", {"num_inference_steps": 6}),
     ],
 )
+@pytest.mark.slow("pony*", "playground*", "lcm*")
 def test_latents_end_in_range_under_every_scheduler(name: str, call: dict[str, Any]) -> None:
     # Shallow: what is tried here is the scheduler.
     few = {"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 2]}
@@ -158,6 +159,7 @@ def test_a_unet_returns_its_noise_and_still_hears_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux-dev"])
+@pytest.mark.quick("sd15", "flux-dev")
 def test_a_seed_gives_the_same_weights_whatever_else_ran(name: str) -> None:
     architecture = narrow(name)
     first = build(architecture, "cpu", torch.float32, seed=3)
@@ -193,7 +195,7 @@ def test_the_dtype_is_kept_and_nothing_overflows(dtype: torch.dtype) -> None:
         module = getattr(pipe, part)
         assert {p.dtype for p in module.parameters()} == {dtype}
         assert not any(p.requires_grad for p in module.parameters())
-        assert not any(m.training for m in module.modules()), "T5's dropout would change every picture"
+        assert not any(m.training for m in module.modules()), "T5's dropout would change every image"
     ids = pipe.tokenizer(PROMPT, padding="max_length", return_tensors="pt").input_ids
     assert torch.isfinite(pipe.text_encoder(ids).pooler_output).all()
 
@@ -212,7 +214,7 @@ def test_what_modules_compute_themselves_is_right() -> None:
 
 
 def test_biases_and_norms_are_neither_zero_nor_one() -> None:
-    """A kernel that forgets one of them must not give the same picture."""
+    """A kernel that forgets one of them must not give the same image."""
     unet = build_component(narrow("sd15").components["unet"], "cpu", torch.float32)
     for name, parameter in unet.named_parameters():
         if parameter.dim() == 1:

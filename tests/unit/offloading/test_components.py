@@ -194,6 +194,7 @@ def test_compiled_code_goes_on_being_used(recipe: str) -> None:
 @pytest.mark.parametrize(
     "recipe", ["int8", "bf16+int8_dynamic", "fp8_weight", "nf4", "int8@denoiser,text_encoder,vae"]
 )
+@pytest.mark.slow("fp8_weight", "bf16*")
 def test_quantised_weights_are_rebuilt(recipe: str) -> None:
     reference = drawn("sd", recipe)
     offloaded = session("sd", f"{recipe}+offload(model)")

@@ -393,7 +393,7 @@ def test_layers_are_onloaded_one_by_one_behind_a_wrapped_denoiser(made: list[Lay
     called: list[Any] = []
     (offloader,) = made
     onload = offloader.onload_layer
-    offloader.onload_layer = lambda part: (called.append(part.module), onload(part))[1]  # type: ignore[method-assign]
+    offloader.onload_layer = lambda part: (called.append(part.module), onload(part))[1]
     draw(offloaded)
     assert transformer not in called
     assert transformer.x_embedder in called

@@ -120,9 +120,9 @@ def test_scales_in_attributes_of_a_weight_are_onloaded() -> None:
     assert layer.quant_state is weight.quant_state is outer
     assert outer.absmax is not before[1]
     assert outer.state2.code is not before[3]
-    layer.state.SCB, weight.SCB = weight.SCB, None  # as its first call does
+    layer.state.SCB, weight.SCB = weight.SCB, None  # type: ignore[attr-defined]  # as its first call does
     part.offload()
-    assert layer.state.SCB is None, "no copy is held"
+    assert layer.state.SCB is None, "no copy is held"  # type: ignore[attr-defined]
     assert weight.data_ptr() == before[0]
     after = (outer.absmax, outer.state2.absmax, outer.state2.code, weight.SCB)
     assert all(now is then for now, then in zip(after, before[1:], strict=True))

@@ -15,7 +15,7 @@ from tests.unit.profiling.test_breakdown import EVENTS, host, kernel, launch, me
 from vivace.profiling import breakdown
 from vivace.profiling.host_waits import Wait, located
 from vivace.profiling.profiler import traced
-from vivace.profiling.recorded import python_calls, read_results
+from vivace.profiling.torch_events import python_calls, read_results
 
 ON_A_GPU = [
     *EVENTS,

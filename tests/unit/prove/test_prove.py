@@ -90,7 +90,7 @@ def test_an_interrupted_run_goes_on_and_one_that_ended_is_begun_anew(tmp_path: P
         def draw_three(self: endpoint.Endpoint, *arguments: object) -> object:
             if len(server.requests) >= 3:
                 raise KeyboardInterrupt
-            return whole(self, *arguments)  # type: ignore[arg-type]
+            return whole(self, *arguments)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(endpoint.Endpoint, "draw", draw_three)
@@ -148,11 +148,11 @@ def test_folders_of_alpha_16_bits_and_other_sizes(tmp_path: Path) -> None:
 def test_a_folder_without_prompts_and_a_function_ask_for_them(tmp_path: Path) -> None:
     a = save(tmp_path / "a", ["x.png"])
     with pytest.raises(UsageError, match="add --prompts FILE"):
-        raise prove(tmp_path, str(a), SHAPES).exception  # type: ignore[misc]
+        raise prove(tmp_path, str(a), SHAPES).exception
     file = tmp_path / "prompts.txt"
     file.write_text(f"{PROMPTS[0]}\n{PROMPTS[1]}\n")
     with pytest.raises(UsageError, match=r"has 1 image, .* for 2 pairs"):
-        raise prove(tmp_path, str(a), SHAPES, "--prompts", str(file), "--seeds", "1").exception  # type: ignore[misc]
+        raise prove(tmp_path, str(a), SHAPES, "--prompts", str(file), "--seeds", "1").exception
     file.write_text(PROMPTS[0])
     proof = answer(
         prove(

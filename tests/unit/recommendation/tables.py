@@ -1,9 +1,9 @@
 """Rows and tables of evidence, and questions to them."""
 
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.recipes.resolve import resolve
 from vivace.recommendation import Criteria, Recommendation
 from vivace.recommendation.advise import recommend_from
-from vivace.recommendation.evidence import EvidenceRow, EvidenceTable
 from vivace.stats import Interval
 
 
@@ -22,7 +22,7 @@ def seen(text: str, gain: float | None = None, width: float = 0.01, **fields: ob
         recipe=recipe.text,
         num_techniques=len(recipe.techniques),
         same_picture=recipe.same_picture,
-        **values,  # type: ignore[arg-type]
+        **values,
     )
 
 
@@ -39,11 +39,11 @@ def table(
         "rows": rows,
         **fields,
     }
-    return EvidenceTable(**values)  # type: ignore[arg-type]
+    return EvidenceTable(**values)
 
 
 def ask(
     *tables: EvidenceTable, model: str = "flux-dev", gpu: str | None = "H100", **fields: object
 ) -> Recommendation:
-    wanted = Criteria(model=model, gpu=gpu, **fields)  # type: ignore[arg-type]
+    wanted = Criteria(model=model, gpu=gpu, **fields)
     return recommend_from(wanted, tables, with_predictions=False)

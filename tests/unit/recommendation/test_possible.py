@@ -8,7 +8,7 @@ import vivace
 from tests.typed import typed
 from vivace.hardware import CHIPS, named_gpu, near
 from vivace.hardware.nearness import Near
-from vivace.lint.limits import flops_of
+from vivace.lint.model_limits import flops_of
 from vivace.memory.estimate import Saving, need_of
 from vivace.memory.fit import RESERVE_BYTES
 from vivace.memory.footprints import footprints
@@ -63,7 +63,7 @@ def assert_possible(model: str, gpu: str) -> Recommendation:
             "another GPU's time is no time of this one"
         )
     fits = footprints()[model].needed_bytes + RESERVE_BYTES <= named.memory_bytes
-    assert (chosen.peak_bytes is None and fits) or chosen.peak_bytes + RESERVE_BYTES <= named.memory_bytes  # type: ignore[operator]
+    assert (chosen.peak_bytes is None and fits) or chosen.peak_bytes + RESERVE_BYTES <= named.memory_bytes
     if not chosen.same_picture:
         assert chosen.judged is not None
         assert chosen.judged.gate is Gate.PASSED

@@ -17,10 +17,10 @@ from tests.unit.recommendation.tables import ask, seen, table
 from vivace.benchmark.store import Store
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
+from vivace.evidence.tables import EvidenceTable
 from vivace.recipes.resolve import resolve
 from vivace.recommendation import Recommendation
 from vivace.recommendation.criteria import parse_size
-from vivace.recommendation.evidence import EvidenceTable
 from vivace.recommendation.speed_limit import chip_limit
 from vivace.spec.record import Outcome
 
@@ -137,7 +137,7 @@ def test_wrong_arguments_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="add --price-per-hour"):
         vivace.recommend("flux-dev", goal="cost")
     with pytest.raises(UsageError, match="goals: latency, memory"):
-        vivace.recommend("flux-dev", goal="speed")  # type: ignore[arg-type]
+        vivace.recommend("flux-dev", goal="speed")
     with pytest.raises(UnknownModel, match="did you mean 'flux-dev'"):
         vivace.recommend("flux-dv")
     with pytest.raises(StoreError, match="no store at"):

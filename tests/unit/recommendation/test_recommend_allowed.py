@@ -4,9 +4,9 @@ import pytest
 
 from tests.make import make_record, make_round
 from tests.unit.recommendation.tables import ask, seen, table
-from vivace.recommendation.committed import committed_tables
-from vivace.recommendation.evidence import JudgedQuality
-from vivace.recommendation.measured import table_of
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.measured import table_of
+from vivace.evidence.tables import JudgedQuality
 from vivace.report.rows import rows_of
 from vivace.spec.limits import Limits
 from vivace.spec.record import Round

@@ -4,12 +4,12 @@ import pytest
 
 import vivace
 from tests.unit.recommendation.tables import ask, seen, table
+from vivace.evidence.recorded import all_recorded
+from vivace.evidence.tables import EvidenceRow, JudgedQuality
 from vivace.hardware import Near, capability_of, near
 from vivace.recommendation import Criteria
 from vivace.recommendation.advise import recommend_from
-from vivace.recommendation.evidence import EvidenceRow, JudgedQuality
 from vivace.stats import Gate, Interval
-from vivace.studies.recorded import all_recorded
 
 
 def test_evidence_is_ordered() -> None:
@@ -118,7 +118,7 @@ def test_capabilities_by_name() -> None:
 @pytest.mark.parametrize("goal", ["latency", "memory"])
 def test_answers_for_another_gpu_are_never_sure(goal: str) -> None:
     for name in ("sd15", "sdxl", "pony", "flux-schnell"):
-        answer = vivace.recommend(name, gpu="Tesla V100", goal=goal, store=[])  # type: ignore[arg-type]
+        answer = vivace.recommend(name, gpu="Tesla V100", goal=goal, store=[])
         assert answer.sure == "low"
         assert answer.basis is not None
         assert answer.basis.near == "other" or answer.basis.kind == "predicted"
@@ -171,10 +171,10 @@ def test_the_fused_recipe_is_what_an_h200_wants(model: str) -> None:
 def test_times_under_a_profiler_are_followed_last() -> None:
     profiled = table(seen("bf16", 5.0), kind="published", gpu="H100", place="profiled", profiled=True)
     timed = table(seen("compile", 1.3), kind="published", gpu="A100", place="timed")
-    assert ask(profiled, timed).basis.place == "timed"  # type: ignore[union-attr]
-    assert ask(profiled).basis.place == "profiled"  # type: ignore[union-attr]
+    assert ask(profiled, timed).basis.place == "timed"
+    assert ask(profiled).basis.place == "profiled"
     family = table(seen("compile", 1.2), kind="committed", model="flux-schnell", place="family")
-    assert ask(profiled, family).basis.place == "profiled"  # type: ignore[union-attr]
+    assert ask(profiled, family).basis.place == "profiled"
 
 
 def test_memory_is_looked_up_on_all_gpus_and_the_nearest_of_equals_counts() -> None:
@@ -184,9 +184,9 @@ def test_memory_is_looked_up_on_all_gpus_and_the_nearest_of_equals_counts() -> N
     here = table(peak("compile", 18), kind="published", gpu="H100", place="here")
     less = table(peak("int8", 10), kind="committed", gpu="A100", place="less")
     equal = table(peak("int8", 10.1), kind="published", gpu="NVIDIA H100", place="equal")
-    assert ask(here, less, goal="memory").basis.place == "less"  # type: ignore[union-attr]
-    assert ask(here, less, equal, goal="memory").basis.place == "equal"  # type: ignore[union-attr]
-    assert ask(here, less).basis.place == "here", "times are this GPU's"  # type: ignore[union-attr]
+    assert ask(here, less, goal="memory").basis.place == "less"
+    assert ask(here, less, equal, goal="memory").basis.place == "equal"
+    assert ask(here, less).basis.place == "here", "times are this GPU's"
 
 
 def test_a_table_with_another_baseline_is_compared_at_its_own_number_of_steps() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.recommendation.tables import ask, seen, table
-from vivace.recommendation.evidence import CallSpread, JudgedQuality
+from vivace.evidence.tables import CallSpread, JudgedQuality
 from vivace.stats import Gate, Interval
 
 
@@ -27,7 +27,7 @@ def test_of_equally_simple_recipes_the_one_that_keeps_the_picture_is_named() -> 
     passed = JudgedQuality(gate=Gate.PASSED, reason="as good")
     answer = ask(table(seen("steps(14)", 1.52, 0.02, judged=passed), seen("compile", 1.5, 0.02)))
     assert answer.recipe == "compile"
-    assert "keeps the picture" in answer.why
+    assert "keeps the image" in answer.why
 
 
 def test_one_process_cannot_tell_ten_percent() -> None:
@@ -58,7 +58,7 @@ def test_throughput_and_cost_look_at_every_batch() -> None:
         seen("compile", 2.0, latency=Interval(4, 3.9, 4.1), batch=4),
         batch=4,
     )
-    assert ask(one, four).chosen.latency.point == pytest.approx(10 / 1.5)  # type: ignore[union-attr]
+    assert ask(one, four).chosen.latency.point == pytest.approx(10 / 1.5)
     answer = ask(one, four, goal="throughput")
     assert answer.chosen is not None
     assert (answer.chosen.title, answer.chosen.gain) == (

@@ -12,14 +12,14 @@ FULL = "quantize(int8)@denoiser,text_encoder_2,vae+compile@denoiser,text_encoder
 
 
 @pytest.fixture(scope="module")
-def studies() -> dict[str, list]:  # type: ignore[type-arg]
+def studies() -> dict[str, list]:
     return {name: published_tables([name]) for name in ("000", "001", "002", "003", "004")}
 
 
 @pytest.fixture(scope="module")
-def ask(studies):  # type: ignore[no-untyped-def]
+def ask(studies):
     def asked(study: str, model: str, gpu: str, **fields: object) -> Recommendation:
-        wanted = Criteria(model=model, gpu=gpu, **fields)  # type: ignore[arg-type]
+        wanted = Criteria(model=model, gpu=gpu, **fields)
         return recommend_from(wanted, studies[study], with_predictions=False)
 
     return asked
@@ -39,13 +39,13 @@ def times_as_long(answer: Recommendation, text: str) -> float:
 
 
 @pytest.mark.parametrize("model", ["flux-dev", "pony"])
-def test_000_an_h100_wants_the_full_optimisation(ask, model: str) -> None:  # type: ignore[no-untyped-def]
+def test_000_an_h100_wants_the_full_optimisation(ask, model: str) -> None:
     answer = ask("000", model, "H100")
     assert (answer.recipe, label(answer)) == (FULL, "Full Opt")
     assert answer.basis.is_direct
 
 
-def test_000_on_an_h100_its_own_tables_contradict_that_for_two_models(ask) -> None:  # type: ignore[no-untyped-def]
+def test_000_on_an_h100_its_own_tables_contradict_that_for_two_models(ask) -> None:
     schnell = ask("000", "flux-schnell", "H100")
     assert label(schnell) == "Config 9"
     assert times_as_long(schnell, FULL) == pytest.approx(1.24 / 1.17)
@@ -55,19 +55,19 @@ def test_000_on_an_h100_its_own_tables_contradict_that_for_two_models(ask) -> No
 
 
 @pytest.mark.parametrize("model", ["flux-dev", "flux-schnell", "pony", "playground"])
-def test_000_an_a100_wants_compilation_alone(ask, model: str) -> None:  # type: ignore[no-untyped-def]
+def test_000_an_a100_wants_compilation_alone(ask, model: str) -> None:
     answer = ask("000", model, "A100")
     assert [t.name for t in resolve(answer.recipe)] == ["compile"]
     assert times_as_long(answer, FULL) > 1.07
 
 
-def test_000_the_a100_with_flux(ask) -> None:  # type: ignore[no-untyped-def]
+def test_000_the_a100_with_flux(ask) -> None:
     answer = ask("000", "flux-dev", "A100")
     assert label(answer) == "Config 2"
     assert times_as_long(answer, FULL) == pytest.approx(12.09 / 11.20)
 
 
-def test_000_what_fits_24_gb_on_a_4090(ask) -> None:  # type: ignore[no-untyped-def]
+def test_000_what_fits_24_gb_on_a_4090(ask) -> None:
     answer = ask("000", "flux-dev", "RTX 4090", max_bytes=24e9)
     assert label(answer) == "Full Opt"
     assert answer.chosen.peak_bytes == pytest.approx(16.18 * 2**30, rel=1e-6)
@@ -78,12 +78,12 @@ def test_000_what_fits_24_gb_on_a_4090(ask) -> None:  # type: ignore[no-untyped-
     assert label(ask("000", "flux-dev", "RTX 4090", max_bytes=24 * 2**30)) == "Full Opt"
 
 
-def test_000_memory_is_least_with_everything_quantised(ask) -> None:  # type: ignore[no-untyped-def]
+def test_000_memory_is_least_with_everything_quantised(ask) -> None:
     for gpu in ("A100", "H100", "RTX 4090"):
         assert label(ask("000", "flux-dev", gpu, goal="memory")) == "Full Opt"
 
 
-def test_001_the_final_configuration_is_the_fastest(ask) -> None:  # type: ignore[no-untyped-def]
+def test_001_the_final_configuration_is_the_fastest(ask) -> None:
     answer = ask("001", "sd15", "A100")
     assert label(answer) == "Final"
     assert answer.chosen.gain.point == pytest.approx(1.30 / 0.297)
@@ -96,7 +96,7 @@ def test_001_the_final_configuration_is_the_fastest(ask) -> None:  # type: ignor
     )
 
 
-def test_001_a_small_decoder_alone_is_not_proven(ask) -> None:  # type: ignore[no-untyped-def]
+def test_001_a_small_decoder_alone_is_not_proven(ask) -> None:
     """The final configuration is said to need slightly more memory; a part of it is published with half as much."""
     answer = ask("001", "sd15", "A100", goal="memory")
     assert label(answer) == "Baseline"
@@ -104,7 +104,7 @@ def test_001_a_small_decoder_alone_is_not_proven(ask) -> None:  # type: ignore[n
     assert (out.kind, out.score > 1) == ("unproven", True)
 
 
-def test_002_bf16_is_fastest_and_flash_attention_adds_nothing(ask) -> None:  # type: ignore[no-untyped-def]
+def test_002_bf16_is_fastest_and_flash_attention_adds_nothing(ask) -> None:
     """The source ends with flash attention in bf16; plain attention took 91.8 s, and that 94.0 s."""
     answer = ask("002", "sd15", "RTX 4060")
     assert label(answer) == "bf16"
@@ -113,20 +113,20 @@ def test_002_bf16_is_fastest_and_flash_attention_adds_nothing(ask) -> None:  # t
 
 
 @pytest.mark.parametrize("model", ["flux-dev", "flux-schnell"])
-def test_003_transformers_want_fp8_with_static_scales(ask, model: str) -> None:  # type: ignore[no-untyped-def]
+def test_003_transformers_want_fp8_with_static_scales(ask, model: str) -> None:
     answer = ask("003", model, "RTX PRO 6000")
     assert label(answer) == "fp8_static"
     assert answer.runner_up.label == "fp16"
 
 
 @pytest.mark.parametrize("model", ["sdxl", "lcm-sdxl"])
-def test_003_unets_want_no_quantisation_for_speed(ask, model: str) -> None:  # type: ignore[no-untyped-def]
+def test_003_unets_want_no_quantisation_for_speed(ask, model: str) -> None:
     answer = ask("003", model, "RTX PRO 6000")
     assert answer.recipe == "baseline"
     assert not any(one.gain.point > 1 for one in answer.ranking)
 
 
-def test_003_the_fewest_steps_gain_most(ask) -> None:  # type: ignore[no-untyped-def]
+def test_003_the_fewest_steps_gain_most(ask) -> None:
     other = ask("003", "sdxl", "RTX PRO 6000").other_model
     assert (other.model, other.steps) == ("sdxl-turbo", 4)
     assert other.ratio == pytest.approx(3.70 / 0.22)
@@ -134,14 +134,14 @@ def test_003_the_fewest_steps_gain_most(ask) -> None:  # type: ignore[no-untyped
     assert ask("003", "flux-schnell", "RTX PRO 6000").other_model is None
 
 
-def test_003_a_ruined_row_is_left_out(ask) -> None:  # type: ignore[no-untyped-def]
+def test_003_a_ruined_row_is_left_out(ask) -> None:
     """int8 on LCM-SDXL: a CLIP score of 0.1348, where fp16 has 0.2850."""
     out = ask("003", "lcm-sdxl", "RTX PRO 6000", goal="memory").left_out
     (ruined,) = [one for one in out if one.label == "int8"]
     assert (ruined.kind, "0.1348" in ruined.why) == ("quality", True)
 
 
-def test_003_memory_is_least_in_four_bits_where_it_is_not_needed_for_speed(ask) -> None:  # type: ignore[no-untyped-def]
+def test_003_memory_is_least_in_four_bits_where_it_is_not_needed_for_speed(ask) -> None:
     answer = ask("003", "flux-dev", "RTX PRO 6000", goal="memory")
     assert label(answer) == "nf4"  # 21.2 GB, and faster than int4's 20.7 GB: a tie
     assert "(int4)" in answer.ties[0]
@@ -155,7 +155,7 @@ def unproven(answer: Recommendation, name: str) -> float:
     return out.score
 
 
-def test_004_an_h100_gains_most_with_a_cache_that_nothing_proves(ask) -> None:  # type: ignore[no-untyped-def]
+def test_004_an_h100_gains_most_with_a_cache_that_nothing_proves(ask) -> None:
     answer = ask("004", "flux-dev", "H100")
     assert label(answer) == "BF16"
     fastest, next_best = unproven(answer, "FBCache (0.35)"), unproven(answer, "FBCache (0.3)")
@@ -164,13 +164,13 @@ def test_004_an_h100_gains_most_with_a_cache_that_nothing_proves(ask) -> None:  
     assert "FBCache (0.35)" in " ".join(str(answer).split())
 
 
-def test_004_an_a100_is_advised_03_and_measured_faster_at_04(ask) -> None:  # type: ignore[no-untyped-def]
+def test_004_an_a100_is_advised_03_and_measured_faster_at_04(ask) -> None:
     answer = ask("004", "flux-dev", "A100")
     assert label(answer) == "FlashAttention2"
     assert unproven(answer, "FBCache (0.4)") / unproven(answer, "FBCache (0.3)") == pytest.approx(4.07 / 3.13)
 
 
-def test_004_its_most_stable_configuration_is_not(ask, studies) -> None:  # type: ignore[no-untyped-def]
+def test_004_its_most_stable_configuration_is_not(ask, studies) -> None:
     """bf16 with flash attention and a first-block cache is said to be the most stable, with a p99 of 2.13 s."""
     answer = ask("004", "flux-dev", "H100", goal="stability")
     (rows,) = (table.rows for table in studies["004"] if table.gpu == "H100")
@@ -181,7 +181,7 @@ def test_004_its_most_stable_configuration_is_not(ask, studies) -> None:  # type
     assert answer.chosen.spread.p99_s / answer.chosen.spread.p50_s < 2.13 / 2.06
 
 
-def test_004_publishes_no_quality_and_no_memory(ask) -> None:  # type: ignore[no-untyped-def]
+def test_004_publishes_no_quality_and_no_memory(ask) -> None:
     from vivace.spec.limits import Limits
 
     proven = ask("004", "flux-dev", "H100", limits=Limits(clip=0.9))

@@ -1,4 +1,4 @@
-"""What compiling cost, and from how many pictures on it is paid back."""
+"""What compiling cost, and from how many images on it is paid back."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The grid shows the rows that matter, in a defined order, and how each picture differs from the baseline's."""
+"""The grid shows the rows that matter, in a defined order, and how each image differs from the baseline's."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from vivace.spec.figures import ImageFigures, QualityPass
 from vivace.spec.record import ImageRecord, Outcome, Record
 
 PLENTY = 10**9
-OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's pictures: a margin of 20
+OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's images: a margin of 20
 
 
 def png(colour: tuple[int, int, int] = (200, 100, 50), size: tuple[int, int] = (64, 64)) -> bytes:
@@ -23,7 +23,7 @@ def png(colour: tuple[int, int, int] = (200, 100, 50), size: tuple[int, int] = (
 
 
 def by_recipe(sha256: str) -> bytes:
-    """Another picture for each recipe."""
+    """Another image for each recipe."""
     return png((sum(sha256.partition(" ")[0].encode()) % 256, 0, 0))
 
 
@@ -42,7 +42,7 @@ def drawn(recipe: str, num: int, black: tuple[int, ...] = ()) -> Record:
 
 
 def figures(record: Record, *, ssim: list[float], clip: list[float] | None = None) -> list[ImageFigures]:
-    """Figures of each picture: its SSIM, its CLIP score."""
+    """Figures of each image: its SSIM, its CLIP score."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference = f"baseline {i}"
@@ -79,7 +79,7 @@ def pixels(embedded: EmbeddedImage | None) -> Image.Image:
 
 
 def beside(picture: bytes, reference: bytes) -> Grid:
-    """A grid of one row: the baseline's picture and a recipe's."""
+    """A grid of one row: the baseline's image and a recipe's."""
     read = {"baseline 0": reference, "steps(8) 0": picture}.get
     return grid(rows([drawn("baseline", 1), drawn("steps(8)", 1)]), read, PLENTY)
 
@@ -95,12 +95,12 @@ def test_only_the_worst_are_shown_and_only_they_are_read() -> None:
     ssim = [0.9 - 0.02 * ((7 * i) % 39) for i in range(39)]
     read: set[str] = set()
 
-    def read_picture(sha256: str) -> bytes:
+    def read_image(sha256: str) -> bytes:
         read.add(sha256)
         return png()
 
     known = figures(base, ssim=ssim) + figures(other, ssim=ssim)
-    found = grid(rows([base, other], known), read_picture, PLENTY)
+    found = grid(rows([base, other], known), read_image, PLENTY)
     assert order(found) == sorted(range(39), key=lambda i: ssim[i])[:MAX_ROWS]
     assert found.order.startswith("The worst 12 of 39")
     assert read == {f"{recipe} {i}" for recipe in ("baseline", "steps(8)") for i in order(found)}
@@ -128,10 +128,10 @@ def test_each_recipe_is_ordered_by_the_figure_that_it_is_held_to() -> None:
     reference = figures(base, ssim=[1.0] * 3, clip=[OWN] * 3)
     assert order(
         grid(rows([base, other], reference + figures(other, ssim=ssim, clip=clip)), lambda _: png(), PLENTY)
-    ) == [0, 2, 1], "by the CLIP score: the picture may rightly be another"
+    ) == [0, 2, 1], "by the CLIP score: the image may rightly be another"
     assert order(
         grid(rows([base, same], reference + figures(same, ssim=ssim, clip=clip)), lambda _: png(), PLENTY)
-    ) == [1, 2, 0], "by SSIM: the picture should be the same"
+    ) == [1, 2, 0], "by SSIM: the image should be the same"
 
 
 def test_a_scorer_that_cannot_tell_the_baseline_orders_nothing() -> None:
@@ -244,7 +244,7 @@ def test_without_the_baselines_pictures_nothing_is_compared() -> None:
     crashed = make_record("baseline", make_round(0, outcome=Outcome.CRASHED, reason="signal 11"))
     found = grid(rows([crashed, drawn("steps(8)", 2), drawn("tiny_vae", 2)]), by_recipe, PLENTY)
     assert [c.number for c in found.columns] == [2, 3]
-    assert [c.number for c in found.without_pictures] == [1]
+    assert [c.number for c in found.without_images] == [1]
     assert not found.has_reference
     assert not found.has_differences
     assert order(found) == [0, 1]

@@ -1,9 +1,9 @@
-"""Fidelity and the gate, derived from figures of single pictures."""
+"""Fidelity and the gate, derived from figures of single images."""
 
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.report.gate import Judgement, broken_pictures
+from vivace.report.gate import Judgement, broken_images
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import fidelity, noise_floor, summary
 from vivace.report.table import render
@@ -13,7 +13,7 @@ from vivace.spec.record import HIDDEN, ImageRecord, Outcome, Record
 from vivace.stats import Gate
 
 SCORER = "clip@1"
-OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's pictures: a margin of 20
+OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's images: a margin of 20
 NUM = 12
 
 
@@ -22,7 +22,7 @@ def sha(recipe: str, index: int) -> str:
 
 
 def drawn(recipe: str, identical: int = 0, seconds: float = 1.0) -> Record:
-    """A record of NUM pictures, the first of them the baseline's own."""
+    """A record of NUM images, the first of them the baseline's own."""
     pictures = tuple(
         ImageRecord(
             index=i, prompt=f"prompt {i}", seed=0, sha256=sha("baseline" if i < identical else recipe, i)
@@ -40,7 +40,7 @@ def figures_of(
     kept: list[float] | None = None,
     match: list[float] | None = None,
 ) -> list[ImageFigures]:
-    """A row for each picture: its SSIM and match, and its CLIP score as a share of the baseline's margin."""
+    """A row for each image: its SSIM and match, and its CLIP score as a share of the baseline's margin."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference = sha("baseline", i)
@@ -92,7 +92,7 @@ def test_fidelity_counts_the_identical_apart() -> None:
     assert (row.fidelity.num_pictures, row.fidelity.num_identical) == (NUM, NUM - 2)
     assert fidelity(row) == "30.5, 30.0", "PSNR of the two that differ"
     assert row.fidelity.ssim is not None
-    assert row.fidelity.ssim.point == pytest.approx((NUM - 2 + 0.8) / NUM), "an identical picture counts as 1"
+    assert row.fidelity.ssim.point == pytest.approx((NUM - 2 + 0.8) / NUM), "an identical image counts as 1"
 
 
 def test_paired_differences_of_figures_without_a_reference() -> None:
@@ -116,7 +116,7 @@ def test_a_recipe_of_the_same_picture_is_held_to_fidelity_too() -> None:
     assert said(bad).reason.startswith("match 85.5 %, below 8")
     assert "the limit is 90 %" in said(bad).reason
     steps = drawn("steps(8)")
-    assert said(row_of(steps, figures_of(steps, match=[-1.0] * NUM))).gate is Gate.PASSED, "another picture"
+    assert said(row_of(steps, figures_of(steps, match=[-1.0] * NUM))).gate is Gate.PASSED, "another image"
 
 
 def test_a_recipe_of_the_same_picture_is_held_to_the_clip_margin_too() -> None:
@@ -222,7 +222,7 @@ def test_figures_of_an_older_version_are_read_and_prove_nothing() -> None:
 def test_another_is_held_to_the_clip_margin() -> None:
     other = drawn("steps(8)")
     good = row_of(other, figures_of(other, ssim=[0.1] * NUM, kept=[1.02, 0.97] * 6))
-    assert said(good).gate is Gate.PASSED, "another picture, as good"
+    assert said(good).gate is Gate.PASSED, "another image, as good"
     bad = row_of(other, figures_of(other, kept=[0.4, 0.9] * 6))
     assert said(bad).gate is Gate.FAILED
     assert bad.to_json()["outcome"] == "failed_quality"
@@ -312,7 +312,7 @@ def test_a_broken_picture_fails_whatever_the_figures() -> None:
 
 
 def with_faults(record: Record, *faults: tuple[str, ...]) -> Record:
-    """The record, its first pictures marked."""
+    """The record, its first images marked."""
     pictures = list(record.rounds[0].pictures)
     for k, found in enumerate(faults):
         pictures[k] = pictures[k].model_copy(update={"faults": found})
@@ -323,15 +323,15 @@ def with_faults(record: Record, *faults: tuple[str, ...]) -> Record:
 
 def test_a_flat_picture_among_many_is_left_to_clip() -> None:
     base = drawn("baseline")
-    assert broken_pictures(with_faults(drawn("steps(8)"), ("flat",)), base) == (
+    assert broken_images(with_faults(drawn("steps(8)"), ("flat",)), base) == (
         "1 of 12 images are broken (flat)"
     )
     many = drawn("steps(8)")
     round_ = many.rounds[0].model_copy(update={"pictures": many.rounds[0].pictures * 4})
     many = many.model_copy(update={"rounds": (round_,)})
-    assert broken_pictures(with_faults(many, ("flat",), ("flat",)), base) is None, "2 of 48"
-    assert broken_pictures(with_faults(many, ("black",)), base) is not None, "a model never means that"
-    assert broken_pictures(with_faults(many, ("flat",), ("flat",), ("flat",)), base) is not None
+    assert broken_images(with_faults(many, ("flat",), ("flat",)), base) is None, "2 of 48"
+    assert broken_images(with_faults(many, ("black",)), base) is not None, "a model never means that"
+    assert broken_images(with_faults(many, ("flat",), ("flat",), ("flat",)), base) is not None
 
 
 def test_what_the_baseline_draws_black_is_not_held_against_others() -> None:
@@ -340,8 +340,8 @@ def test_what_the_baseline_draws_black_is_not_held_against_others() -> None:
     pictures = (*black, *base.rounds[0].pictures[1:])
     base = base.model_copy(update={"rounds": (base.rounds[0].model_copy(update={"pictures": pictures}),)})
     same = base.model_copy()
-    assert broken_pictures(same, base) is None
-    assert broken_pictures(base, base) == "1 of 12 images are broken (black)"
+    assert broken_images(same, base) is None
+    assert broken_images(base, base) == "1 of 12 images are broken (black)"
 
 
 def test_without_a_scorer_another_picture_is_never_passed() -> None:

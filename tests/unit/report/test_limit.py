@@ -70,9 +70,9 @@ def test_the_time_of_an_image_is_divided_without_rest() -> None:
 
 def test_a_cache_reads_the_weights_of_the_steps_that_it_computes() -> None:
     read = component(weights_bytes=100 * 10**6)
-    assert row_of(Work(components=(read,))).limit.limit_s == pytest.approx(0.4)  # type: ignore[union-attr]
+    assert row_of(Work(components=(read,))).limit.limit_s == pytest.approx(0.4)
     cached = component(weights_bytes=100 * 10**6, computed=1)
-    assert row_of(Work(components=(cached,))).limit.limit_s == pytest.approx(0.1)  # type: ignore[union-attr]
+    assert row_of(Work(components=(cached,))).limit.limit_s == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(

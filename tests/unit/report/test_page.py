@@ -113,7 +113,7 @@ def png(width: int = 8, height: int = 8, colour: str = "red") -> bytes:
 
 
 def with_prompt(record: Record, prompt: str, sha256: str = "0" * 64) -> Record:
-    """The record, having drawn one picture of another prompt."""
+    """The record, having drawn one image of another prompt."""
     workload = record.trial.workload.model_copy(update={"prompts": (prompt,)})
     picture = ImageRecord(index=0, prompt=prompt, seed=0, sha256=sha256)
     return record.model_copy(
@@ -221,7 +221,7 @@ def test_the_first_column_of_the_pictures_is_the_baseline() -> None:
     first, second = (i for i in page.all("img") if i["class"] == "picture")
     assert first["alt"] == first["title"] == "baseline: a fox (seed 0)"
     assert second["alt"] == "steps(10): a fox (seed 0)"
-    # small pictures are embedded byte for byte
+    # small images are embedded byte for byte
     for image, sha in ((first, shas["baseline"]), (second, shas["steps(10)"])):
         assert base64.b64decode(image["src"].partition(",")[2]) == pictures[sha]
 
@@ -248,7 +248,7 @@ def test_large_pictures_become_thumbnails(size: tuple[int, int]) -> None:
 def test_a_missing_and_a_damaged_picture_leave_a_note() -> None:
     record = with_prompt(make_record("baseline"), "a fox")
     assert "the image file is missing" in render(record).text
-    for damaged in (b"", b"no picture", png()[:40], png(600, 600)[:200]):
+    for damaged in (b"", b"no image", png()[:40], png(600, 600)[:200]):
         page = render(record, picture=damaged)
         assert "the image file is damaged" in page.text
         assert not page.all("img")
@@ -369,11 +369,11 @@ def test_a_report_needs_no_torch() -> None:
 
 
 SCORER = "clip@1"
-NUM = 8  # pictures of a judged record
+NUM = 8  # images of a judged record
 
 
 def drawn(recipe: str, identical: int = 0, black: int = 0) -> Record:
-    """A record of NUM pictures, of which the first are the baseline's, and the last black."""
+    """A record of NUM images, of which the first are the baseline's, and the last black."""
     pictures = tuple(
         ImageRecord(
             index=i,
@@ -389,7 +389,7 @@ def drawn(recipe: str, identical: int = 0, black: int = 0) -> Record:
 
 
 def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> list[ImageFigures]:
-    """Every picture's SSIM and match, and its CLIP score as a share of the baseline's margin; both vary a little."""
+    """Every image's SSIM and match, and its CLIP score as a share of the baseline's margin; both vary a little."""
     found = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference, jitter = f"baseline {i}", 0.01 * (-1) ** i
@@ -415,7 +415,7 @@ def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> lis
 
 
 def coloured(sha256: str) -> bytes:
-    """Another picture for each recipe."""
+    """Another image for each recipe."""
     return png(64, 64, f"#{sum(sha256.encode()) % 256:02x}4080")
 
 
@@ -567,7 +567,7 @@ def test_a_hollow_mark_means_failed_quality_and_nothing_else() -> None:
         same = [r.record.trial.recipe.same_picture for r in section.rows]
         shapes = [m.attributes["d"] for m in marks]
         assert len(set(shapes)) == 2
-        assert [s == shapes[0] for s in shapes] == same, "a changed picture has a shape of its own"
+        assert [s == shapes[0] for s in shapes] == same, "a changed image has a shape of its own"
     (key,) = page.root.all("ol", "key")
     assert ["failed quality" in e.text for e in key.all("li")] == [r.failed_quality for r in section.rows]
     assert "hollow: failed quality" in page.text
@@ -613,7 +613,7 @@ def test_the_pictures_of_a_page_share_its_bytes(monkeypatch: pytest.MonkeyPatch)
     section = judged((base, figures(base)), (other, figures(other)))
     one = Page(render_page([section], coloured))
     spent = sum(len(i["src"]) for i in one.all("img"))
-    monkeypatch.setattr("vivace.report.page.MAX_PICTURE_BYTES", spent)
+    monkeypatch.setattr("vivace.report.page.MAX_IMAGE_BYTES", spent)
     two = Page(render_page([section, section], coloured))
     assert sum(len(i["src"]) for i in two.all("img")) <= spent
     assert "The worst 4 of 8" in two.text

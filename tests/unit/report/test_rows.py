@@ -10,7 +10,8 @@ from rich.console import Console
 from tests.make import make_record, make_round
 from vivace.report.rows import rows_of, shared_warnings
 from vivace.report.summary import headline, particulars, ratio, seconds, size, summary
-from vivace.report.table import broken, print_table, render
+from vivace.report.table import print_table, render
+from vivace.report.value_text import broken
 from vivace.spec.record import CAPTURED_WHILE_TIMED, Outcome, Record, Round
 from vivace.stats import Verdict
 
@@ -48,7 +49,7 @@ def test_rows_are_sane() -> None:
 
 
 def test_percentiles_need_samples_enough() -> None:
-    def row(n: int):  # type: ignore[no-untyped-def]
+    def row(n: int):
         return rows_of([make_record("baseline", make_round(0, tuple(1 + i / n for i in range(n))))])[0]
 
     assert row(9).latency.p90_s is None

@@ -31,6 +31,7 @@ def draw(session: Session) -> Any:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.slow("scheduler*", "cfg*")
 def test_a_cancelled_call_ends_at_its_step_and_leaves_the_next_one_right(recipe: str) -> None:
     session = vivace.load("tiny-sd", recipe, device="cpu")
     expected = draw(session)

@@ -163,8 +163,8 @@ def test_first_block_cache_hits_on_its_schedule(flux: Any) -> None:
     session = vivace.apply(flux, "first_block_cache(hits=0.5)")
     for _ in range(2):
         picture = draw_flux(session)
-        assert not np.array_equal(picture, reference), "a hit changes the picture"
-    # Two pictures of three steps: compute, compute, hit; then the same again from a clean state.
+        assert not np.array_equal(picture, reference), "a hit changes the image"
+    # Two images of three steps: compute, compute, hit; then the same again from a clean state.
     assert session.evidence() == {"cache_hit_rate": pytest.approx(1 / 3), "cache_calls": 6}
     assert session.refuted({}) is None
 

@@ -106,8 +106,9 @@ def test_a_cutoff_is_judged_by_the_evidence_and_not_by_what_was_drawn_since() ->
 
 
 @pytest.mark.parametrize("per_prompt", [1, 2])
+@pytest.mark.quick("2")
 def test_cfg_cutoff_is_right_at_any_batch_size(per_prompt: int) -> None:
-    """A batch gives what its pictures give alone: each prompt keeps its own embedding after the cutoff."""
+    """A batch gives what its images give alone: each prompt keeps its own embedding after the cutoff."""
     session = vivace.load("tiny-sd", "cfg_cutoff(0.4)+steps(5)+scheduler(ddim)")
     count = len(PROMPTS) * per_prompt
     batch = draw(session, PROMPTS, *range(count), num_images_per_prompt=per_prompt)
@@ -133,6 +134,7 @@ def test_a_second_call_is_guided_again() -> None:
 @pytest.mark.parametrize(
     "recipe", ["bf16@denoiser", "bf16@vae", "bf16@text_encoder", "bf16@denoiser,vae", "bf16"]
 )
+@pytest.mark.quick("bf16@vae", "bf16")
 def test_components_of_different_dtypes_fit_together(recipe: str) -> None:
     reference = draw(vivace.load("tiny-sd", "steps(4)"), PROMPTS[0], 0)
     session = vivace.load("tiny-sd", f"{recipe}+steps(4)")
@@ -140,7 +142,7 @@ def test_components_of_different_dtypes_fit_together(recipe: str) -> None:
     assert -10 * np.log10(np.mean((picture - reference) ** 2)) > 25
     wanted = recipe.partition("@")[2].split(",") if "@" in recipe else ["denoiser", "vae", "text_encoder"]
     for component in ("denoiser", "vae", "text_encoder"):
-        dtype = component_of(session.pipe, component).dtype  # type: ignore[arg-type]
+        dtype = component_of(session.pipe, component).dtype
         assert dtype == (torch.bfloat16 if component in wanted else torch.float32), component
 
 
@@ -269,7 +271,7 @@ def test_a_call_that_fails_while_decoding_leaves_the_vae_as_it_was(tmp_path: Pat
     decode = session.pipe.vae.decode
 
     def too_much(*args: Any, **kwargs: Any) -> Any:
-        raise torch.OutOfMemoryError("too many pictures")
+        raise torch.OutOfMemoryError("too many images")
 
     session.pipe.vae.decode = too_much
     with pytest.raises(torch.OutOfMemoryError):

@@ -15,7 +15,7 @@ import vivace
 from tests.conditioned import as_pipeline, picture
 from tests.families import build, draw, psnr
 from vivace.errors import Unsupported, UsageError
-from vivace.machinery.samplers.limits import refused_steps
+from vivace.machinery.samplers.step_limits import refused_steps
 from vivace.machinery.samplers.steps import step_of_each_call
 from vivace.techniques.scheduler import Scheduler
 
@@ -143,6 +143,7 @@ def test_a_model_that_begins_at_pure_noise_gets_samplers_that_do(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["euler_a", "dpm2", "dpm2_a", "pndm"])
+@pytest.mark.quick("dpm2", "pndm")
 def test_predictions_that_a_sampler_does_not_know_are_refused(name: str) -> None:
     from diffusers import DDIMScheduler
 
@@ -182,6 +183,7 @@ def test_calls_of_a_step() -> None:
 
 @pytest.mark.parametrize("how", ["deepcopy", "copy", "from_config"])
 @pytest.mark.parametrize("recipe", ["baseline", "scheduler(dpmpp_2m)", "bf16"])
+@pytest.mark.diagonal
 def test_a_copy_on_another_pipeline_draws_what_it_should(how: str, recipe: str) -> None:
     made = vivace.load("tiny-sd", recipe)
     kind = type(made.pipe)

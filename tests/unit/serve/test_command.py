@@ -28,7 +28,7 @@ def command() -> Iterator[tuple[subprocess.Popen[str], Served]]:
     assert place is not None
     reading = threading.Thread(target=process.stderr.read)
     reading.start()
-    yield process, Served(int(place[1]), None)  # type: ignore[arg-type]
+    yield process, Served(int(place[1]), None)
     process.kill()
     process.wait()
     reading.join()

@@ -12,7 +12,7 @@ from PIL import Image
 
 import vivace
 from tests.served import Served, image_of, served
-from vivace.models.sources import example_pictures
+from vivace.models.sources import example_images
 from vivace.serve.settings import ServeSettings
 from vivace.spec.sizes import Size
 
@@ -60,7 +60,7 @@ def png(image: Image.Image) -> bytes:
 
 
 def test_edits_are_those_of_the_session_bit_by_bit(server: Served) -> None:
-    sources = example_pictures("StableDiffusionInpaintPipeline", {"height": 128, "width": 128})
+    sources = example_images("StableDiffusionInpaintPipeline", {"height": 128, "width": 128})
     files = {"image": png(sources["image"])}
     plain = pixels(server)
     for task, sent in (("image", files), ("inpaint", files | {"mask": png(sources["mask_image"])})):

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.flow_models import _small
 from tests.narrow import SIDE
 from vivace.errors import UnusableModel
-from vivace.machinery.lora import hot
-from vivace.models.sources import example_pictures
+from vivace.machinery.lora import hot, read
+from vivace.models.sources import example_images
 from vivace.serve import speeds
 from vivace.serve.drawing import Drawing
 from vivace.serve.messages import Draw, Load, SentPicture, parsed, written
@@ -80,7 +80,7 @@ def test_loras_are_read_once_unless_their_files_change(
         write(path, factor)
     drawing = load(tmp_path, loras=tuple(map(str, paths)))
     reads: list[str] = []
-    read_lora = hot.read_lora
+    read_lora = read.read_lora
     monkeypatch.setattr(hot, "read_lora", lambda *args: reads.append(args[2]) or read_lora(*args))
     a, b = (draw(drawing, 1, lora=(str(path), 1.0))[0] for path in paths)
     assert not np.array_equal(a, b)
@@ -124,7 +124,7 @@ def test_batches_are_allowed_where_they_gain_a_tenth(
     monkeypatch.setattr(
         speeds, "_timed", lambda session, width, height, steps, number: (by_number[number], [image] * number)
     )
-    assert tuple(speeds.time_batches(None, 8, 8, (2, 4))["allowed"]) == allowed  # type: ignore[arg-type]
+    assert tuple(speeds.time_batches(None, 8, 8, (2, 4))["allowed"]) == allowed
 
 
 def test_a_server_of_one_task_has_no_other(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_model_that_edits_draws_from_the_image(kontext: Drawing, tmp_path: Pat
     assert not state.draws_text
     assert (state.edits.tasks, state.edits.strength) == ({"edit"}, None)
     call = {"height": SIDE, "width": SIDE, "num_inference_steps": 2}
-    source = example_pictures("FluxKontextPipeline", {"height": SIDE, "width": SIDE})["image"]
+    source = example_images("FluxKontextPipeline", {"height": SIDE, "width": SIDE})["image"]
     drawn = []
     for number, image in enumerate((source, source.rotate(90))):
         file = tmp_path / f"source-{number}"

@@ -77,5 +77,5 @@ def test_the_dashboard_is_one_that_grafana_reads(server: Served) -> None:
 def test_a_gpu_without_a_counter_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EnergyMeter().since(EnergyMeter().read()) == {}
     readings = iter([100.0, 130.5])
-    meter = EnergyMeter(SimpleNamespace(energy_j=lambda: next(readings)))  # type: ignore[arg-type]
+    meter = EnergyMeter(SimpleNamespace(energy_j=lambda: next(readings)))
     assert meter.since(meter.read()) == {"energy_j": 30.5}

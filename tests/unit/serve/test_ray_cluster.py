@@ -71,7 +71,7 @@ def draw(seed: int) -> tuple[int, int]:
     with urllib.request.urlopen(request, timeout=120) as answer:
         data = json.load(answer)["data"]
     assert len(data) == 1
-    return answer.status, image_of(data[0]["b64_json"]).getpixel((0, 0))[0]  # type: ignore[index]
+    return answer.status, image_of(data[0]["b64_json"]).getpixel((0, 0))[0]
 
 
 def leave(prompt: str, steps: int) -> None:

@@ -55,7 +55,7 @@ def test_a_worker_outlives_the_sigterm_that_goes_to_all_processes(tmp_path: Path
 
 def test_services_leave_accepted_images_the_time_to_end() -> None:
     unit = configparser.ConfigParser(interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.optionxform = str
     unit.read(DEPLOY / "vivace.service")
     values = unit["Service"]
     graces = [int(values["TimeoutStopSec"]), POD["terminationGracePeriodSeconds"]]

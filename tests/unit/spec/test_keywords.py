@@ -61,8 +61,13 @@ def test_a_mistyped_keyword_is_an_error_and_a_session_returns_images(tmp_path: P
 
 @pytest.mark.parametrize("package", [vivace, vivace.spec, vivace.benchmark])
 def test_names_that_are_imported_late_are_all_there(package: ModuleType) -> None:
-    places = package._PLACES
-    assert {name for names in places.values() for name in names} == set(package.__all__) - {"__version__"}
+    assert set(package._MODULES) == set(package.__all__) - {"__version__"}
     assert all(getattr(package, name) is not None for name in package.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = package.nothing
+
+
+def test_an_error_is_caught_without_importing_what_can_raise_it() -> None:
+    code = "import sys, vivace; vivace.VivaceError; print([name for name in sys.modules if 'vivace' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['vivace', 'vivace.errors']"

@@ -14,8 +14,8 @@ from vivace.studies import read_study
 from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
 from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import Part, StudyFile, Synthetic
 from vivace.studies.judging import judge
+from vivace.studies.study_file import Part, StudyFile, Synthetic
 
 FIGURES = ("latency", "p99", "peak_memory", "clip")
 
@@ -25,7 +25,7 @@ def part(*recipes: str) -> ModelPart:
         StudyFile(
             name="x",
             title="T",
-            part=(Part(name="p", models=("tiny-sd",), recipes=recipes, figures=FIGURES),),  # type: ignore[arg-type]
+            part=(Part(name="p", models=("tiny-sd",), recipes=recipes, figures=FIGURES),),
         )
     )
     return found
@@ -280,7 +280,7 @@ def cached_part() -> ModelPart:
             Part(
                 name="p", models=("flux-dev",), recipes=(cache, f"{cache}+attention(flash)"), figures=FIGURES
             ),
-        ),  # type: ignore[arg-type]
+        ),
     )
     (found,) = expand(file, synthetic=True)
     return found

@@ -11,7 +11,7 @@ from vivace.studies import read_study
 from vivace.studies.claims import Claim
 from vivace.studies.columns import FIGURES
 from vivace.studies.expand import Case, expand
-from vivace.studies.file import MAX_BYTES, Part
+from vivace.studies.study_file import MAX_BYTES, Part
 
 HEAD = 'title = "T"\n'
 PART = HEAD + '[[part]]\nname = "p"\nmodels = ["tiny-sd"]\n'
@@ -198,7 +198,7 @@ def test_an_unknown_study_names_the_known_ones(name: str) -> None:
 )
 def test_what_a_study_does_not_have_is_refused(asked: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        expand(read_study("001"), **asked)  # type: ignore[arg-type]
+        expand(read_study("001"), **asked)
     assert said in str(caught.value)
 
 

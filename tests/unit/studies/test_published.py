@@ -7,8 +7,8 @@ import pytest
 from vivace.errors import UsageError
 from vivace.recipes.resolve import resolve
 from vivace.studies.expand import expand
-from vivace.studies.file import published_studies, read_study
 from vivace.studies.published import COLUMNS, parse_published
+from vivace.studies.study_file import published_studies, read_study
 
 CELLS = {
     # rows x columns of each table of the source

@@ -15,9 +15,9 @@ from vivace.measure.surroundings import surroundings
 from vivace.studies import StudyFile, StudyRun, read_study, study
 from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim
 from vivace.studies.expand import expand
-from vivace.studies.file import Tiny
 from vivace.studies.runs import MeasuredPart
 from vivace.studies.sittings import of_store, write_sittings
+from vivace.studies.study_file import Tiny
 from vivace.studies.study_page import page_of
 from vivace.studies.view import views
 
@@ -281,7 +281,7 @@ def test_a_study_of_ones_own_has_no_source_that_concludes() -> None:
     )
 
     def page(file: StudyFile, claims: list[tuple[Claim, list[JudgedClaim]]]) -> str:
-        return page_of(SimpleNamespace(file=file, parts=(), columns=(), claims=lambda: claims, store=None))  # type: ignore[arg-type]
+        return page_of(SimpleNamespace(file=file, parts=(), columns=(), claims=lambda: claims, store=None))
 
     alone = page(own, [(claim, [here])])
     assert "What this study concludes, judged by what was measured here." in alone

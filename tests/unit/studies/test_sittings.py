@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_environment, make_round
-from vivace.benchmark.comparison import workload_of
 from vivace.errors import StoreError
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
+from vivace.runtime.workloads import workload_of
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
 from vivace.studies import StudyFile, StudyRun
 from vivace.studies.claims import Claim
 from vivace.studies.expand import ModelPart, expand
-from vivace.studies.file import Labelled, Part
 from vivace.studies.sittings import (
     Sitting,
     SittingRow,
@@ -23,6 +22,7 @@ from vivace.studies.sittings import (
     run_of,
     write_sittings,
 )
+from vivace.studies.study_file import Labelled, Part
 from vivace.studies.view import views
 
 FILE = StudyFile(

@@ -1,4 +1,4 @@
-"""Every command that measures takes a task and its pictures, from one group of options, and measures that."""
+"""Every command that measures takes a task and its images, from one group of options, and measures that."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
         ("bench --recipe baseline", "vivace.benchmark.run_study"),
         ("profile --model tiny-sd", "vivace.benchmark.profiles.profile"),
         ("compare baseline tiny_vae", "vivace.benchmark.pairs.compare"),
-        ("tune tiny-sd", "vivace.tuning.tune"),
+        ("tune tiny-sd", "vivace.tuning.tuner.search_recipe"),
     ],
     ids=lambda value: value.split()[0],
 )
@@ -46,9 +46,9 @@ def test_each_command_hands_on_what_it_was_given(
     seen: list[Any] = []
 
     def ask(*args: Any, **fields: Any) -> None:
-        study = args[0] if args and hasattr(args[0], "workload") else None
-        asked = study.workload if study is not None else fields.get("asked", fields.get("request"))
-        seen.append(fields if asked is None else {name: getattr(asked, name) for name in WANTED})
+        holder = next((arg for arg in args if hasattr(arg, "workload") or hasattr(arg, "request")), None)
+        request = getattr(holder, "workload", None) or getattr(holder, "request", None) or fields["workload"]
+        seen.append({name: getattr(request, name) for name in WANTED})
         raise WorkloadError("enough")
 
     monkeypatch.setattr(function, ask)
@@ -204,7 +204,7 @@ def test_folders_are_held_to_what_their_images_were_made_from(folders: Path) -> 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--mask", MASK), "a mask needs the picture that it belongs to"),
+        (("--mask", MASK), "a mask needs the image that it belongs to"),
         (
             ("--image", IMAGE, "--image", IMAGE),
             "--image: 2 files for 6 pairs of images; give one, or one for each",

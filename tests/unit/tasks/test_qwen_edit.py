@@ -1,6 +1,6 @@
-"""Qwen-Image-Edit's pipeline, narrow and with random weights: its two calls a step, and the picture beside the latents.
+"""Qwen-Image-Edit's pipeline, narrow and with random weights: its two calls a step, and the image beside the latents.
 
-Its prompts are embeddings: a text encoder that sees the picture needs a tokenizer that is not on this machine.
+Its prompts are embeddings: a text encoder that sees the image needs a tokenizer that is not on this machine.
 """
 
 import copy
@@ -81,7 +81,7 @@ def draw(recipe: str) -> tuple[np.ndarray, dict[str, Any]]:
 def test_caches_and_cutoffs_count_both_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
-    # The pipeline scales every picture to a megapixel, which takes a CPU a minute.
+    # The pipeline scales every image to a megapixel, which takes a CPU a minute.
     monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda area, ratio: (64, 64, None))
     plain, _ = draw("baseline")
     cached, evidence = draw("taylorseer(hits=0.5)")

@@ -1,4 +1,4 @@
-"""Pictures from pictures on the embedded models: pipelines, steps that are run, techniques, sizes, mistakes."""
+"""Images from images on the embedded models: pipelines, steps that are run, techniques, sizes, mistakes."""
 
 import functools
 import inspect
@@ -18,23 +18,23 @@ from tests import typed
 from tests.exported import check, run
 from tests.families import load
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
-from vivace.benchmark.pictures import picture_path, read_sources
 from vivace.benchmark.run_page import page_of
+from vivace.benchmark.stored_images import image_path, read_sources
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
-from vivace.export.pictures import source_files
 from vivace.export.script import write_script
+from vivace.export.source_images import source_files
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.export import export
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
-from vivace.models.sources import FOLDER, example_pictures, sha_of
+from vivace.models.sources import FOLDER, example_images, sha_of
 from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.gate import judge_figures
 from vivace.report.quality import Fidelity, KeptShare, Worst
 from vivace.runtime.opening import session_of
+from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
 from vivace.spec.limits import Limits
 from vivace.spec.study import WorkloadRequest
@@ -57,7 +57,7 @@ def open_session(model: str, task: Task, recipe: str = "baseline", **defaults: A
 
 def draw(session: Session, batch: int = 1, **call: Any) -> np.ndarray:
     torch.set_num_threads(1)
-    given = example_pictures(type(session.pipe).__name__, {"height": 128, "width": 128})
+    given = example_images(type(session.pipe).__name__, {"height": 128, "width": 128})
     if batch > 1:
         given = {name: [picture] * batch for name, picture in given.items()}
     generators = [torch.Generator().manual_seed(k) for k in range(batch)]
@@ -227,7 +227,7 @@ def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> 
     index = tmp_path / "kontext" / "model_index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": "FluxKontextPipeline"}))
     model = str(tmp_path / "kontext")
-    prepared = comparison_of(model, "baseline", images=(IMAGE,), prompts=[PROMPT])
+    prepared = checked_request(model, "baseline", images=(IMAGE,), prompts=[PROMPT])
     assert (prepared.workload.task, prepared.workload.strength) == ("edit", None)
     session = vivace.load(model, "seacache(hits=0.5)")
     drawn = session(prompt=PROMPT, image=Image.open(IMAGE).convert("RGB"), num_inference_steps=4).images[0]
@@ -242,12 +242,12 @@ def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> 
     ).images[0]
     flags = ["--model", model, "--prompt", PROMPT, "--image", IMAGE, "--steps", "4", "--device", "cpu"]
     script = typed.said(tmp_path, "export", *flags).stdout
-    assert "max_area=16384" in script, "the size of the picture, not a megapixel"
+    assert "max_area=16384" in script, "the size of the image, not a megapixel"
     (tmp_path / "runs").mkdir()
     drawn_by_script = run(script, tmp_path / "runs").astype(int)
     assert np.abs(drawn_by_script - np.asarray(drawn)).max() <= 1, "threads decide the last bit"
     with pytest.raises(Unsupported, match="no pipeline for the task 'inpaint'"):
-        comparison_of(model, "baseline", images=(IMAGE,), masks=(MASK,), task="inpaint")
+        checked_request(model, "baseline", images=(IMAGE,), masks=(MASK,), task="inpaint")
 
 
 def test_keys_of_text_workloads_are_those_of_earlier_versions() -> None:
@@ -270,7 +270,7 @@ def test_keys_of_text_workloads_are_those_of_earlier_versions() -> None:
 def test_pictures_are_fitted_and_known_by_their_pixels(tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     Image.open(IMAGE).convert("RGB").resize((400, 300)).save(photo)
-    prepared = comparison_of("tiny-flux", "baseline", images=(str(photo),), prompts=[PROMPT])
+    prepared = checked_request("tiny-flux", "baseline", images=(str(photo),), prompts=[PROMPT])
     workload, pictures = prepared.workload, prepared.pictures
     assert pictures is not None
     assert (workload.width, workload.height) == (144, 112), (
@@ -283,28 +283,28 @@ def test_pictures_are_fitted_and_known_by_their_pixels(tmp_path: Path) -> None:
     assert "cutting 4% off at left and right" in pictures.notes[0]
     copy = tmp_path / "copy.png"
     fitted.save(copy)
-    again = comparison_of("tiny-flux", "baseline", images=(str(copy),), prompts=[PROMPT]).pictures
+    again = checked_request("tiny-flux", "baseline", images=(str(copy),), prompts=[PROMPT]).pictures
     assert again is not None
     assert again.sources == pictures.sources
     assert sha_of(fitted) == source.image
 
 
 def test_without_files_each_prompt_has_its_own_picture() -> None:
-    workload = comparison_of("tiny-sd", "baseline", task="inpaint").workload
+    workload = checked_request("tiny-sd", "baseline", task="inpaint").workload
     assert len(workload.sources) == len(workload.prompts) == 6
     assert workload.source_of(7) == workload.sources[1]
     assert workload.strength == 0.9
-    assert comparison_of("tiny-sd", "baseline", task="control").workload.controlnet == "random"
+    assert checked_request("tiny-sd", "baseline", task="control").workload.controlnet == "random"
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"masks": (MASK,)}, "--mask: a mask needs the picture"),
+        ({"masks": (MASK,)}, "--mask: a mask needs the image"),
         ({"strength": 0.5}, "--strength 0.5: only image-to-image and inpainting have one"),
         (
             {"images": (IMAGE,), "strength": 0.03},
-            "runs none of them, so the picture would not change; give at least",
+            "runs none of them, so the image would not change; give at least",
         ),
         ({"images": (IMAGE,), "strength": 1.5}, "must be at most 1"),
         ({"images": (IMAGE,), "task": "text"}, "--image: the task 'text' takes none"),
@@ -316,7 +316,7 @@ def test_without_files_each_prompt_has_its_own_picture() -> None:
 )
 def test_mistakes_are_said_before_anything_is_loaded(given: dict[str, Any], said: str) -> None:
     with pytest.raises(WorkloadError) as error:
-        comparison_of("tiny-sd", "baseline", **given)
+        checked_request("tiny-sd", "baseline", **given)
     assert said in str(error.value)
 
 
@@ -324,14 +324,14 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     small, black = tmp_path / "small.png", tmp_path / "black.png"
     Image.new("L", (64, 64), 255).save(small)
     Image.new("L", (128, 128), 0).save(black)
-    for file, said in ((small, "it has 64x64 pixels, and its picture 128x128"), (black, "it is black")):
+    for file, said in ((small, "it has 64x64 pixels, and its image 128x128"), (black, "it is black")):
         with pytest.raises(WorkloadError, match=said):
-            comparison_of("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
+            checked_request("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
 
 
 def test_a_model_without_such_a_pipeline_says_which_tasks_it_has() -> None:
     with pytest.raises(Unsupported, match=r"not trained to edit.*: text, image, inpaint, control"):
-        comparison_of("tiny-sd", "baseline", task="edit")
+        checked_request("tiny-sd", "baseline", task="edit")
 
 
 @pytest.mark.parametrize("task", ["image", "inpaint", "control"])
@@ -363,11 +363,11 @@ def test_sdxl_casts_its_vae_back_after_encoding() -> None:
 @pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
 def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) -> None:
     asked = WorkloadRequest(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
-    prepared = comparison_of("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
+    prepared = checked_request("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
     found, workload = prepared.located, prepared.workload
     written = write_script(
         found,
-        prepared.recipes[0],
+        prepared.recipe,
         "cpu",
         prompt=PROMPT,
         call=workload.call,
@@ -383,7 +383,7 @@ def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) ->
 
 
 def test_a_script_needs_a_file() -> None:
-    prepared = comparison_of("tiny-sd", "baseline", task="image")
+    prepared = checked_request("tiny-sd", "baseline", task="image")
     with pytest.raises(UsageError, match="a script needs a file to open; give --image FILE"):
         source_files(prepared.located, prepared.workload, WorkloadRequest(task="image"))
 
@@ -416,7 +416,7 @@ def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
     assert baseline.stages_s["encode"] > 0
     page = page_of([tmp_path / "store"])
     assert page.count('alt="source"') == page.count('alt="mask"') == 1
-    damaged = picture_path(tmp_path / "store" / "sources", str(source.image))
+    damaged = image_path(tmp_path / "store" / "sources", str(source.image))
     Image.new("RGB", (128, 128)).save(damaged)
     with pytest.raises(VivaceError, match="was changed"):
         read_sources(tmp_path / "store" / "sources", baseline.record.trial.workload)
@@ -456,7 +456,7 @@ def test_sdxl_with_random_weights(kind: str) -> None:
 
     pipe = for_task(families.build("sdxl"), f"StableDiffusionXL{kind}Pipeline")
     session = vivace.apply(pipe, "cfg_cutoff(0.5)+taylorseer(hits=0.5)")
-    given = example_pictures(type(pipe).__name__, {"height": 64, "width": 64})
+    given = example_images(type(pipe).__name__, {"height": 64, "width": 64})
     strength = {} if kind == "ControlNet" else {"strength": 0.7}
     size = {} if kind == "Img2Img" else {"height": 64, "width": 64}
     found = session(

@@ -48,6 +48,7 @@ def test_inference_mode_keeps_every_bit(family: str) -> None:
     ],
 )
 @pytest.mark.slow("compile*")
+@pytest.mark.slow("bf16", "int8", "channels_last", "fuse_qkv")
 def test_inference_mode_composes(recipe: str) -> None:
     alone, both = (vivace.load("tiny-sd", text) for text in (recipe, f"inference_mode+{recipe}"))
     reference = draw(alone)

@@ -47,7 +47,7 @@ def by_hand(pipe: Any, guided: int, prompt: str, negative: str, scale: float, st
 
     def predict(t: torch.Tensor, words: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
         guidance = torch.tensor([3.5]) if pipe.transformer.config.guidance_embeds else None
-        return pipe.transformer(  # type: ignore[no-any-return]
+        return pipe.transformer(
             hidden_states=latents,
             timestep=t.expand(1) / 1000,
             guidance=guidance,
@@ -76,7 +76,7 @@ def test_after_the_cutoff_flux_makes_one_call_a_step(recipe: str) -> None:
     calls = counted(made)
     for k in range(2):
         draw(made, **TRUE_CFG)
-        assert len(calls) == (k + 1) * CALLS[recipe], "and a second picture is guided again"
+        assert len(calls) == (k + 1) * CALLS[recipe], "and a second image is guided again"
     guided = CALLS[recipe] - 6
     assert made.evidence() == {"guided_steps": guided, "unguided_steps": 6 - guided}
     assert made.refuted({}) is None
@@ -86,7 +86,7 @@ def test_after_the_cutoff_flux_makes_one_call_a_step(recipe: str) -> None:
 def test_it_is_what_a_plain_loop_gives(guided: int) -> None:
     made = session("flux", f"cfg_cutoff({guided / 6:.3f})")
     picture = draw(made, "a red circle", **TRUE_CFG, guidance_scale=3.5)
-    plain = by_hand(build("flux"), guided, "a red circle", TRUE_CFG["negative_prompt"], 3.0)  # type: ignore[arg-type]
+    plain = by_hand(build("flux"), guided, "a red circle", TRUE_CFG["negative_prompt"], 3.0)
     assert psnr(picture, plain) > 90
     whole = draw(session("flux"), "a red circle", **TRUE_CFG, guidance_scale=3.5)
     assert psnr(picture, whole) < 40, "the cutoff shows"
@@ -216,7 +216,7 @@ def test_pipelines_that_name_no_two_calls_say_so() -> None:
     machine = Machine("cpu", "CPU", None, None)
     pipe = build("flux")
 
-    class WrongOrder(type(pipe)):  # type: ignore[misc]
+    class WrongOrder(type(pipe)):
         def __call__(self) -> None:
             with self.transformer.cache_context("uncond"), self.transformer.cache_context("cond"):
                 pass

@@ -55,7 +55,7 @@ def test_it_is_what_guidance_by_hand_gives(name: str, images: int) -> None:
     assert rows[-1] == images, "the denoiser computes one branch"
     assert made.refuted({}) is None
     other, call = case(name)
-    ended_by_hand(other, int(made.evidence()["guided_steps"]), number, conditional)  # type: ignore[call-overload]
+    ended_by_hand(other, int(made.evidence()["guided_steps"]), number, conditional)
     by_hand = draw(vivace.apply(other), call, images)
     assert psnr(picture, by_hand) > 80
     whole = draw(vivace.apply(case(name)[0]), call, images)

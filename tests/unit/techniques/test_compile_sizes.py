@@ -74,10 +74,10 @@ def applied(technique: Compile, layer: type[torch.nn.Conv2d] = torch.nn.Conv2d) 
 
     def run(width: int, height: int, batch: int = 2) -> int:
         """Draw; return how many graphs that compiled."""
-        before = int(counted()["compiled_graphs"])  # type: ignore[arg-type]
+        before = int(counted()["compiled_graphs"])
         with torch.no_grad(), effect.contexts["denoiser"]():
             pipe.unet.forward(torch.ones(batch, 4, height // 8, width // 8))
-        return int(counted()["compiled_graphs"]) - before  # type: ignore[arg-type]
+        return int(counted()["compiled_graphs"]) - before
 
     assert effect.evidence is not None
     counted = effect.evidence

@@ -18,13 +18,13 @@ from tests import flow_models
 from tests.families import FAMILIES, STEPS, build, draw, psnr
 from tests.targets import target_of
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.round import measure_round
 from vivace.errors import Unsupported
 from vivace.machinery.compilation.captured import CapturedFunction, never_written_again
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.request import checked_request
 from vivace.spec.record import CAPTURED_WHILE_TIMED
 from vivace.spec.trial import Trial
 from vivace.technique import Machine
@@ -83,7 +83,7 @@ def test_announced_sizes_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatc
     unet.device = torch.device("cpu")
     plain = target_of(GPU, SimpleNamespace(unet=unet))
     earlier = (Compile(backend="eager", sizes=("64x64", "96x64")),)
-    effect = CudaGraph().apply(replace(plain, asked=replace(plain.asked, earlier=earlier)))
+    effect = CudaGraph().apply(replace(plain, request=replace(plain.request, earlier=earlier)))
     assert effect.changed == {"denoiser.cuda_graphs": "up to 8"}
     for _ in range(2):
         for width in range(8, 14):
@@ -396,10 +396,8 @@ def test_a_round_says_how_many_graphs_were_captured_in_timed_calls(monkeypatch: 
 
     def evidence(max_graphs: int) -> dict[str, Any]:
         recipe = f"cfg_cutoff(0.5)+cuda_graph(max_graphs={max_graphs})"
-        one = comparison_of("tiny-sd", recipe, num_inference_steps=4)
-        trial = Trial(
-            model=one.located.model, recipe=one.recipes[0].spec, workload=one.workload, device="cpu"
-        )
+        one = checked_request("tiny-sd", recipe, num_inference_steps=4)
+        trial = Trial(model=one.located.model, recipe=one.recipe.spec, workload=one.workload, device="cpu")
         return measure_round(trial, 0, timing, None, lambda event: None).evidence
 
     assert evidence(1)[CAPTURED_WHILE_TIMED] == 4, "two in each of two calls"

@@ -1,6 +1,5 @@
 """A UNet's deep features, kept between steps."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,13 +7,10 @@ import pytest
 import torch
 
 import vivace
-from tests import exported
-from tests.families import build, draw, drawn, psnr, session
+from tests.families import build, draw, session
 from tests.targets import target_of
-from tests.unit.techniques import halved
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
-from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -81,28 +77,6 @@ def test_a_hit_computes_the_outer_layers_alone(family: str) -> None:
     assert counted[-1] < 1
 
 
-@pytest.mark.parametrize("family", UNETS)
-def test_every_call_starts_anew(family: str) -> None:
-    made = session(family, "deepcache(3)")
-    first = draw(made, num_inference_steps=7)
-    assert made.evidence() == {"cache_hit_rate": pytest.approx(4 / 7), "cache_calls": 7}
-    assert np.array_equal(draw(made, num_inference_steps=7), first)
-    assert made.evidence() == {"cache_hit_rate": pytest.approx(4 / 7), "cache_calls": 14}
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("in the middle")
-
-    # A pipeline that failed never reached its end, where it empties caches.
-    with pytest.raises(RuntimeError, match="in the middle"):
-        draw(made, num_inference_steps=7, callback_on_step_end=fail)
-    assert np.array_equal(draw(made, num_inference_steps=7), first)
-    generator = torch.Generator().manual_seed(0)
-    told = {"height": 64, "width": 64, "num_inference_steps": 7, "output_type": "np"}
-    for _ in range(2):  # the pipeline itself, without the session around it
-        picture = made.pipe("a red circle", generator=generator.manual_seed(0), **told).images
-        assert np.array_equal(picture, first)
-
-
 @pytest.mark.parametrize(
     ("recipe", "num_hits"),
     [
@@ -119,51 +93,6 @@ def test_schedules(recipe: str, num_hits: int) -> None:
     calls = made.evidence()["cache_calls"]
     assert round(float(made.evidence()["cache_hit_rate"]) * float(calls)) == num_hits
     assert made.refuted({}) is None
-
-
-def test_batches_and_guidance_that_is_cut_off() -> None:
-    made = session("sd", "deepcache(3)+cfg_cutoff(0.5)")
-    pictures = draw(made, ["a red circle", "a blue square"], num_inference_steps=8)
-    # Four steps of guidance (full at 0 and 3), then rows of another number: full at 4 and 7.
-    assert made.evidence()["cache_hit_rate"] == pytest.approx(4 / 8)
-    for k, prompt in enumerate(["a red circle", "a blue square"]):
-        alone = draw(session("sd", "deepcache(3)+cfg_cutoff(0.5)"), prompt, seed=k, num_inference_steps=8)
-        assert psnr(pictures[k : k + 1], alone) > 60, "neighbours do not change each other"
-    without = session("sd", "deepcache(3)+guidance(1)")
-    assert draw(without).shape == (1, 64, 64, 3)
-
-
-@pytest.mark.parametrize(("extra", "graphs"), [("", 2), ("+cfg_cutoff(0.5)", 4), ("+bf16+channels_last", 2)])
-@pytest.mark.parametrize("family", UNETS)
-@pytest.mark.quick("sd--2")
-@pytest.mark.long
-@pytest.mark.exhaustive("sdxl*", "*bf16*", "*cutoff*")
-def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
-    alone = drawn(family, "deepcache(2)" + extra, num_inference_steps=8)
-    made = session(family, "deepcache(2)+compile(backend=eager)" + extra)
-    for _ in range(2):
-        assert psnr(draw(made, num_inference_steps=8), alone) > (25 if "bf16" in extra else 80)
-        found = made.evidence()
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (graphs, 0), "none in the second call"
-    assert found["cache_hit_rate"] == 0.5
-
-
-@pytest.mark.parametrize("family", UNETS)
-def test_recorded_it_is_two_graphs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    halved.check_recorded(family, "deepcache(2)", monkeypatch)
-
-
-@pytest.mark.parametrize("recipe", [*halved.COMPANY, "compile(backend=eager, blocks=repeated)"])
-@pytest.mark.parametrize("family", UNETS)
-@pytest.mark.diagonal
-def test_it_composes(family: str, recipe: str) -> None:
-    halved.check_it_composes(family, "deepcache(2)", recipe)
-
-
-def test_a_batch_in_one_context_is_timed_once_a_step() -> None:
-    made = session("sd", "deepcache(2)")
-    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=5), 0)
-    assert sample.num_denoiser_calls == 5
 
 
 def test_other_residuals() -> None:
@@ -217,7 +146,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
 
 def test_random_weights_take_its_schedule() -> None:
     pipe = build("sdxl")
-    target = target_of(pipe=pipe, has_random_weights=True)  # type: ignore[arg-type]
+    target = target_of(pipe=pipe, has_random_weights=True)
     assert Deepcache().unsupported(target) is None
 
 
@@ -232,8 +161,16 @@ def test_memory_is_predicted_with_the_feature() -> None:
     assert more == pytest.approx(feature, rel=0.1), "while it is kept, which is until the call's end"
 
 
-def test_a_script_draws_the_same(tmp_path: Path) -> None:
-    recipe = "deepcache(2)+steps(4)"
-    written = exported.write("tiny-sd", recipe)
-    assert written.own == ["deepcache(2)"]
-    assert np.array_equal(exported.run(written.text, tmp_path), exported.with_vivace("tiny-sd", recipe))
+def test_a_pipeline_without_its_session_starts_anew() -> None:
+    made = session("sd", "deepcache(3)")
+    first = draw(made, num_inference_steps=7)
+    assert made.evidence() == {"cache_hit_rate": pytest.approx(4 / 7), "cache_calls": 7}
+    generator = torch.Generator()
+    call = {"height": 64, "width": 64, "num_inference_steps": 7, "output_type": "np"}
+    for _ in range(2):
+        image = made.pipe("a red circle", generator=generator.manual_seed(0), **call).images
+        assert np.array_equal(image, first)
+
+
+def test_it_goes_without_guidance() -> None:
+    assert draw(session("sd", "deepcache(3)+guidance(1)")).shape == (1, 64, 64, 3)

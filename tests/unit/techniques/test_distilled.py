@@ -169,12 +169,12 @@ def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
     wanted = scorer.embed_prompts(prompts)
 
     def scores(recipe: str) -> np.ndarray:
-        """(8, 8): each picture with each prompt."""
+        """(8, 8): each image with each prompt."""
         session = vivace.load("tiny-sd", recipe, device="cpu")
         torch.set_num_threads(1)
         generators = [torch.Generator().manual_seed(k) for k in range(len(prompts))]
         return 100 * np.asarray(
-            scorer.embed_pictures(session(list(prompts), generator=generators).images) @ wanted.T
+            scorer.embed_images(session(list(prompts), generator=generators).images) @ wanted.T
         )
 
     usual = scores("baseline")

@@ -11,13 +11,11 @@ from tests import flow_models
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.families.test_families import one_call, tensor
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching.block_residual import blocks_of
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.measure.flops import count_denoiser
-from vivace.measure.timer import PipelineTimer
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import RecipeSpec
@@ -285,36 +283,6 @@ def test_the_middle_is_continued_on_a_line() -> None:
     assert psnr(line, plain) > 25
 
 
-@pytest.mark.parametrize(
-    "recipe", ["dual_block_cache(0.2, last=1, order=1)", "dual_block_cache(mask=2c2h1c)"]
-)
-@pytest.mark.quick("*order=1*")
-def test_every_call_starts_anew(recipe: str) -> None:
-    made = session("flux", recipe)
-    first = draw(made, **CALL)
-    found = made.evidence()
-    assert np.array_equal(draw(made, **CALL), first)
-    assert made.evidence() == found | {"cache_calls": 24}
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        draw(made, **CALL, callback_on_step_end=fail)
-    assert np.array_equal(draw(made, **CALL), first)
-
-
-def test_guidance_in_two_calls_has_a_cache_for_each() -> None:
-    told = {"true_cfg_scale": 2.0, "negative_prompt": "a blue square"}
-    made = session("flux", "dual_block_cache(0.3, first=2, last=1)")
-    picture = draw(made, **CALL, **told)
-    found = made.evidence()
-    assert found["cache_calls"] == 24
-    assert 0.2 < found["cache_hit_rate"] < 0.8
-    assert psnr(picture, drawn("flux", **CALL, **told)) > 25
-    assert psnr(picture, drawn("flux", **CALL)) < psnr(picture, drawn("flux", **CALL, **told))
-
-
 @pytest.mark.long
 def test_sizes_and_batches_change_between_calls() -> None:
     made = session("flux", "dual_block_cache(0.3, last=1)")
@@ -329,55 +297,6 @@ def test_guidance_in_one_call() -> None:
     assert found["cache_calls"] == 4
     assert found["unguided_steps"] == 2
     assert found["cache_hit_rate"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("recipe", "graphs"),
-    [("dual_block_cache(0.2, last=1)", 3), ("dual_block_cache(mask=2c1h1c, last=1, order=1)", 2)],
-)
-@pytest.mark.long
-@pytest.mark.exhaustive("*mask*")
-def test_compiled_it_has_no_break(recipe: str, graphs: int) -> None:
-    alone = drawn("flux", recipe, **CALL)
-    made = session("flux", f"{recipe}+compile(backend=eager)")
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > 60
-        found = made.evidence()
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (graphs, 0), "none in the second call"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "graphs"),
-    [("dual_block_cache(0.2, last=1)", 3), ("dual_block_cache(mask=2c1h1c, last=1, order=1)", 2)],
-)
-@pytest.mark.quick("*order=1*")
-def test_recorded(recipe: str, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = drawn("flux", recipe, **CALL)
-    pipe = build("flux")
-    made = vivace.apply(pipe, recipe)
-    effect = apply_cuda_graph(pipe, monkeypatch)
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > 60
-    assert effect.evidence()["cuda_graphs_recorded"] == graphs
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    ["bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "inference_mode",
-     "compile(backend=eager, blocks=repeated)", "prompt_cache"],
-)  # fmt: skip
-@pytest.mark.quick("fuse_qkv")
-def test_it_composes(recipe: str) -> None:
-    alone = drawn("flux", recipe, **CALL)
-    both = session("flux", f"dual_block_cache(0.3, first=2, last=1)+{recipe}")
-    assert 15 < psnr(draw(both, **CALL), alone) < 100
-    assert float(both.evidence()["cache_hit_rate"]) > 0.1
-
-
-def test_a_look_is_no_step_of_its_own() -> None:
-    made = session("flux", "dual_block_cache(0.2)")
-    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=6), 0)
-    assert sample.num_denoiser_calls == 6
 
 
 def test_what_cannot_be_is_said_in_words() -> None:

@@ -1,6 +1,5 @@
 """Guidance's unconditional half, made from the conditional one in some of the steps."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,11 @@ from diffusers import StableDiffusionControlNetPipeline
 from diffusers.hooks.faster_cache import _split_low_high_freq
 
 import vivace
-from tests import exported
-from tests.families import build, draw, drawn, psnr, session
+from tests.families import build, draw, psnr, session
 from tests.targets import target_of
-from tests.unit.techniques import halved
 from vivace.errors import RecipeError, Unsupported
 from vivace.families.pipeline_code import doubles_latents
 from vivace.measure.flops import count_denoiser
-from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -144,23 +140,9 @@ def test_schedules(recipe: str, whole: list[int]) -> None:
         assert [step for step, num in enumerate(rows) if num == 2] == whole, timesteps
 
 
-@pytest.mark.parametrize("family", UNETS)
-def test_every_call_starts_anew(family: str) -> None:
-    made = session(family, "faster_cache(hits=0.65)")
-    first = draw(made, num_inference_steps=8)
-    assert np.array_equal(draw(made, num_inference_steps=8), first)
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        draw(made, num_inference_steps=8, callback_on_step_end=fail)
-    assert np.array_equal(draw(made, num_inference_steps=8), first)
-
-
 @pytest.mark.soak
 def test_better_than_fewer_steps_of_the_same_work() -> None:
-    """The pictures nearer to the plain ones, over many prompts; single ones turn out either way."""
+    """The images nearer to the plain ones, over many prompts; single ones turn out either way."""
     prompts = [f"a {colour} {shape}" for colour in ("red", "green", "blue", "yellow", "purple", "orange")
                for shape in ("circle", "square", "star", "triangle")]  # fmt: skip
     plain = session("sd")
@@ -177,16 +159,6 @@ def test_better_than_fewer_steps_of_the_same_work() -> None:
     assert near > 25
 
 
-def test_batches_and_guidance_that_is_cut_off() -> None:
-    recipe = "faster_cache(2, start=1001)+cfg_cutoff(0.5)"
-    made = session("sd", recipe)
-    pictures = draw(made, ["a red circle", "a blue square"], num_inference_steps=8)
-    assert counts(made) == (2, 2, 4), "when the batch has shrunk already nothing is split"
-    for k, prompt in enumerate(["a red circle", "a blue square"]):
-        alone = draw(session("sd", recipe), prompt, seed=k, num_inference_steps=8)
-        assert psnr(pictures[k : k + 1], alone) > 60, "neighbours do not change each other"
-
-
 def test_an_even_batch_without_guidance_is_not_split() -> None:
     prompts = ["a red circle", "a blue square"]
     made = session("sd", "faster_cache(2, start=1001)+guidance(1)")
@@ -196,20 +168,6 @@ def test_an_even_batch_without_guidance_is_not_split() -> None:
     assert made.refuted({}) == (
         "faster_cache@denoiser: guidance was off (scale 1 or less), so there was no unconditional half to leave out"
     )
-
-
-@pytest.mark.parametrize(("extra", "graphs"), [("", 2), ("+cfg_cutoff(0.5)", 3), ("+bf16+channels_last", 2)])
-@pytest.mark.parametrize("family", UNETS)
-@pytest.mark.exhaustive("sdxl*", "sd--2", "sd-+bf16*")
-@pytest.mark.soak
-def test_compiled_it_is_two_graphs_without_a_break(family: str, extra: str, graphs: int) -> None:
-    recipe = f"faster_cache(2, start=1001){extra}"
-    alone = drawn(family, recipe, num_inference_steps=8)
-    made = session(family, f"{recipe}+compile(backend=eager)")
-    for _ in range(2):
-        assert psnr(draw(made, num_inference_steps=8), alone) > (25 if "bf16" in extra else 80)
-        found = made.evidence()
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (graphs, 0), "none in the second call"
 
 
 @pytest.mark.parametrize("num", [1, 2])
@@ -226,24 +184,6 @@ def test_blocks_compiled_one_code_for_all(num: int) -> None:
         found.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
     assert found[0] == found[1], "none in the second call"
     assert found[0][1] == 0
-
-
-@pytest.mark.parametrize("family", UNETS)
-def test_recorded_it_is_two_graphs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    halved.check_recorded(family, "faster_cache(2, start=1001)", monkeypatch)
-
-
-@pytest.mark.parametrize("recipe", [*halved.COMPANY, "token_merging"])
-@pytest.mark.parametrize("family", UNETS)
-@pytest.mark.diagonal
-def test_it_composes(family: str, recipe: str) -> None:
-    halved.check_it_composes(family, "faster_cache(2, start=1001)", recipe)
-
-
-def test_a_batch_in_one_context_is_timed_once_a_step() -> None:
-    made = session("sd", "faster_cache(2, start=1001)")
-    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=5), 0)
-    assert sample.num_denoiser_calls == 5
 
 
 def test_the_conditional_half_of_nested_arguments() -> None:
@@ -291,7 +231,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
 
 def test_random_weights_take_its_schedule() -> None:
     pipe = build("sdxl")
-    target = target_of(pipe=pipe, has_random_weights=True)  # type: ignore[arg-type]
+    target = target_of(pipe=pipe, has_random_weights=True)
     assert FasterCache().unsupported(target) is None
 
 
@@ -301,10 +241,3 @@ def test_memory_is_predicted_with_both_bands() -> None:
     plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "faster_cache"))
     assert cached.model_bytes == plain.model_bytes
     assert cached.stages["vae"] - plain.stages["vae"] == 2 * 4 * 128 * 128 * 4, "kept until the call's end"
-
-
-def test_a_script_draws_the_same(tmp_path: Path) -> None:
-    recipe = "faster_cache(3)+steps(6)"
-    written = exported.write("tiny-sd", recipe)
-    assert written.own == ["faster_cache(3)"]
-    assert np.array_equal(exported.run(written.text, tmp_path), exported.with_vivace("tiny-sd", recipe))

@@ -53,6 +53,7 @@ def test_fewer_products_run(family: str) -> None:
 )
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
+@pytest.mark.slow("*-compile*")
 def test_it_composes(family: str, recipe: str) -> None:
     alone, both = session(family, recipe), session(family, f"fuse_qkv+{recipe}")
     # int8 scales each output row by itself, so merging rows changes nothing.

@@ -65,6 +65,7 @@ def test_what_must_keep_its_precision_does() -> None:
 )
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
+@pytest.mark.slow("*-channels_last", "*-inference_mode", "*-prompt_cache")
 def test_it_composes(family: str, recipe: str) -> None:
     alone, both = drawn(family, "layerwise_casting"), session(family, f"layerwise_casting+{recipe}")
     assert psnr(draw(both), alone) > (25 if recipe == "bf16" else 35)

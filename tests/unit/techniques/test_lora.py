@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 import vivace
 from tests.families import build, draw, psnr
 from tests.unit.techniques.test_cuda_graph import captured
-from vivace.benchmark.comparison import comparison_of
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
 from vivace.machinery.compilation.captured import replace_forward
 from vivace.machinery.lora.hot import DOWN, UP, hot_loras
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.request import checked_request
 
 SOME = {"sd": (".attn1.", "conv1"), "flux": (".attn.", ".proj_mlp")}
 FEWER = {"sd": (".attn1.",), "flux": (".attn.",)}
@@ -247,11 +247,11 @@ def test_a_text_encoders_part_is_merged_left_out_or_refused(tmp_path: Path) -> N
 
 def test_a_changed_file_is_another_recipe_and_is_not_taken_for_the_old_one(loras: dict[str, str]) -> None:
     text = f"lora('{loras['a']}')"
-    before = comparison_of("tiny-sd", text).recipes[0]
+    before = checked_request("tiny-sd", text).recipe
     assert before.text.startswith(f"lora('{loras['a']}', sha256=")
-    assert comparison_of("tiny-sd", before.text).recipes[0] == before, "a stored recipe stays as it is"
+    assert checked_request("tiny-sd", before.text).recipe == before, "a stored recipe stays as it is"
     write(Path(loras["a"]), "sd", 4, 5)
-    after = comparison_of("tiny-sd", text).recipes[0]
+    after = checked_request("tiny-sd", text).recipe
     assert after.text != before.text
     with pytest.raises(UnusableModel, match="is not the file of this recipe: its sha256 begins with"):
         vivace.apply(build("sd"), before.text)

@@ -62,6 +62,7 @@ class TestBoth:
         ],
         ids=["plain", "batch", "odd batch", "size", "prompt", "guidance"],
     )
+    @pytest.mark.slow("*-odd batch", "*-prompt")
     def test_it_draws_the_same_picture(self, both: tuple[str, Any, Any], call: dict[str, Any]) -> None:
         _, sharded, alone = both
         before = sharded.evidence()["forwards_shared"]
@@ -338,7 +339,7 @@ cuda_graph.cuda_capturer = lambda: record
 @pytest.mark.long
 def test_all_capture_and_replay_at_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a recorder that runs on a CPU, here and in the peer."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", cuda_graph.cuda_capturer)
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", cuda_graph.cuda_capturer)  # type: ignore[attr-defined]
     monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", cuda_graph.CudaGraph.unsupported)
     exec(_CAPTURES_ON_A_CPU, {})  # noqa: S102
     larger = {"height": 128, "width": 64}

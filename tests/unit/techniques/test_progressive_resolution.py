@@ -279,7 +279,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         session("sd", "progressive_resolution(positions=stretched)")
     with pytest.raises(Unsupported, match="how Flux2KleinPipeline lays out its latents is not known here"):
         flow_models.session("flux2-klein-4b", "progressive_resolution")
-    with pytest.raises(Unsupported, match="starts from a picture"):
+    with pytest.raises(Unsupported, match="starts from an image"):
         vivace.apply(load_pipeline(find_model("tiny-sd"), "cpu", task="image"), "progressive_resolution")
     made = session("flux", "progressive_resolution(0.75)")
     with pytest.raises(UsageError, match="the image has 2x2 latent cells"):

@@ -1,4 +1,4 @@
-"""Prompts that were encoded before: the same pictures bit for bit, whatever the encoder call depends on."""
+"""Prompts that were encoded before: the same images bit for bit, whatever the encoder call depends on."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from tests.families import FAMILIES, build, draw, drawn, session
 from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.benchmark import Timing
-from vivace.benchmark.comparison import comparison_of
 from vivace.benchmark.round import measure_round
 from vivace.errors import NoEffect, Unsupported
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.technique import Machine, component_of
@@ -27,13 +27,13 @@ GPU = Machine("cuda", "a GPU", (9, 0), None)
 
 def counts(session: Any) -> tuple[int, int, int]:
     found = session.evidence()
-    return tuple(found[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))  # type: ignore[return-value]
+    return tuple(found[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))
 
 
 def count_encodings(pipe: Any) -> list[str]:
     seen: list[str] = []
     for name in ("text_encoder", "text_encoder_2"):
-        encoder = component_of(pipe, name)  # type: ignore[arg-type]
+        encoder = component_of(pipe, name)
         if encoder is not None:
             encoder.register_forward_hook(lambda *_, name=name: seen.append(name))
     return seen
@@ -96,6 +96,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize(("family", "change"), [(f, c) for f, changes in CHANGES.items() for c in changes])
 @pytest.mark.slow("flux-*")
 @pytest.mark.exhaustive("flux-change9", "flux-change10")
+@pytest.mark.slow("sdxl-change[4578]")
 def test_whatever_the_encoders_depend_on_is_part_of_the_key(family: str, change: dict[str, Any]) -> None:
     plain, kept = session(family), session(family, "prompt_cache")
     draw(kept)
@@ -176,8 +177,8 @@ def test_a_prompt_counts_as_new_after_it_is_forgotten() -> None:
 def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     text: str, outcome: Outcome, hits: int
 ) -> None:
-    one = comparison_of("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
-    trial = Trial(model=one.located.model, recipe=one.recipes[0].spec, workload=one.workload, device="cpu")
+    one = checked_request("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
+    trial = Trial(model=one.located.model, recipe=one.recipe.spec, workload=one.workload, device="cpu")
     timing = Timing(repeats=2, max_warmup=1)
     found = measure_round(trial, 0, timing, None, lambda event: None)
     assert found.outcome is outcome, found.reason
@@ -187,6 +188,7 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
 @pytest.mark.parametrize(
     "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
 )
+@pytest.mark.slow("bf16", "int8*")
 def test_it_composes(recipe: str) -> None:
     reference, both = drawn("sd", recipe), session("sd", f"prompt_cache+{recipe}")
     for _ in range(2):
@@ -216,7 +218,7 @@ def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch:
     )
     monkeypatch.setattr("vivace.techniques.prompt_cache._is_managed", lambda module: False)
     effect = PromptCache(free_encoders=True).apply(target_of(machine=GPU, pipe=pipe))
-    encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]  # type: ignore[arg-type]
+    encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]
     names = [type(encoder).__name__ for encoder in encoders]
     plain = vivace.apply(pipe)
     draw(plain, "one")

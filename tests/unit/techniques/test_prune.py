@@ -23,7 +23,7 @@ PROMPTS = ["a red circle", "a large green triangle"]
 
 
 def applied(pipe: Any, recipe: str) -> Any:
-    """As a workload of small pictures in two steps would have it."""
+    """As a workload of small images in two steps would have it."""
     call: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2}
     if hasattr(pipe, "transformer"):
         call |= {"height": 128, "width": 128, "max_sequence_length": 32}

@@ -1,17 +1,13 @@
 """Attention's outputs, kept between steps."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
 
 import vivace
-from tests import exported
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
@@ -73,43 +69,6 @@ def test_a_hit_computes_no_attention(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_call_starts_anew(family: str) -> None:
-    made = session(family, "pyramid_attention(hits=0.65)")
-    first = draw(made, **CALL)
-    assert np.array_equal(draw(made, **CALL), first)
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        draw(made, **CALL, callback_on_step_end=fail)
-    assert np.array_equal(draw(made, **CALL), first)
-
-
-def test_batches_and_guidance_that_is_cut_off() -> None:
-    made = session("sd", "pyramid_attention(hits=0.5)+cfg_cutoff(0.5)")
-    pictures = draw(made, ["a red circle", "a blue square"], num_inference_steps=8)
-    # Hits at 2, 4, 6, but for 4, where the rows are others.
-    assert made.evidence()["cache_hit_rate"] == pytest.approx(2 / 8)
-    for k, prompt in enumerate(["a red circle", "a blue square"]):
-        assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, num_inference_steps=8)) > 60
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("flux")
-@pytest.mark.long
-@pytest.mark.exhaustive("sd*")
-def test_compiled_it_is_two_graphs_without_a_break(family: str) -> None:
-    recipe = "pyramid_attention(hits=0.5)"
-    alone = drawn(family, recipe, **CALL)
-    made = session(family, f"{recipe}+compile(backend=eager)")
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > 60
-        found = made.evidence()
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0), "none in the second call"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.long
 @pytest.mark.exhaustive("sd")
 def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
@@ -132,27 +91,6 @@ def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = "pyramid_attention(hits=0.5)"
-    alone = drawn(family, recipe, num_inference_steps=8)
-    pipe = build(family)
-    made = vivace.apply(pipe, recipe)
-    effect = apply_cuda_graph(pipe, monkeypatch)
-    for _ in range(2):
-        assert psnr(draw(made, num_inference_steps=8), alone) > 60
-    assert effect.evidence()["cuda_graphs_recorded"] == 2
-
-
-@pytest.mark.parametrize("recipe", ["int8", "bf16", "fuse_qkv", "attention(math)", "layerwise_casting"])
-@pytest.mark.parametrize("family", ["sd", "flux"])
-@pytest.mark.diagonal
-def test_it_composes(family: str, recipe: str) -> None:
-    both = session(family, f"pyramid_attention+{recipe}")
-    assert psnr(draw(both, **CALL), drawn(family, recipe, **CALL)) > 20
-    assert float(both.evidence()["cache_hit_rate"]) > 0.1
-
-
 def test_what_cannot_be_is_said_in_words() -> None:
     with pytest.raises(RecipeError, match=r"give an interval .* or hits, not both"):
         resolve("pyramid_attention(3, hits=0.5)")
@@ -171,16 +109,3 @@ def test_what_cannot_be_is_said_in_words() -> None:
     assert str(made.refuted({})).startswith(
         "pyramid_attention@denoiser: the cache never hit in 12 calls of the denoiser: "
     )
-
-
-@pytest.mark.parametrize(
-    ("model", "recipe", "own"),
-    [
-        ("tiny-flux", "pyramid_attention(3)+steps(8)", []),
-        ("tiny-flux", "pyramid_attention(hits=0.5)+steps(8)", ["pyramid_attention(hits=0.5)"]),
-        ("tiny-sd", "pyramid_attention+steps(8)", ["pyramid_attention"]),
-    ],
-)
-@pytest.mark.quick("tiny-flux-pyramid_attention(3)*")
-def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
-    exported.check_it_draws_the_same(model, recipe, own, tmp_path)

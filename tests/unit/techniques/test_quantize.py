@@ -39,7 +39,7 @@ SCHEMES = {
 
 
 def machine(*capability: int) -> Machine:
-    return Machine("cuda", "a GPU", capability or None, None)  # type: ignore[arg-type]
+    return Machine("cuda", "a GPU", capability or None, None)
 
 
 @functools.cache
@@ -92,6 +92,7 @@ def test_whatever_the_precision(dtype: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8, granularity=tensor", "nf4"])
+@pytest.mark.quick("int8", "fp8", "nf4")
 def test_a_prompt_of_zeros_is_no_division_by_zero(scheme: str) -> None:
     """SDXL takes zeros for the embeddings of an empty negative prompt."""
     made, reference = session("sdxl", f"quantize({scheme})"), session("sdxl")
@@ -214,6 +215,9 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
     ],
 )
 @pytest.mark.slow("fp8-compile*")
+@pytest.mark.slow(
+    "int8_dynamic-channels*", "int8_dynamic-fuse*", "fp8-inference*", "nf4-channels*", "nf4-inference*"
+)
 def test_it_composes(scheme: str, recipe: str) -> None:
     alone, both = drawn("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.
@@ -390,7 +394,7 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
         vivace.apply(session("sd", "int8").pipe, "fp8")
     assert caught.value.already_so
     for scheme in ("fp8",):
-        reason = Quantize(scheme=scheme).unsupported(target_of(machine(8, 0))) or ""  # type: ignore[arg-type]
+        reason = Quantize(scheme=scheme).unsupported(target_of(machine(8, 0))) or ""
         assert "compute capability 8.9" in reason
         assert "8.0" in reason
     assert Quantize(scheme="fp8").unsupported(target_of(machine(8, 9))) is None

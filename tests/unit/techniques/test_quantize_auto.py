@@ -71,7 +71,7 @@ def test_it_is_measured_once_and_chooses_the_same_when_reloaded(cache: Path) -> 
     for name in left:
         weight = component_of(first.pipe, "denoiser").get_submodule(name).weight
         assert type(weight) is torch.nn.Parameter
-    assert "x_embedder: sensitive" in evidence["denoiser.left_alone"]  # type: ignore[operator]
+    assert "x_embedder: sensitive" in evidence["denoiser.left_alone"]
     (file,) = cache.iterdir()
     assert told["sensitivity_file"] == file.name
 

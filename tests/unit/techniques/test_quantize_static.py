@@ -98,6 +98,7 @@ def test_other_questions_have_other_scales(cache: Path, recipe: str, prompts: li
 @pytest.mark.parametrize(
     "content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}", b"not a file of scales at all"]
 )
+@pytest.mark.quick("not a file*")
 def test_a_damaged_file_is_made_anew(cache: Path, content: bytes) -> None:
     picture = draw(opened())
     (file,) = cache.iterdir()
@@ -150,7 +151,7 @@ def test_on_flux_and_with_others(cache: Path, before: str) -> None:
     recipe = f"{before}quantize(fp8_static, pictures=1)"
     made, reference = opened(recipe, model="tiny-flux"), opened("baseline", model="tiny-flux")
     call = {"num_inference_steps": 8, "height": 128, "width": 128}
-    # Calibrated on smaller pictures and fewer steps than these: what is larger is clipped.
+    # Calibrated on smaller images and fewer steps than these: what is larger is clipped.
     assert psnr(draw(made, **call), draw(reference, **call)) > 15
 
 

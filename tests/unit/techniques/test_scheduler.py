@@ -41,7 +41,7 @@ def test_it_draws_what_the_prompt_says_and_the_seed_alone_decides(family: str, s
     assert faults((first[0] * 255).round().astype(np.uint8)) == []
     torch.manual_seed(12)  # of no concern
     both = draw(made, [A, B], **call)
-    assert psnr(both[0], first[0]) > 60, "of a batch each picture is what it is alone"
+    assert psnr(both[0], first[0]) > 60, "of a batch each image is what it is alone"
     other = draw(made, B, seed=1, **call)
     assert psnr(both[1], other[0]) > 60
     again = draw(made, A, seed=1, **call)
@@ -69,7 +69,7 @@ def test_flux_on_a_solver_ends_where_its_own_sampler_does() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_noise_levels_are_shifted_as_the_models_own(dynamic: bool) -> None:
-    """As FLUX.1 [dev]'s, by the picture's size, and as schnell's, always alike."""
+    """As FLUX.1 [dev]'s, by the image's size, and as schnell's, always alike."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     pipe = build("flux")

@@ -1,17 +1,11 @@
 """TaylorSeer: outputs predicted from those of the last computed steps."""
 
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 from diffusers import TaylorSeerCacheConfig
 
 import vivace
-from tests import exported
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching.cache_state import CacheState
 from vivace.recipes.resolve import resolve
@@ -75,61 +69,6 @@ def test_a_hit_does_not_call_the_denoiser(family: str) -> None:
     assert 8 < psnr(picture, drawn(family, **CALL)) < 100
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_call_starts_anew(family: str) -> None:
-    made = session(family, "taylorseer(2, order=2)")
-    first = draw(made, **CALL)
-    assert np.array_equal(draw(made, **CALL), first)
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        draw(made, **CALL, callback_on_step_end=fail)
-    assert np.array_equal(draw(made, **CALL), first)
-
-
-def test_batches_and_guidance_that_is_cut_off() -> None:
-    made = session("sd", "taylorseer(hits=0.5)+cfg_cutoff(0.5)")
-    pictures = draw(made, ["a red circle", "a blue square"], num_inference_steps=8)
-    # Hits at 2, 4, 6, but for 4, where the rows are others.
-    assert made.evidence()["cache_hit_rate"] == pytest.approx(2 / 8)
-    for k, prompt in enumerate(["a red circle", "a blue square"]):
-        assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, num_inference_steps=8)) > 60
-
-
-@pytest.mark.parametrize("extra", ["", "+bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.exhaustive("sd*", "*+bf16")
-@pytest.mark.soak
-def test_compiled_it_has_no_break(family: str, extra: str) -> None:
-    alone = drawn(family, f"taylorseer{extra}", **CALL)
-    made = session(family, f"taylorseer+compile(backend=eager){extra}")
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > (20 if extra else 60)
-        found = made.evidence()
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0), "none in the second call"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_recorded(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = drawn(family, "taylorseer", num_inference_steps=8)
-    pipe = build(family)
-    made = vivace.apply(pipe, "taylorseer")
-    effect = apply_cuda_graph(pipe, monkeypatch)
-    for _ in range(2):
-        assert psnr(draw(made, num_inference_steps=8), alone) > 60
-    assert effect.evidence()["cuda_graphs_recorded"] == 2
-
-
-@pytest.mark.parametrize("recipe", ["int8", "bf16@denoiser", "fuse_qkv", "inference_mode", "prompt_cache"])
-@pytest.mark.parametrize("family", ["sd", "flux"])
-@pytest.mark.diagonal
-def test_it_composes(family: str, recipe: str) -> None:
-    picture = drawn(family, f"taylorseer+{recipe}", **CALL)
-    assert psnr(picture, drawn(family, "taylorseer", **CALL)) > 15
-
-
 def test_what_cannot_be_is_said_in_words() -> None:
     with pytest.raises(RecipeError, match="give an interval and warmup or hits, not both"):
         resolve("taylorseer(2, hits=0.5)")
@@ -146,17 +85,3 @@ def test_what_cannot_be_is_said_in_words() -> None:
     assert str(made.refuted({})).startswith(
         "taylorseer@denoiser: the cache never hit in 12 calls of the denoiser: "
     )
-
-
-@pytest.mark.parametrize(
-    ("model", "recipe", "own"),
-    [
-        ("tiny-flux", "taylorseer(2)+steps(8)", []),
-        ("tiny-flux", "taylorseer(hits=0.5)+steps(8)", ["taylorseer(hits=0.5)"]),
-        ("tiny-flux", "bf16+taylorseer(2)+steps(8)", ["taylorseer(2)"]),
-        ("tiny-sd", "taylorseer+steps(8)", ["taylorseer"]),
-    ],
-)
-@pytest.mark.quick("tiny-flux-taylorseer(2)*")
-def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
-    exported.check_it_draws_the_same(model, recipe, own, tmp_path)

@@ -14,12 +14,10 @@ from tests import exported
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.typed import typed
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
 from vivace.measure.flops import count_denoiser
-from vivace.measure.timer import PipelineTimer
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
@@ -123,91 +121,11 @@ def test_a_threshold_adds_up_changes_since_the_last_computed_step(cache: Path) -
     assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - sum(wanted) / 12), "cache_calls": 12}
 
 
-def test_a_higher_threshold_hits_more(cache: Path) -> None:
-    rates = []
-    for threshold in (0.0, 0.3, 10.0):
-        made = with_fit(f"teacache({threshold})")
-        draw(made, **CALL)
-        rates.append(float(made.evidence()["cache_hit_rate"]))
-        assert (made.refuted({}) is None) == (rates[-1] > 0)
-    assert rates[0] == 0.0
-    assert rates[-1] == pytest.approx(10 / 12), "all but the first and the last step"
-    assert rates == sorted(set(rates))
-
-
-@pytest.mark.parametrize("recipe", ["teacache(hits=0.5)", "teacache(0.3)"])
-def test_every_call_starts_anew(recipe: str, cache: Path) -> None:
-    made = with_fit(recipe)
-    first = draw(made, **CALL)
-    found = made.evidence()
-    assert np.array_equal(draw(made, **CALL), first)
-    assert made.evidence() == found | {"cache_calls": 24}
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        draw(made, **CALL, callback_on_step_end=fail)
-    assert np.array_equal(draw(made, **CALL), first)
-
-
-def test_guidance_in_two_calls_has_a_cache_for_each(cache: Path) -> None:
-    told = {"true_cfg_scale": 2.0, "negative_prompt": "a blue square"}
-    made = with_fit("teacache(hits=0.5)")
-    picture = draw(made, **CALL, **told)
-    assert made.evidence() == {"cache_hit_rate": pytest.approx(5 / 12), "cache_calls": 24}
-    assert psnr(picture, drawn("flux", **CALL, **told)) > 18
-    assert psnr(picture, drawn("flux", **CALL)) < psnr(picture, drawn("flux", **CALL, **told))
-
-
 def test_batches() -> None:
     made = session("flux", "teacache(hits=0.5)")
     pictures = draw(made, ["a red circle", "a blue square"], **CALL)
     for k, prompt in enumerate(["a red circle", "a blue square"]):
         assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, **CALL)) > 60
-
-
-@pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
-@pytest.mark.long
-@pytest.mark.exhaustive("teacache(0.3)-3")
-def test_compiled_it_has_no_break(recipe: str, graphs: int, cache: Path) -> None:
-    alone = draw(with_fit(recipe), **CALL)
-    made = with_fit(f"{recipe}+compile(backend=eager)")
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > 60
-        found = made.evidence()
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (graphs, 0), "none in the second call"
-
-
-@pytest.mark.parametrize(("recipe", "graphs"), [("teacache(hits=0.5)", 2), ("teacache(0.3)", 3)])
-def test_recorded(recipe: str, graphs: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = draw(with_fit(recipe))
-    pipe = build("flux")
-    keep(LINE, pipe.transformer)
-    made = vivace.apply(pipe, recipe)
-    effect = apply_cuda_graph(pipe, monkeypatch)
-    for _ in range(2):
-        assert psnr(draw(made), alone) > 60
-    assert effect.evidence()["cuda_graphs_recorded"] == graphs
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    ["bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
-     "compile(backend=eager, blocks=repeated)", "prompt_cache"],
-)  # fmt: skip
-@pytest.mark.slow("bf16", "compile*", "fuse_qkv", "inference_mode", "layerwise*")
-def test_it_composes(recipe: str, cache: Path) -> None:
-    alone = drawn("flux", recipe, **CALL)
-    both = with_fit(f"teacache(0.3)+{recipe}")
-    assert 15 < psnr(draw(both, **CALL), alone) < 100
-    assert float(both.evidence()["cache_hit_rate"]) > 0.1
-
-
-def test_a_look_is_no_step_of_its_own(cache: Path) -> None:
-    made = with_fit("teacache(0.3)")
-    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: draw(made, num_inference_steps=6), 0)
-    assert sample.num_denoiser_calls == 6
 
 
 def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
@@ -298,7 +216,7 @@ def test_what_is_watched_is_what_changes() -> None:
             outputs = transformer(**given | {"timestep": torch.tensor([timestep])}).sample
         start_image()
         again = transformer(**given | {"timestep": torch.tensor([0.7])}).sample
-        assert len(changes) == 1, "pictures are not compared with each other"
+        assert len(changes) == 1, "images are not compared with each other"
         transformer(**given | {"timestep": torch.tensor([0.7])}, return_dict=False)
     assert changes[1] == (0.0, 0.0)
     assert changes[0][1] == pytest.approx(
@@ -351,7 +269,7 @@ def test_what_cannot_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch,
     assert "UNet2DConditionModel has no chain of blocks" in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"3 pairs of steps are too few.*give more --pictures"):
         calibrate_teacache(
-            find_model("tiny-flux"), "cpu", ["a star"], num_pictures=1, call={"num_inference_steps": 4}
+            find_model("tiny-flux"), "cpu", ["a star"], num_images=1, call={"num_inference_steps": 4}
         )
     with pytest.raises(Unsupported, match="random weights, so there is nothing to measure"):
         calibrate_teacache(find_model("synthetic:flux-dev"), "cpu", ["a star"])

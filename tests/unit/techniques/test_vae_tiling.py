@@ -1,4 +1,4 @@
-"""Decoding in tiles and in slices: what it does to the picture, and when it does nothing."""
+"""Decoding in tiles and in slices: what it does to the image, and when it does nothing."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_tiles_make_a_whole_picture_near_the_untiled_one(family: str, size: tupl
     picture = draw(tiled, height=height, width=width)
     assert picture.shape == reference.shape == (1, height, width, 3)
     assert not np.array_equal(picture, reference), "an approximation"
-    # A small VAE balances brightness over the whole picture, so its tiles differ from each other.
+    # A small VAE balances brightness over the whole image, so its tiles differ from each other.
     assert psnr(picture, reference) > {"sd": 8, "sdxl": 15, "flux": 12}[family]
     assert tiled.evidence() == {
         "vae_decodes": 1,
@@ -109,7 +109,7 @@ def test_they_compose(recipe: str) -> None:
     assert pictures.shape == (3, 64, 64, 3)
     assert np.isfinite(pictures).all()
     assert both.evidence()["vae_tiled_decodes"] == 3
-    assert both.evidence()["vae_slices"] == 3 * 9, "nine tiles a picture"
+    assert both.evidence()["vae_slices"] == 3 * 9, "nine tiles an image"
 
 
 @pytest.mark.usefixtures("shallow")

@@ -42,7 +42,7 @@ def test_all_looks_together_pass_no_more_at_the_limit_than_one() -> None:
 
 
 def row_with(bounds: Interval, judgement: Judgement) -> Row:
-    """Return the row of a recipe that changes the picture."""
+    """Return the row of a recipe that changes the image."""
     records = [make_record(text, make_round(0, (1.8, 1.8, 1.8))) for text in ("baseline", "steps(8)")]
     kept = KeptShare(bounds, bounds, Worst("a red circle", 0.9, 1), 0.9)
     fidelity = Fidelity(13, 0, 13, None, None, None, clip=kept)
@@ -60,7 +60,7 @@ def test_a_look_has_to_be_surer_than_the_only_one() -> None:
         assert row.judgement is not None
         assert row.fidelity is not None
         assert row.fidelity.clip is not None
-        assert row.fidelity.clip.bounds.low < bounds.low  # type: ignore[operator]
+        assert row.fidelity.clip.bounds.low < bounds.low
         verdicts.append(row.judgement.gate)
     assert verdicts == [Gate.UNCLEAR, Gate.PASSED]
 

@@ -51,7 +51,7 @@ def test_with_a_judge_everything_is_searched_and_nothing_is_to_be_said(photograp
     assert not judge.same_picture_only
     assert judge.limits == DEFAULT_LIMITS
     assert judge.notes("vivace tune sd15") == []
-    assert judge.asked(True).scorer == "embedded"
+    assert judge.quality_request(True).scorer == "embedded"
     assert not judge_of(find_model("tiny-sd"), QualityRequest(), DEFAULT_LIMITS).same_picture_only
 
 

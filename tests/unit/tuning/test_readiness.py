@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ WORKSTATION = dataclasses.replace(LAPTOP, gpu="NVIDIA GeForce RTX 4090", gpu_byt
 def lacks(model: str, here: Surroundings = LAPTOP, device: str = "auto", **asked: int) -> list[str]:
     """Return the kinds of what is missing: "GPU", "memory", "download", ...; fails if nothing ends the search."""
     with pytest.raises(Unsupported) as caught:
-        check_ready(model, device, 8.0, ImageRequest(**asked), here=here)  # type: ignore[arg-type]
+        check_ready(model, device, 8.0, ImageRequest(**asked), here=here)
     lines = [line for line in str(caught.value).splitlines() if line.startswith("  - ")]
     return [line.removeprefix("  - ").partition(":")[0] for line in lines]
 
@@ -102,7 +103,7 @@ def test_a_hub_is_not_waited_for_in_silence(
             raise OSError
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(surroundings.socket, "create_connection", connect)
+    monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(surroundings, "_PATIENCE_S", 0.1)
     monkeypatch.setattr(surroundings, "_LATE_S", 1.0)
     here, said = dataclasses.replace(ONLINE), []

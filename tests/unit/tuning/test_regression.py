@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.studies.recorded import all_recorded
 from vivace.tuning.improvement import improvement
 from vivace.tuning.objective import Objective
 from vivace.tuning.priors import effects, known_sources, touched_share
@@ -104,7 +104,7 @@ def test_weights_trained_for_few_steps_are_believed_before_they_are_tried() -> N
     trained = found["distilled(lcm)"]
     assert trained.mean == pytest.approx(-math.log(0.2 + 0.8 * 4 / 40))
     assert found["distilled@denoiser"] == trained
-    assert trained.sd < trained.mean / 4, "fewer steps may ruin the picture, and these are made not to"
+    assert trained.sd < trained.mean / 4, "fewer steps may ruin the image, and these are made not to"
     assert found["steps(4)"].mean < 0.3
     unknown = effects([distilled], stages, Objective())["distilled(lcm)"]
     longer = effects([distilled], stages, Objective(), num_steps=4)["distilled(lcm)"]

@@ -23,6 +23,7 @@ from vivace.tuning.explanation import ExpectedGain, Explanation
 from vivace.tuning.objective import Objective
 from vivace.tuning.proof import without_unproved
 from vivace.tuning.results import Result, Rung
+from vivace.tuning.settings import SearchSettings
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
 
@@ -56,7 +57,7 @@ def final(rounds: int = 2) -> tuple[Row, ...]:
 def tuned(store: Path, **fields: Any) -> Tuned:
     with Store.create(store) as opened:
         for k, colour in enumerate(("red", "blue")):
-            path = opened.picture_path(f"{k:064x}")
+            path = opened.image_path(f"{k:064x}")
             path.parent.mkdir(parents=True, exist_ok=True)
             png = io.BytesIO()
             Image.new("RGB", (8, 8), colour).save(png, "PNG")
@@ -187,19 +188,19 @@ def test_beliefs_are_printed_only_if_they_are_asked_for(tmp_path: Path) -> None:
 def test_the_command_passes_the_judges_on_and_writes_the_page_into_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {}
+    asked: list[SearchSettings] = []
 
-    def search(model: str, **fields: Any) -> Tuned:
-        asked.update(fields)
+    def search(model: str, settings: SearchSettings, watcher: object) -> Tuned:
+        asked.append(settings)
         return tuned(tmp_path / "s", model=model)
 
-    monkeypatch.setattr("vivace.tuning.tune", search)
+    monkeypatch.setattr("vivace.tuning.tuner.search_recipe", search)
     flags = ("--scorer", "none", "--witness", "org/blip", "--store", "s")
     done = said(tmp_path, "tune", "tiny-sd", *flags, "--format", "json")
-    assert (asked["scorer"], asked["witness"]) == (None, "org/blip")
+    assert (asked[0].scorer, asked[0].witness) == (None, "org/blip")
     assert "page with the proof and the images: s/tune-tiny-sd.html" in done.stderr
     assert 'id="proof"' in (tmp_path / "s" / "tune-tiny-sd.html").read_text()
     assert json.loads(done.stdout)["recipe"] == PICK
     said(tmp_path, "tune", "tiny-sd", "--store", "s", "-o", "own.html")
-    assert asked["scorer"] == "auto"
+    assert asked[-1].scorer == "auto"
     assert (tmp_path / "own.html").read_text().startswith("<!doctype html>")

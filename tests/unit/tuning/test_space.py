@@ -34,7 +34,7 @@ class Halving(Technique):
 def bench_on(device: str) -> Any:
     return SimpleNamespace(
         launcher=None, model=None, device=device, task=None, judges=True,
-        asked=SimpleNamespace(batch=1), environment=SimpleNamespace(device=device),
+        request=SimpleNamespace(batch=1), environment=SimpleNamespace(device=device),
     )  # fmt: skip
 
 

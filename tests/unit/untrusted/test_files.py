@@ -12,7 +12,7 @@ from PIL import Image
 from vivace.errors import UnusableModel, UsageError
 from vivace.models.gguf_file import read_gguf_header
 from vivace.untrusted.files import is_below, open_plain, parse_json, read_bytes, read_text, user_path
-from vivace.untrusted.pictures import open_picture
+from vivace.untrusted.image_files import open_image
 from vivace.untrusted.reading import reading
 
 
@@ -130,7 +130,7 @@ def test_pictures_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("pipe.png", "a named pipe"),
     ):
         with pytest.raises(UsageError, match=says):
-            open_picture(tmp_path / name)
+            open_image(tmp_path / name)
     monkeypatch.setitem(sys.modules, "gguf", type(sys)("gguf"))
     sys.modules["gguf"].GGUFReader = object  # type: ignore[attr-defined]
     with pytest.raises(UnusableModel, match="a named pipe"):

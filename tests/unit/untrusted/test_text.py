@@ -14,7 +14,7 @@ from vivace.report.rows import rows_of
 from vivace.report.table import render
 from vivace.spec.record import Outcome
 from vivace.untrusted.streams import PlainStream
-from vivace.untrusted.text import csv_cell, markdown_cell, markdown_code_cell, plain
+from vivace.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell, plain
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b2J"
 
@@ -27,10 +27,10 @@ def test_control_characters_become_visible() -> None:
 def test_streams_pass_nothing_harmful_whoever_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     stream = PlainStream(raw)
-    print(f"x{ESCAPE}é", file=stream)  # type: ignore[call-overload]
+    print(f"x{ESCAPE}é", file=stream)
     stream.writelines(["\x1b"])
     raw.flush()
-    assert raw.buffer.getvalue() == rb"x\x1b]0;owned\x07\x1b[31m\x9b2J\xe9" + b"\n" + rb"\x1b"  # type: ignore[attr-defined]
+    assert raw.buffer.getvalue() == rb"x\x1b]0;owned\x07\x1b[31m\x9b2J\xe9" + b"\n" + rb"\x1b"
     assert not hasattr(stream, "buffer")
 
 

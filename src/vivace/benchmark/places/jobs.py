@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import Field
 
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.launcher import Ending, Launcher, last_line
 from vivace.benchmark.requests import RoundRequest
-from vivace.models.reading import complaint
+from vivace.models.reading_limits import complaint
+from vivace.processes.launcher import Ending, Launcher, last_line
 from vivace.spec.base import Spec
 from vivace.spec.record import Canary, Outcome, Round
 from vivace.spec.timing import Timing
@@ -28,8 +28,8 @@ class Job(Spec):
     Attributes:
         trials: the first is the baseline.
         rounds: as (trial, index), in the order in which they run.
-        pictures: the folder to save images below; None to save none.
-        sources: the folder of the pictures that trials start from; None if none does.
+        images: the folder to save images below; None to save none.
+        sources: the folder of the images that trials start from; None if none does.
         drawn: of each trial, whether its images are stored already.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         largest_batch: the batch was found by `--batch max` for the first trial; a round that runs out of memory says so
@@ -105,8 +105,8 @@ def rounds_of(
                     early.setdefault(index, []).append(canary)
             since += 1
         start(trial, index)
-        pictures = None if drawn[trial] else job.pictures
-        round_, log = _run_round(job, trial, index, launcher, event, pictures, deadline)
+        images = None if drawn[trial] else job.pictures
+        round_, log = _run_round(job, trial, index, launcher, event, images, deadline)
         if deadline is not None:
             if round_.outcome is Outcome.TIMED_OUT and deadline.left_for_rounds_s <= 0:
                 return
@@ -155,7 +155,7 @@ def _run_round(
     round_index: int,
     launcher: Launcher,
     event: Callable[[dict[str, Any]], None],
-    pictures: str | None,
+    images: str | None,
     deadline: Deadline | None = None,
 ) -> tuple[Round, str]:
     """Return a round of the job's trial with that index, and the end of its log."""
@@ -165,7 +165,7 @@ def _run_round(
         trial=job.trials[trial],
         round=round_index,
         timing=timing,
-        pictures=pictures,
+        pictures=images,
         threads=timing.threads,
         sources=job.sources,
     )

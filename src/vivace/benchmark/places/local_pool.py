@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vivace.benchmark.launcher import Launcher, ask
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
 from vivace.benchmark.places.spread import SpreadTrials, Ticket
-from vivace.benchmark.requests import GpusRequest
+from vivace.benchmark.requests import WORKER, GpusRequest, ask
 from vivace.benchmark.runner import ask_environment
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkerError
+from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment, Place
 
 _ASK_TIMEOUT_S = 600.0
@@ -68,7 +68,11 @@ def gpus_of_this_host(launcher: Launcher, num_gpus: NumGpus) -> list[Place]:
 
 def gpu_pool(places: Sequence[Place]) -> LocalPool:
     """Return a pool of GPUs of this host, each the only one that its worker sees."""
-    return LocalPool(places, "cuda", lambda place: Launcher(variables={"CUDA_VISIBLE_DEVICES": place.uuid}))
+
+    def launcher_at(place: Place) -> Launcher:
+        return Launcher(WORKER, variables={"CUDA_VISIBLE_DEVICES": place.uuid})
+
+    return LocalPool(places, "cuda", launcher_at)
 
 
 class LocalPool:

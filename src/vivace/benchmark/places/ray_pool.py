@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.launcher import WORKER, Launcher
-from vivace.benchmark.pictures import picture_path
 from vivace.benchmark.places.jobs import Done, Job, rounds_of
 from vivace.benchmark.places.spread import MAX_ATTEMPTS, SpreadTrials, Ticket
+from vivace.benchmark.requests import WORKER
 from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.stored_images import image_path
 from vivace.errors import Unsupported, WorkerError
+from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment, Place
 from vivace.spec.record import Round
 
@@ -54,18 +55,18 @@ class RayPlace:
         """Run a job's rounds and yield each, with its new images by sha256.
 
         Args:
-            sources: the pictures that its trials start from, PNG files by the sha256 of their pixels.
+            sources: the images that its trials start from, PNG files by the sha256 of their pixels.
         """
         with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
             own = Path(folder) / "sources"
             for sha256, png in sources.items():
-                path = picture_path(own, sha256)
+                path = image_path(own, sha256)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(png)
             here = Job.model_validate_json(job).model_copy(update={"pictures": folder, "sources": str(own)})
             for done in rounds_of(here, self._launcher):
                 images = {
-                    p.sha256: picture_path(Path(folder), p.sha256).read_bytes() for p in done.round.pictures
+                    p.sha256: image_path(Path(folder), p.sha256).read_bytes() for p in done.round.pictures
                 }
                 text = {"trial": done.trial, "round": done.round.model_dump(mode="json"), "log": done.log}
                 yield json.dumps(text), images
@@ -226,11 +227,11 @@ def check_answers(address: str) -> None:
 
 
 def _sources_of(job: Job) -> dict[str, bytes]:
-    """Return the files of the pictures that a job's trials start from, by the sha256 of their pixels."""
+    """Return the files of the images that a job's trials start from, by the sha256 of their pixels."""
     if job.sources is None:
         return {}
     shas = {sha for trial in job.trials for source in trial.workload.sources for sha in source.pictures}
-    return {sha: picture_path(Path(job.sources), sha).read_bytes() for sha in sorted(shas)}
+    return {sha: image_path(Path(job.sources), sha).read_bytes() for sha in sorted(shas)}
 
 
 def _done(text: str) -> Done:

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from vivace.benchmark.pictures import save_picture
+from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.places.jobs import Done, Job
-from vivace.benchmark.runner import Progress, keep, pictures_folder, sources_folder
+from vivace.benchmark.progress import Progress
+from vivace.benchmark.runner import images_folder, keep, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds
-from vivace.benchmark.store import Invocation, Store
+from vivace.benchmark.store import Store
+from vivace.benchmark.stored_images import save_image
 from vivace.errors import WorkerError
 from vivace.spec.environment import Environment
 from vivace.spec.record import Outcome, Record, Round
@@ -154,7 +156,7 @@ class SpreadTrials:
         if place is not None and place.uuid.startswith("GPU-") and ran_on not in (None, place.uuid):
             raise WorkerError(f"a round for {place.name} ran on {ran_on}; is CUDA_VISIBLE_DEVICES changed?")
         for image in (images or {}).values():
-            save_picture(self._store.folder / "pictures", image)
+            save_image(self._store.folder / "pictures", image)
         trial = ticket.members[done.trial]
         self._progress.start_round(trial, done.round.index)
         keep(done, self._trials[trial], ticket.keys[done.trial], self._store)
@@ -203,7 +205,12 @@ class SpreadTrials:
             self._measured_at[trial] = ticket.environment
 
     def note_runs(
-        self, command: str, scorer: str | None, *, interrupted: bool = False
+        self,
+        command: str,
+        scorer: str | None,
+        purpose: Purpose = Purpose.COMPARISON,
+        *,
+        interrupted: bool = False,
     ) -> list[tuple[list[Record], Invocation]]:
         """Store a run for each place that measured a trial; return it with the records, their baseline first.
 
@@ -213,7 +220,7 @@ class SpreadTrials:
         runs = []
         for environment, members in self._by_place(interrupted):
             trials = [self._trials[member] for member in members]
-            run = self._store.start_run(command, trials, environment, scorer, self._timing.rounds)
+            run = self._store.start_run(command, trials, environment, scorer, self._timing.rounds, purpose)
             stored = [self._store.record(trial.key(environment)) for trial in trials]
             if records := comparable(stored, self._timing.rounds):
                 runs.append((records, run))
@@ -244,7 +251,7 @@ class SpreadTrials:
             trials=trials,
             rounds=tuple(rounds),
             timing=self._timing,
-            pictures=pictures_folder(self._store),
+            pictures=images_folder(self._store),
             drawn=tuple(not self._rerun and any(r.pictures for r in of.values()) for of in stored),
             sources=sources_folder(self._store),
         )

@@ -93,8 +93,8 @@ class Bounds(nn.Module):  # type: ignore[misc]
 def scales_of_attention(largest: torch.Tensor) -> torch.Tensor:
     """Return the scales of blocks' attention to a text, (blocks,), from their largest values.
 
-    The output is a mean of values, so the largest of them is its bound. Scales are powers of two: pictures of a batch
-    share them, and no other picture's text changes how one is rounded.
+    The output is a mean of values, so the largest of them is its bound. Scales are powers of two: images of a batch
+    share them, and no other image's text changes how one is rounded.
     """
     scale = scale_of(largest)
     return scale / torch.frexp(scale).mantissa

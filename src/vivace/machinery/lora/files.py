@@ -190,8 +190,8 @@ def _single(names: list[str] | tuple[str, ...], path: str, folders: Sequence[str
         return usual
     if len(files) == 1:
         return files[0]
-    shown = ", ".join(files[:8]) + (", ..." if len(files) > 8 else "")
-    what = f"has {len(files)} files in {SUFFIX} format ({shown})" if files else f"has no {SUFFIX} file"
+    listed_files = ", ".join(files[:8]) + (", ..." if len(files) > 8 else "")
+    what = f"has {len(files)} files in {SUFFIX} format ({listed_files})" if files else f"has no {SUFFIX} file"
     if folders and not files:
         raise UnusableModel(
             f"{path} {what} itself; its folders {', '.join(folders)} do: give them, each as a LoRA"

@@ -173,10 +173,10 @@ def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str |
     if not loras:
         raise UsageError("there is no LoRA to exchange; load one by lora(PATH, hot=True) in the recipe")
     named = [lora for lora in loras if instead_of in (None, lora.path, lora.name)]
-    shown = ", ".join(lora.path for lora in loras)
+    loaded = ", ".join(lora.path for lora in loras)
     if len(named) != 1:
         problem = "there are several LoRAs" if instead_of is None else f"no single LoRA is '{instead_of}'"
-        raise UsageError(f"{problem}; say which by instead_of= (loaded: {shown})")
+        raise UsageError(f"{problem}; say which by instead_of= (loaded: {loaded})")
     if path is None and scale is None:
         raise UsageError("give another LoRA's path, a scale, or both")
     if scale is not None and not -100 <= scale <= 100:

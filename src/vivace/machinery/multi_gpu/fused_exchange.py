@@ -127,4 +127,4 @@ def _of_both(queries: torch.Tensor) -> tuple[int, ...]:
 
 def _joined(gathered: torch.Tensor) -> torch.Tensor:
     """(processes, batch, own tokens, ...) as (batch, all tokens, ...)."""
-    return gathered.transpose(0, 1).flatten(1, 2)  # one picture's is not copied
+    return gathered.transpose(0, 1).flatten(1, 2)  # one image's is not copied

@@ -46,10 +46,10 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
     """Return the scales of these layers' inputs: cached ones if there are any, else measured on `num_images` images.
 
     Args:
-        target: its pipeline is called as the workload will be, with `target.asked.prompts` (at least one).
+        target: its pipeline is called as the workload will be, with `target.request.prompts` (at least one).
         layers: by name, after the component's ("denoiser.proj_out").
     """
-    prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_images)]
+    prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = source_of(target, sorted(layers), prompts)
     file = _file(target, source)
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
@@ -143,7 +143,7 @@ def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> No
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.asked.given)
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.given)
     if not decodes and "output_type" in accepted:
         call["output_type"] = "latent"
     target.pipe(
@@ -161,7 +161,7 @@ def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> s
         {
             "version": _VERSION,
             "model": target.identity,
-            "call": call | dict.fromkeys(sorted(target.asked.given), "given"),
+            "call": call | dict.fromkeys(sorted(target.request.given), "given"),
             "prompts": list(prompts),
             "dtypes": dtypes,
             "layers": list(names),

@@ -69,12 +69,12 @@ def measure(
     """Return the sensitivity of the denoiser's layers: a cached one if there is one, else measured.
 
     Args:
-        target: its pipeline is called as the workload will be, with `target.asked.prompts` (at least one).
+        target: its pipeline is called as the workload will be, with `target.request.prompts` (at least one).
         layers: of the denoiser, by name.
         how: everything that `convert` depends on besides the layer, as text.
         num_images: as many images are generated, and as many calls are repeated for each layer.
     """
-    prompts = [target.asked.prompts[k % len(target.asked.prompts)] for k in range(num_images)]
+    prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = json.dumps([source_of(target, sorted(layers), prompts), how, target.machine.device_name])
     file = None
     if target.identity:

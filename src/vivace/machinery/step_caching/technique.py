@@ -168,7 +168,7 @@ class StepCache(Technique):
 
 def _mixes_guidance(target: Target) -> str | None:
     """Return why a cache would take one of true CFG's two calls for the other, or None."""
-    others = [*target.asked.earlier, *target.asked.later]
+    others = [*target.request.earlier, *target.request.later]
     is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
         technique.values.get("true_cfg") for technique in others
     )

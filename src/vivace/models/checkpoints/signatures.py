@@ -207,7 +207,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature("FLUX.1 [schnell]", (_FLUX,), sizes=_SIXTY_FOUR, entry="flux-schnell", component="transformer"),
     Signature(
-        "a FLUX.1 variant with inputs other than text: FLUX.1 Fill, whose input has a picture and a mask",
+        "a FLUX.1 variant with inputs other than text: FLUX.1 Fill, whose input has an image and a mask",
         (_FLUX,),
         sizes=(("img_in.weight", 1, 384),),
     ),

@@ -1,0 +1,80 @@
+"""Images of a store: PNG files named by the hash of their content, and the images that workloads start from."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import VivaceError
+from vivace.models.sources import sha_of
+from vivace.spec.workload import Workload
+from vivace.untrusted.image_files import open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def image_path(images: Path, sha256: str) -> Path:
+    """Return the path of an image with that content hash below the folder `pictures`."""
+    return images / sha256[:2] / f"{sha256}.png"
+
+
+def save_image(images: Path, png: bytes) -> str:
+    """Write a PNG file named by its sha256, atomically and durably; return the sha256."""
+    sha256 = hashlib.sha256(png).hexdigest()
+    _write(image_path(images, sha256), png)
+    return sha256
+
+
+def save_sources(folder: Path, by_sha: Mapping[str, Image]) -> str:
+    """Write the images that a workload starts from, named by the sha256 of their pixels; return the folder.
+
+    So a run can be resumed from the store, and shown, when the user's own files are gone.
+    """
+    for sha256, image in by_sha.items():
+        png = io.BytesIO()
+        image.save(png, format="PNG")
+        _write(image_path(folder, sha256), png.getvalue())
+    return str(folder.absolute())
+
+
+def read_sources(folder: Path, workload: Workload) -> dict[str, Any]:
+    """Return a workload's images by the sha256 of their pixels.
+
+    Raises:
+        VivaceError: one is missing, or was changed.
+    """
+    images: dict[str, Any] = {}
+    for source in workload.sources:
+        for sha256 in source.pictures:
+            path = image_path(folder, sha256)
+            image = open_image(path)
+            if sha256 == source.mask:
+                image = image.convert("L")
+            if sha_of(image) != sha256:
+                raise VivaceError(f"{path} was changed; give the files again, which writes it anew")
+            images[sha256] = image
+    return images
+
+
+def _write(path: Path, png: bytes) -> None:
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(png)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

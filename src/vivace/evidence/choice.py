@@ -1,0 +1,24 @@
+"""Which of several recipes is the answer, by the same rule for what was recorded and for what a search measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def simplest_of_best(
+    best: T,
+    candidates: Sequence[T],
+    is_as_good: Callable[[T, T], bool],
+    order: Callable[[T], tuple[float, ...]],
+) -> tuple[T, list[T]]:
+    """Return the simplest of the candidates that cannot be told from the best, and all of these.
+
+    Args:
+        is_as_good: whether a candidate, the first argument, is as good as the best, as far as its figures tell.
+        order: the simplest is the least by this.
+    """
+    equals = [candidate for candidate in candidates if candidate is best or is_as_good(candidate, best)]
+    return min(equals, key=order), equals

@@ -1,0 +1,49 @@
+"""Limits on reading a model that somebody else made.
+
+vivace checks configurations and headers before a library sees them, but cannot foresee everything that libraries do
+with them: loop, allocate, or abort the process. So another process watches the one that reads, until the model is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import LocatedModel
+from vivace.models.model_files import num_bytes
+from vivace.processes.process_limits import ProcessLimits
+
+_LEAST_S = 120.0  # importing the libraries takes up to 20 s on a busy machine
+_BYTES_PER_S = 20e6  # of a slow disk
+_LEAST_BYTES = 6e9  # libraries, and the host's part of CUDA
+_COPIES = 6  # of the weights: the file's pages, fp16 as fp32, and what conversions need for a moment
+
+
+@dataclass(frozen=True)
+class ReadingLimits(ProcessLimits):
+    """Limits until a model is read."""
+
+    @classmethod
+    def of(cls, located: LocatedModel) -> ReadingLimits:
+        """Return the limits that follow from the size of a model's weights."""
+        return cls.of_bytes(num_bytes({path.name: path for path in located.weights if path.is_file()}))
+
+    @classmethod
+    def of_weights_in(cls, folder: Path) -> ReadingLimits:
+        """Return the same of a folder whose weights are beside its configuration."""
+        return cls.of_bytes(num_bytes({path.name: path for path in folder.glob("*.safetensors")}))
+
+    @classmethod
+    def of_bytes(cls, size: int) -> ReadingLimits:
+        return cls(_LEAST_S + size / _BYTES_PER_S, _LEAST_BYTES + _COPIES * size)
+
+
+def is_trusted(located: LocatedModel) -> bool:
+    """Whether the model's configuration is vivace's own, or pinned in the catalogue."""
+    # An entry is also lent to files, folders and repositories that are not the catalogue's own.
+    return located.model.is_synthetic or located.model.name in CATALOGUE
+
+
+def complaint(name: str, excess: str) -> str:
+    return f"{name} took more than {excess} to read, which its size does not explain; check its configuration files"

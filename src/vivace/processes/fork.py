@@ -1,0 +1,42 @@
+"""Do something in a forked child of this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+
+def can_fork() -> bool:
+    """Whether this system forks processes."""
+    return hasattr(os, "fork")
+
+
+def fork_child(work: Callable[[], int], *, failed: int = 1) -> int:
+    """Fork a child that does `work` and exits with the status that it returns, and return the child's id.
+
+    Args:
+        failed: the child's status if `work` raises. Nothing is printed then.
+    """
+    _flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = failed
+    try:
+        status = work()
+    finally:
+        try:
+            _flush()
+        finally:
+            os._exit(status)
+
+
+def status_of_child(pid: int) -> int:
+    """Wait for a child and return its status: its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,93 @@
+"""What a search is asked for: one frozen object, from the command line or from `vivace.tune`'s keywords."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
+from vivace.models.find import LocatedModel
+from vivace.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.spec.study import QualityRequest
+from vivace.spec.timing import Timing
+from vivace.techniques import TECHNIQUES
+from vivace.tuning.image_request import ImageRequest
+from vivace.tuning.judge import QualityJudge, judge_of
+from vivace.tuning.objective import Goal, Objective
+from vivace.tuning.samplers import Name
+
+DEFAULT_MINUTES = 8.0
+_BATCHES: dict[Goal, int] = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
+_USUAL_REQUEST = ImageRequest()
+_USUAL_TIMING = Timing()
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """The settings of a search; for what they say see `vivace.tune`.
+
+    Attributes:
+        limits: of the quality gate; None for the usual ones.
+        timing: the time limit of a round, and the threads.
+        run: the store, places and what else runs share.
+    """
+
+    goal: Goal = "latency"
+    max_memory_bytes: float | None = None
+    max_first_call_s: float | None = None
+    limits: Limits | None = None
+    scorer: str | None = "auto"
+    witness: str | None = None
+    minutes: float | None = None
+    trials: int | None = None
+    start: str | None = None
+    keep: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    sampler: Name = "model"
+    trust_quality_of: str | None = None
+    request: ImageRequest = _USUAL_REQUEST
+    device: str = "auto"
+    timing: Timing = _USUAL_TIMING
+    price_per_hour: float | None = None
+    seed: int = 0
+    run: RunSettings = DEFAULT_SETTINGS
+
+    @property
+    def allowed_minutes(self) -> float | None:
+        """Minutes that the search may take: the usual number unless something else limits it."""
+        return DEFAULT_MINUTES if self.minutes is None and self.trials is None else self.minutes
+
+    @property
+    def quality_limits(self) -> Limits:
+        """The limits of the quality gate."""
+        return self.limits or DEFAULT_LIMITS
+
+    def judge(self, located: LocatedModel) -> QualityJudge:
+        """Return who judges the model's images; for the errors see `judge_of`."""
+        return judge_of(
+            located,
+            QualityRequest(scorer=self.scorer, witness=self.witness),
+            self.quality_limits,
+            trusts=self.trust_quality_of is not None,
+            shows_nothing=self.request.has_random_controlnet,
+        )
+
+    def objective(self, judge: QualityJudge) -> Objective:
+        """Return the goal with its limits, as this judge can decide them."""
+        return Objective(
+            self.goal,
+            self.max_memory_bytes,
+            self.max_first_call_s,
+            judge.limits,
+            self.keep,
+            self.without,
+            same_picture_only=judge.same_picture_only,
+        )
+
+    def images(self, objective: Objective) -> ImageRequest:
+        """Return what is drawn for the goal: batches of four for throughput, repeated prompts where these are kept."""
+        request = self.request
+        if request.batch == 1:
+            request = replace(request, batch=_BATCHES[self.goal])
+        if any(TECHNIQUES[name].needs_repeated_prompts for name in objective.kept_names):
+            request = replace(request, text="repeated")
+        return request

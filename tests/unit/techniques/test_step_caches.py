@@ -1,0 +1,378 @@
+"""What every step cache does: start anew in each call, go with other techniques, be compiled and recorded.
+
+What is one cache's own (its schedule, its criterion, its refusals) is in the file of its name.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
+
+import vivace
+from tests import exported
+from tests.families import build, draw, drawn, psnr
+from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.machinery.step_caching import magcache_ratios, teacache_fit
+from vivace.measure.timer import PipelineTimer
+
+LINE = teacache_fit.Fit((1.0, 0.0), model="a line", high=10.0)
+RATIOS = magcache_ratios.Ratios(tuple(float(ratio) for ratio in FLUX_MAG_RATIOS), model="FLUX's")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache on a small model.
+
+    Attributes:
+        steps: of a call.
+        most_hits: the largest share of steps that may be hits.
+        near_db: PSNR that an image has to what is beside it, at least, where the cache is one of two techniques.
+        beside: what that image is: "partner", of the other technique alone, or "cache", of the cache alone.
+    """
+
+    family: str
+    recipe: str
+    steps: int = 12
+    most_hits: float = 0.9
+    near_db: float = 15.0
+    beside: Literal["partner", "cache"] = "partner"
+
+    def pipe(self) -> Any:
+        """Return a pipeline that holds what the cache was calibrated with."""
+        pipe = build(self.family)
+        if self.recipe.startswith("teacache"):
+            teacache_fit.keep(LINE, pipe.transformer)
+        if self.recipe.startswith("magcache"):
+            magcache_ratios.keep(RATIOS, pipe.transformer)
+        return pipe
+
+    def session(self, extra: str = "") -> Any:
+        return vivace.apply(self.pipe(), self.recipe + extra)
+
+    def draw(self, session: Any, prompt: Any = "a red circle", **call: Any) -> np.ndarray:
+        return draw(session, prompt, **{"num_inference_steps": self.steps} | call)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what is compiled and calibrated to one test."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
+
+
+def _id(value: Any) -> str | None:
+    return f"{value.family}-{value.recipe}" if isinstance(value, Cache) else None
+
+
+# A call
+
+ANEW = [
+    Cache("sd", "deepcache(3)", 7),
+    Cache("sdxl", "deepcache(3)", 7),
+    Cache("sd", "faster_cache(hits=0.65)", 8),
+    Cache("sdxl", "faster_cache(hits=0.65)", 8),
+    Cache("flux", "dual_block_cache(0.2, last=1, order=1)"),
+    Cache("flux", "dual_block_cache(mask=2c2h1c)"),
+    Cache("flux", "magcache(0.3)", 14),
+    Cache("sd", "pyramid_attention(hits=0.65)"),
+    Cache("sdxl", "pyramid_attention(hits=0.65)"),
+    Cache("flux", "pyramid_attention(hits=0.65)"),
+    Cache("flux", "seacache(hits=0.5, order=1)"),
+    Cache("flux", "seacache(0.5)"),
+    Cache("flux", "seacache(0.5, order=1)"),
+    Cache("sd", "taylorseer(2, order=2)"),
+    Cache("sdxl", "taylorseer(2, order=2)"),
+    Cache("flux", "taylorseer(2, order=2)"),
+    Cache("flux", "teacache(hits=0.5)"),
+    Cache("flux", "teacache(0.3)"),
+]
+
+
+@pytest.mark.parametrize("cache", ANEW, ids=_id)
+@pytest.mark.quick(
+    "sd-deepcache*", "sd-faster*", "flux-dual*order=1*", "flux-mag*", "sd-pyramid*", "flux-sea*0.5, order=1*",
+    "sd-taylor*", "flux-teacache(0.3)",
+)  # fmt: skip
+def test_every_call_starts_anew(cache: Cache) -> None:
+    made = cache.session()
+    first = cache.draw(made)
+    evidence = made.evidence()
+    assert np.array_equal(cache.draw(made), first)
+    assert made.evidence()["cache_hit_rate"] == evidence["cache_hit_rate"]
+    if "cache_calls" in evidence:
+        assert made.evidence()["cache_calls"] == 2 * evidence["cache_calls"]
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    # A pipeline that failed never reached its end, where it empties caches.
+    with pytest.raises(RuntimeError, match="in the middle"):
+        cache.draw(made, callback_on_step_end=fail)
+    assert np.array_equal(cache.draw(made), first)
+
+
+@pytest.mark.parametrize(
+    ("cache", "hits"),
+    [
+        # Four steps of guidance (full at 0 and 3), then rows of another number: full at 4 and 7.
+        (Cache("sd", "deepcache(3)"), 4),
+        # When the batch has shrunk already nothing is split.
+        (Cache("sd", "faster_cache(2, start=1001)"), 2),
+        # Hits at 2, 4, 6, but for 4, where the rows are others.
+        (Cache("sd", "pyramid_attention(hits=0.5)"), 2),
+        (Cache("sd", "taylorseer(hits=0.5)"), 2),
+    ],
+    ids=_id,
+)
+def test_batches_and_guidance_that_is_cut_off(cache: Cache, hits: int) -> None:
+    cache = replace(cache, steps=8)
+    made = cache.session("+cfg_cutoff(0.5)")
+    prompts = ["a red circle", "a blue square"]
+    images = cache.draw(made, prompts)
+    evidence = made.evidence()
+    if cache.recipe.startswith("faster_cache"):
+        counts = [evidence[name] for name in ("half_batch_calls", "whole_batch_calls", "unguided_calls")]
+        assert counts == [hits, 2, 4]
+    else:
+        assert evidence["cache_hit_rate"] == pytest.approx(hits / 8)
+    for k, prompt in enumerate(prompts):
+        alone = cache.draw(made, prompt, seed=k)
+        assert psnr(images[k : k + 1], alone) > 60, "neighbours do not change each other"
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        Cache("sd", "deepcache(2)", 5),
+        Cache("sd", "faster_cache(2, start=1001)", 5),
+        Cache("flux", "dual_block_cache(0.2)", 6),
+        Cache("flux", "seacache(0.5)", 6),
+        Cache("flux", "teacache(0.3)", 6),
+    ],
+    ids=_id,
+)
+def test_a_look_is_no_step_of_its_own(cache: Cache) -> None:
+    """Batches in one context, and looks at the first blocks alone, are timed once a step."""
+    made = cache.session()
+    _, sample = PipelineTimer(made.pipe, "cpu").time_call(lambda: cache.draw(made), 0)
+    assert sample.num_denoiser_calls == cache.steps
+
+
+@pytest.mark.parametrize(
+    ("name", "thresholds", "rates"),
+    [
+        # Where the table says that nothing changes; all but the first fifth.
+        ("magcache({}, max_skip=100)", (0.0, 0.1, 10.0), (1 / 14, 11 / 14)),
+        # All but the first and the last step.
+        ("seacache({}, max_skip=100)", (0.0, 0.5, 10.0), (0.0, 10 / 12)),
+        ("teacache({})", (0.0, 0.3, 10.0), (0.0, 10 / 12)),
+    ],
+    ids=["magcache", "seacache", "teacache"],
+)
+def test_a_higher_threshold_hits_more(
+    name: str, thresholds: tuple[float, ...], rates: tuple[float, float]
+) -> None:
+    measured = []
+    for threshold in thresholds:
+        cache = Cache("flux", name.format(threshold), 14 if name.startswith("magcache") else 12)
+        made = cache.session()
+        cache.draw(made)
+        measured.append(float(made.evidence()["cache_hit_rate"]))
+        assert (made.refuted({}) is None) == (measured[-1] > 0)
+    assert (measured[0], measured[-1]) == pytest.approx(rates)
+    assert measured == sorted(set(measured))
+
+
+@pytest.mark.parametrize(
+    ("cache", "near_db"),
+    [
+        (Cache("flux", "dual_block_cache(0.3, first=2, last=1)"), 25),
+        (Cache("flux", "seacache(0.5)"), 18),
+        (Cache("flux", "teacache(hits=0.5)"), 18),
+    ],
+    ids=_id,
+)
+def test_guidance_in_two_calls_has_a_cache_for_each(cache: Cache, near_db: float) -> None:
+    guided: dict[str, Any] = {"true_cfg_scale": 2.0, "negative_prompt": "a blue square"}
+    made = cache.session()
+    image = cache.draw(made, **guided)
+    evidence = made.evidence()
+    assert evidence["cache_calls"] == 24
+    assert 0.2 < evidence["cache_hit_rate"] < 0.8
+    whole = drawn("flux", num_inference_steps=12, **guided)
+    assert psnr(image, whole) > near_db
+    assert psnr(image, drawn("flux", num_inference_steps=12)) < psnr(image, whole)
+
+
+# With other techniques
+
+COMPILED = "compile(backend=eager, blocks=repeated)"
+MANY = (
+    "bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
+    "prompt_cache",
+)  # fmt: skip
+OF_UNETS = (*MANY, "scheduler(heun)")
+HALF = Cache("sd", "", 4, most_hits=0.5, near_db=10.0)
+PARTNERS = [
+    *[
+        (replace(HALF, family=family, recipe=recipe), partner)
+        for recipe, partners in {
+            "deepcache(2)": (*OF_UNETS, COMPILED),
+            "faster_cache(2, start=1001)": (*OF_UNETS, "token_merging"),
+        }.items()
+        for family in ("sd", "sdxl")
+        for partner in partners
+    ],
+    *[
+        (Cache("flux", "dual_block_cache(0.3, first=2, last=1)"), partner)
+        for partner in ("bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "inference_mode", COMPILED,
+                        "prompt_cache")
+    ],
+    *[
+        (Cache("flux", "magcache(0.3)", 14, near_db=20.0, beside="cache"), partner)
+        for partner in ("bf16", "int8", "fuse_qkv", COMPILED)
+    ],
+    *[
+        (Cache(family, "pyramid_attention", near_db=20.0), partner)
+        for family in ("sd", "flux")
+        for partner in ("int8", "bf16", "fuse_qkv", "attention(math)", "layerwise_casting")
+    ],
+    *[(Cache("flux", "seacache(0.5)"), partner) for partner in (*MANY, COMPILED)],
+    *[
+        (Cache(family, "taylorseer", beside="cache"), partner)
+        for family in ("sd", "flux")
+        for partner in ("int8", "bf16@denoiser", "fuse_qkv", "inference_mode", "prompt_cache")
+    ],
+    *[(Cache("flux", "teacache(0.3)"), partner) for partner in (*MANY, COMPILED)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cache", "partner"), PARTNERS, ids=_id)
+@pytest.mark.quick(
+    "sd-deepcache*bf16", "sd-deepcache*scheduler*", "sdxl-deepcache*fuse_qkv", "sd-deepcache*compile*",
+    "sd-faster*int8", "sd-faster*token_merging", "sdxl-faster*inference_mode", "flux-dual*fuse_qkv",
+    "flux-mag*bf16", "flux-mag*int8", "sd-pyramid*layerwise_casting", "flux-pyramid*attention(math)",
+    "flux-sea*bf16@denoiser", "flux-sea*fuse_qkv", "sd-taylor*prompt_cache", "flux-taylor*int8",
+    "flux-tea*attention(math)", "flux-tea*bf16@denoiser",
+)  # fmt: skip
+def test_it_composes(cache: Cache, partner: str) -> None:
+    both = cache.session(f"+{partner}")
+    image = cache.draw(both)
+    assert np.isfinite(image).all()
+    if cache.beside == "cache":
+        other = cache.draw(cache.session())
+    else:
+        other = drawn(cache.family, partner, num_inference_steps=cache.steps)
+    assert cache.near_db < psnr(image, other)
+    if cache.beside == "partner":
+        assert psnr(image, other) < 100
+    assert 0.1 < float(both.evidence()["cache_hit_rate"]) <= cache.most_hits
+
+
+# Graphs
+
+RECORDED = [
+    (Cache("sd", "deepcache(2)", 4), 2),
+    (Cache("sdxl", "deepcache(2)", 4), 2),
+    (Cache("sd", "faster_cache(2, start=1001)", 4), 2),
+    (Cache("sdxl", "faster_cache(2, start=1001)", 4), 2),
+    (Cache("flux", "dual_block_cache(0.2, last=1)"), 3),
+    (Cache("flux", "dual_block_cache(mask=2c1h1c, last=1, order=1)"), 2),
+    (Cache("sd", "pyramid_attention(hits=0.5)", 8), 2),
+    (Cache("sdxl", "pyramid_attention(hits=0.5)", 8), 2),
+    (Cache("flux", "pyramid_attention(hits=0.5)", 8), 2),
+    (Cache("flux", "seacache(hits=0.5, order=1)"), 2),
+    (Cache("flux", "seacache(0.5)"), 3),
+    (Cache("sd", "taylorseer", 8), 2),
+    (Cache("sdxl", "taylorseer", 8), 2),
+    (Cache("flux", "taylorseer", 8), 2),
+    (Cache("flux", "teacache(hits=0.5)", 6), 2),
+    (Cache("flux", "teacache(0.3)", 6), 3),
+]
+
+
+@pytest.mark.parametrize(("cache", "graphs"), RECORDED, ids=_id)
+@pytest.mark.quick(
+    "sd-deepcache*", "sd-faster*", "flux-dual*order=1*", "sd-pyramid*", "flux-seacache(0.5)-3", "sd-taylor*",
+    "flux-tea*0.3*",
+)  # fmt: skip
+def test_recorded(cache: Cache, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = cache.draw(cache.session())
+    pipe = cache.pipe()
+    made = vivace.apply(pipe, cache.recipe)
+    effect = apply_cuda_graph(pipe, monkeypatch)
+    for _ in range(2):
+        assert psnr(cache.draw(made), alone) > 60
+    assert effect.evidence()["cuda_graphs_recorded"] == graphs
+
+
+COMPILED_WHOLE = [
+    (Cache("sd", "deepcache(2)", 8), "", 2),
+    *[
+        (Cache(family, "deepcache(2)", 8), extra, graphs)
+        for family in ("sd", "sdxl")
+        for extra, graphs in (("+cfg_cutoff(0.5)", 4), ("+bf16+channels_last", 2))
+    ],
+    *[
+        (Cache(family, "faster_cache(2, start=1001)", 8), extra, graphs)
+        for family in ("sd", "sdxl")
+        for extra, graphs in (("", 2), ("+cfg_cutoff(0.5)", 3), ("+bf16+channels_last", 2))
+    ],
+    (Cache("flux", "dual_block_cache(0.2, last=1)"), "", 3),
+    (Cache("flux", "dual_block_cache(mask=2c1h1c, last=1, order=1)"), "", 2),
+    (Cache("flux", "pyramid_attention(hits=0.5)"), "", 2),
+    (Cache("sd", "pyramid_attention(hits=0.5)"), "", 2),
+    (Cache("flux", "seacache(0.5)"), "", 3),
+    (Cache("flux", "seacache(0.5, order=1)"), "", 3),
+    *[
+        (Cache(family, "taylorseer"), extra, 2)
+        for family in ("flux", "sd", "sdxl")
+        for extra in ("", "+bf16")
+    ],
+    (Cache("flux", "teacache(hits=0.5)"), "", 2),
+    (Cache("flux", "teacache(0.3)"), "", 3),
+]
+
+
+@pytest.mark.parametrize(("cache", "extra", "graphs"), COMPILED_WHOLE, ids=_id)
+@pytest.mark.long
+@pytest.mark.exhaustive(
+    "sdxl-*", "sd-faster*", "sd-taylor*", "sd-pyramid*", "*bf16*", "*cutoff*", "*mask*", "flux-sea*", "flux-taylor*",
+    "flux-teacache(0.3)*",
+)  # fmt: skip
+def test_compiled_it_has_no_break(cache: Cache, extra: str, graphs: int) -> None:
+    alone = cache.draw(cache.session(extra))
+    made = cache.session(f"{extra}+compile(backend=eager)")
+    for _ in range(2):
+        assert psnr(cache.draw(made), alone) > (20 if "bf16" in extra else 60)
+        evidence = made.evidence()
+        assert (evidence["compiled_graphs"], evidence["graph_breaks"]) == (graphs, 0), (
+            "none in the second call"
+        )
+
+
+# Scripts
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "own"),
+    [
+        ("tiny-sd", "deepcache(2)+steps(4)", ["deepcache(2)"]),
+        ("tiny-sd", "faster_cache(3)+steps(6)", ["faster_cache(3)"]),
+        ("tiny-flux", "pyramid_attention(3)+steps(8)", []),
+        ("tiny-flux", "pyramid_attention(hits=0.5)+steps(8)", ["pyramid_attention(hits=0.5)"]),
+        ("tiny-sd", "pyramid_attention+steps(8)", ["pyramid_attention"]),
+        ("tiny-flux", "taylorseer(2)+steps(8)", []),
+        ("tiny-flux", "taylorseer(hits=0.5)+steps(8)", ["taylorseer(hits=0.5)"]),
+        ("tiny-flux", "bf16+taylorseer(2)+steps(8)", ["taylorseer(2)"]),
+        ("tiny-sd", "taylorseer+steps(8)", ["taylorseer"]),
+    ],
+)
+@pytest.mark.quick("tiny-sd-deepcache*", "tiny-flux-pyramid_attention(3)*", "tiny-flux-taylorseer(2)*")
+def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
+    exported.check_it_draws_the_same(model, recipe, own, tmp_path)
