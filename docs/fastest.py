@@ -183,16 +183,18 @@ def all_measurements(results: Path = RESULTS) -> tuple[Measurement, ...]:
         results: the folder of the records.
     """
     own = every_model.RECORD.name
-    patterns = ("flux-fused-*.json", "fused-model-*.json")
-    fused = sorted(path.name for pattern in patterns for path in results.glob(pattern))
+    fused = sorted(path.name for path in results.glob("flux-fused-*.json"))
+    beside = sorted(path.name for path in results.glob("fused-model-*.json"))
     techniques = {technique_cases.record_file(name).name: name for name in technique_cases.FAMILIES}
     measurements = [*of_every_model(read_records(results / own), _place(own))]
     for file, name in techniques.items():
         measurements += _of_techniques(name, read_records(results / file), _place(file))
-    others = {_place(name) for name in (own, *fused, *techniques)}
+    others = {_place(name) for name in (own, *fused, *beside, *techniques)}
     for evidence in committed_tables():
         if evidence.place not in others and evidence.random_weights and not evidence.profiled:
             measurements += _of_table(evidence)
+    for file in beside:
+        measurements += of_every_model(read_records(results / file), _place(file))
     for file in fused:
         for record in read_records(results / file):
             measurements += _of_row(rows_of([record])[0], _place(file), None)
