@@ -33,7 +33,7 @@ PROMPTS = (
     "a small yellow star left of a large purple diamond",
     "an orange cross in the top left on a checkered black background",
 )
-FULL_SIZE = {"tiny-sd": ("sd15", "sdxl"), "tiny-flux": ("flux-dev",)}
+FULL_SIZE = {"tiny-sd": ("sd15", "sdxl"), "tiny-flux": ("flux-dev", "flux2-klein-4b", "z-image-turbo")}
 """Full-size models for the embedded one of the same kind."""
 HEADINGS = {
     "tiny-sd": "UNets with guidance: SD 1.5, SDXL, Pony, Playground",
