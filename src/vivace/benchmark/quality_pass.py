@@ -78,7 +78,7 @@ def add_figures(
         request = FiguresRequest(
             pictures=_images_folder(store),
             keys=tuple(todo[start : start + chunk]),
-            scorer=None if scorer is None else _asked(scorer),
+            scorer=None if scorer is None else _scorer_of(scorer),
             device=device,
             lpips=lpips,
             threads=threads,
@@ -101,7 +101,7 @@ def add_figures(
     return len(todo)
 
 
-def _asked(scorer: LocatedScorer) -> Scorer:
+def _scorer_of(scorer: LocatedScorer) -> Scorer:
     witness = None if scorer.witness is None else str(scorer.witness.folder)
     return Scorer(folder=str(scorer.folder), others=scorer.prompt_set, witness=witness)
 

@@ -87,13 +87,13 @@ class ClipScorer:
         ):
             images = [middle(image) for image in images]
         with self._explained():
-            views = [self._seen([zoomed(image, zoom) for image in images]) for zoom in self._zooms]
+            views = [self._image_vectors([zoomed(image, zoom) for image in images]) for zoom in self._zooms]
         if len(views) == 1:
             return views[0]
         mean = np.mean(views, axis=0)
         return np.asarray(mean / np.linalg.norm(mean, axis=-1, keepdims=True))
 
-    def _seen(self, images: Sequence[Any]) -> NDArray[np.float64]:
+    def _image_vectors(self, images: Sequence[Any]) -> NDArray[np.float64]:
         return self._unit(self._model.get_image_features, self._images(images=images, return_tensors="pt"))
 
     def _explained(self) -> AbstractContextManager[None]:

@@ -291,7 +291,7 @@ def _in_folder(path: Path) -> LocatedModel:
         weights = tuple(file for name, file in files.items() if name.endswith(".safetensors"))
         entry = entry_of(folder, saved, pipeline)
         return LocatedModel(model, folder, entry, weights=weights, saved=saved)
-    same, alike = _known(pipeline, files, {name: files[name] for name in chosen.weights})
+    same, alike = _embedded_models_like(pipeline, files, {name: files[name] for name in chosen.weights})
     return LocatedModel(
         model,
         folder,
@@ -303,7 +303,7 @@ def _in_folder(path: Path) -> LocatedModel:
     )
 
 
-def _known(
+def _embedded_models_like(
     pipeline: str, files: Mapping[str, Path], weights: Mapping[str, Path]
 ) -> tuple[Entry | None, Entry | None]:
     """Return the embedded model that has a folder's weights, and one that has its denoiser's architecture."""

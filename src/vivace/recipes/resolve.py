@@ -105,7 +105,7 @@ def _instance(
         if number and not is_number and not (value is None and type(None) in kinds):
             start, length = places[key]
             raise RecipeError(
-                f"{technique.name}: {_wanted(key, technique)}; got {shorten(repr(value))}",
+                f"{technique.name}: {_expectation(key, technique)}; got {shorten(repr(value))}",
                 text,
                 start,
                 length,
@@ -119,7 +119,7 @@ def _instance(
                 f"{technique.name}: {expectation_of(error)}", text, parsed.start, len(parsed.name)
             ) from None
         key = str(problem["loc"][0])
-        wanted_text = _wanted(key, technique)
+        wanted_text = _expectation(key, technique)
         if problem["type"] == "missing":
             raise RecipeError(
                 f"{technique.name} needs a value: {wanted_text}", text, parsed.start, len(parsed.name)
@@ -143,7 +143,7 @@ def _choices(field: FieldInfo) -> list[str]:
     return [str(a) for a in arguments if isinstance(a, str)]
 
 
-def _wanted(key: str, technique: type[Technique]) -> str:
+def _expectation(key: str, technique: type[Technique]) -> str:
     """ "steps must be a whole number from 1 to 1000", from the field's own declaration."""
     field = technique.model_fields[key]
     choices = _choices(field)

@@ -119,7 +119,7 @@ def _view(part: MeasuredPart, columns: Sequence[StudyColumn], price_per_hour: fl
         cells = {}
         for name in planned.part.figures:
             cells[name] = tuple(
-                _shown(
+                _compared_cell(
                     column,
                     () if planned.is_stand_in else here,
                     (*key, case.label, name),
@@ -133,7 +133,7 @@ def _view(part: MeasuredPart, columns: Sequence[StudyColumn], price_per_hour: fl
     return PartView(planned, tuple(here), published, tuple(rows), tuple(part.gains()))
 
 
-def _shown(
+def _compared_cell(
     column: StudyColumn,
     columns: Sequence[StudyColumn],
     key: tuple[str, str, str, str],

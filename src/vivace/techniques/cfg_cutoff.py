@@ -76,7 +76,7 @@ class CfgCutoff(Technique):
             rows = rows_of(target.pipe)
             assert not isinstance(rows, str)
             cut = CutRows(target.pipe, rows, progress)
-            inputs = _shown(target.pipe)
+            inputs = _replaceable(target.pipe)
             step_end = cut.step_end if inputs else None
             never_guided = f"guidance was off (scale {_off(target.pipe):g} or less)"
         return Effect(
@@ -95,7 +95,7 @@ def _off(pipe: Any) -> float:
     return 1.0 if family is None or family.doubled is None else family.doubled.off
 
 
-def _shown(pipe: Any) -> tuple[str, ...]:
+def _replaceable(pipe: Any) -> tuple[str, ...]:
     """Tensors that a step's end can replace. In guess mode, ControlNets' pipelines take them apart in each step."""
     parameters = call_parameters(pipe)
     if "guess_mode" in parameters or "callback_on_step_end" not in parameters:

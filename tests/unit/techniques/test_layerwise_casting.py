@@ -25,6 +25,7 @@ def num_fp8(module: torch.nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("family", "component"), TARGETS)
+@pytest.mark.slow("sdxl-text*", "flux-text_encoder_2")
 def test_the_picture_stays_near_and_the_weights_shrink(family: str, component: str) -> None:
     pipe = build(family)
     before = weights_bytes(pipe)

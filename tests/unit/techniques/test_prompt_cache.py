@@ -40,6 +40,7 @@ def count_encodings(pipe: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow("sdxl")
 def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) -> None:
     plain, kept = session(family), session(family, "prompt_cache")
     seen = count_encodings(kept.pipe)
@@ -206,6 +207,7 @@ def test_what_it_cannot_do_is_said_in_words() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow("sdxl")
 def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The moves themselves, watched: on a CPU they lead nowhere, but who moves when is the same."""
     pipe = build(family)

@@ -267,7 +267,7 @@ def test_calibrating_by_hand(
 def test_what_cannot_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert typed(monkeypatch, "calibrate", "teacache", "--model", "tiny-sd", "--pictures", "1") == 3
     assert "UNet2DConditionModel has no chain of blocks" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=r"3 pairs of steps are too few.*give more --pictures"):
+    with pytest.raises(UsageError, match=r"3 pairs of steps are too few.*give more --images"):
         calibrate_teacache(
             find_model("tiny-flux"), "cpu", ["a star"], num_images=1, call={"num_inference_steps": 4}
         )
