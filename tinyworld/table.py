@@ -87,19 +87,6 @@ def pictures(record: dict[str, Any]) -> str:
     return _markdown([*header, *_COLUMNS], list(seen.values()))
 
 
-def cache(record: dict[str, Any]) -> str:
-    rows = [
-        [
-            str(row["threshold"]),
-            f"{100 * row['hit_rate']:.1f}",
-            "same" if row["psnr_db"] is None else f"{row['psnr_db']:.1f}",
-            _percent(row["accuracies"], "everything"),
-        ]
-        for row in record["cache"]
-    ]
-    return _markdown(["threshold", "steps reused (%)", "PSNR to no cache (dB)", "everything (%)"], rows)
-
-
 def lcm(record: dict[str, Any]) -> str:
     rows = [
         [
@@ -167,7 +154,7 @@ def training(record: dict[str, Any]) -> str:
 
 TABLES = {"gates": gates, "round_trips": round_trips, "pictures": pictures, "training": training}
 LCM_TABLES = {"lcm": lcm, "lcm_training": lcm_training}
-FLUX_TABLES = {**{f"flux_{name}": make for name, make in TABLES.items()}, "flux_cache": cache}
+FLUX_TABLES = {f"flux_{name}": TABLES[name] for name in ("gates", "training")}
 
 
 def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., str]] = TABLES) -> str:
