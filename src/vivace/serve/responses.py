@@ -18,6 +18,8 @@ from vivace.spec.sizes import Size
 
 MIME = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 _QUALITY = {"jpeg": 92, "webp": 90}
+_FAST = {"webp": {"method": 0}}
+"""WebP at Pillow's default takes three times as long, for files that are 6 % smaller."""
 _KEPT_S = 3600.0
 _KEPT_BYTES = 256_000_000
 _ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encode")
@@ -56,7 +58,7 @@ def _encode(drawn: Drawn, format_: str, quality: int | None, size: Size | None) 
     options: dict[str, Any] = (
         {"compress_level": 4}
         if format_ == "png"
-        else {"quality": _QUALITY[format_] if quality is None else quality}
+        else {"quality": _QUALITY[format_] if quality is None else quality, **_FAST.get(format_, {})}
     )
     image.save(file, format_.upper(), **options)
     return EncodedImage(file.getvalue(), MIME[format_], time.perf_counter() - began)

@@ -12,12 +12,12 @@ import pytest
 from tests import exported
 from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
 from tests.narrow import small_areas
-from vivace.benchmark import comparison
 from vivace.export import script
 from vivace.export.source_images import source_files
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
+from vivace.runtime import pipelines, workloads
 from vivace.runtime.workloads import workload_of
 from vivace.spec.model import Model
 from vivace.spec.study import WorkloadRequest
@@ -52,9 +52,8 @@ def _cases() -> list[Any]:
 def test_it_draws_what_vivace_draws(
     model: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        comparison, "check_installed", lambda *_: None
-    )  # the small processor needs no torchvision
+    for module in (pipelines, workloads):  # the small processor needs no torchvision
+        monkeypatch.setattr(module, "check_installed", lambda *_: None)
     file = tmp_path / "source.png"
     asked = WorkloadRequest()
     if model in EDITING:

@@ -66,5 +66,5 @@ def test_a_technique_of_one_pipeline_is_named() -> None:
         Unsupported, match=r"cfg_cutoff\(0.5\) belongs to the text-to-image pipeline, and the task"
     ):
         sharing_weights(text, "image", "tiny-sd")
-    with pytest.raises(Unsupported, match="its weights are not trained to edit pictures"):
+    with pytest.raises(Unsupported, match="its weights are not trained to edit images"):
         sharing_weights(text_session("tiny-sd", "tiny_vae"), "edit", "tiny-sd")

@@ -183,7 +183,8 @@ def _mixes_guidance(target: Target) -> str | None:
     family = family_of_pipeline(name)
     off = 1.0 if family is None else family.second_call_above
     # A distilled model's pipeline is the same, and its call's default guides; a call without guidance can be cached.
-    is_distilled = bool(target.pipe.config.get("is_distilled")) and not target.model.name
+    config = getattr(target.pipe, "config", {})  # a process of `parallel` has the denoiser alone
+    is_distilled = bool(config.get("is_distilled")) and not target.model.name
     is_guided = target.model.defaults.get("guidance_scale", 2) > off and not is_distilled
     if guides_in_unnamed_calls(target.pipe) and is_guided:
         return (
