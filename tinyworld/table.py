@@ -58,25 +58,6 @@ def gates(record: dict[str, Any]) -> str:
     return _markdown(["what", "figure", "gate", "measured", "held"], rows)
 
 
-def round_trips(record: dict[str, Any]) -> str:
-    names = {
-        "scenes": "true scenes, no VAE",
-        "vae": "VAE",
-        "tiny_vae": "tiny VAE decoding the VAE's latents",
-        "tiny_vae_alone": "tiny VAE both ways",
-    }
-    columns = ("colour", "shape", "size", "position", "relation", "binding", "background")
-    rows = [
-        [
-            names[name],
-            f"{trip['psnr_db']:.1f}" if "psnr_db" in trip else "",
-            *(_percent(trip["accuracies"], column) for column in columns),
-        ]
-        for name, trip in record["round_trips"].items()
-    ]
-    return _markdown(["", "PSNR (dB)", *columns], rows)
-
-
 def pictures(record: dict[str, Any]) -> str:
     seen: dict[tuple[Any, ...], list[str]] = {}
     names = [name for name in record["default"] if name != "accuracies"]
@@ -152,9 +133,9 @@ def training(record: dict[str, Any]) -> str:
     return _markdown(["training", "steps", "seconds", "seconds its schedule was made for"], rows)
 
 
-TABLES = {"gates": gates, "round_trips": round_trips, "pictures": pictures, "training": training}
+TABLES = {"gates": gates, "pictures": pictures, "training": training}
 LCM_TABLES = {"lcm": lcm, "lcm_training": lcm_training}
-FLUX_TABLES = {f"flux_{name}": TABLES[name] for name in ("gates", "training")}
+FLUX_TABLES = {f"flux_{name}": TABLES[name] for name in ("gates",)}
 
 
 def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., str]] = TABLES) -> str:
