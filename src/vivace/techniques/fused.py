@@ -6,14 +6,16 @@ Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neit
     are a UNet's keys and values of the text, whose weights in SDXL are 680 MB. A UNet's step has 46 GroupNorms with
     SiLU and 70 GEGLUs (SDXL), each of which is several passes in PyTorch. Nothing is compiled for minutes: a first call
     takes seconds.
-Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in UNets
-    one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well, and
-    `convolutions=fp8` what residual blocks convolve. The blocks are replaced, so adapters of diffusers must be merged
-    before (vivace's `lora(hot=True)` goes with transformers), and techniques that work on blocks do not go with it. The rest of a VAE is computed in bf16, also of one that diffusers
-    would compute in fp32 (SDXL's). With `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
-Needs: a transformer of FLUX.1, FLUX.2 or Z-Image, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On GPUs Triton and cuBLASLt;
-    fp8 compute capability 8.9; `attention=fp8` Hopper, a transformer and the package nvidia-cudnn-frontend; `convolutions=fp8`
-    Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the same, which is right and slow.
+Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in
+    UNets one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well,
+    and `convolutions=fp8` what residual blocks convolve. The blocks are replaced, so adapters of diffusers must be
+    merged before (vivace's `lora(hot=True)` goes with transformers), and techniques that work on blocks do not go
+    with it. The rest of a VAE is computed in bf16, also of one that diffusers would compute in fp32 (SDXL's). With
+    `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
+Needs: a transformer of FLUX.1, FLUX.2 or Z-Image, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On
+    GPUs Triton and cuBLASLt; fp8 compute capability 8.9; `attention=fp8` Hopper, a transformer and the package
+    nvidia-cudnn-frontend; `convolutions=fp8` Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the same,
+    which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.machinery.kernels.
 
@@ -21,7 +23,8 @@ Scales need no calibration: norms' outputs, queries and keys are bounded by thei
 channels by those of tokens and weights. e4m3 has an exponent of its own, so a bound that is a hundred times too large
 costs it nothing. The product of two bounds, as GEGLU has, would: there each row's scale is its own.
 An image of 28 steps still takes 21,682 kernels, text encoders and VAE included (results/flux-fused-profiles.jsonl);
-`cuda_graph` replays those of a step in one launch. Measured: docs/performance/flux.md, docs/performance/today.md and docs/performance/unets.md.
+`cuda_graph` replays those of a step in one launch. Measured: docs/performance/flux.md, docs/performance/today.md and
+docs/performance/unets.md.
 """
 
 from __future__ import annotations

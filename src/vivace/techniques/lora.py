@@ -1,9 +1,9 @@
 """Your own LoRA: merged into the weights, or kept beside them and exchanged between calls.
 
-Why: a style or a subject that the model does not know, in a file of a few MB. Merged, it adds no cost per step, and the
-    result is quantised, fused, compiled or captured as any model. With `hot=True` it stays apart, y = W x + B A x: it
-    rides on compiled, captured, quantised and fused layers, and `session.set_lora(...)` exchanges or rescales it between calls
-    without compiling, capturing or quantising anything again.
+Why: a style or a subject that the model does not know, in a file of a few MB. Merged, it adds no cost per step, and
+    the result is quantised, fused, compiled or captured as any model. With `hot=True` it stays apart, y = W x + B A
+    x: it rides on compiled, captured, quantised and fused layers, and `session.set_lora(...)` exchanges or rescales
+    it between calls without compiling, capturing or quantising anything again.
 Costs: another image, as wanted. Merged: nothing, and no way back. Hot: two small matmuls beside every changed layer in
     each step, which matter most where layers are small, and the memory of its matrices.
 Needs: a .safetensors file (of diffusers, PEFT, kohya's scripts, LyCORIS, OneTrainer, XLabs or ComfyUI). Every tensor is

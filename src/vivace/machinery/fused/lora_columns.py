@@ -7,11 +7,13 @@ writes these columns, and A, in place: nothing is compiled or captured anew.
 In e4m3 both share the product's two scales, and each rank has factors of its own that cancel out: row j of A is
 multiplied by a_j = 448 / max|A_j|, so that it uses all of e4m3's range; A x is multiplied by sigma, which brings a sum
 of typical elements near 8; and column j of B is divided by a_j sigma and by the weight's scale. Where that would exceed
-448, sigma is as much larger.
+448, sigma is as much larger. Columns are kept as they are at a LoRA's factor of 1, and a change of the factor within
+that writes columns alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from torch import nn
 from vivace.machinery.fused.scales import spread
 from vivace.machinery.kernels.reference import E4M3_MAX, TINY, to_e4m3
 
+FREE_AMOUNT = 1.0
+"""The largest factor that changes nothing but columns."""
 _MULTIPLE = 16
 """Of inputs, as cuBLASLt takes them in e4m3."""
 _TYPICAL = 75.0
@@ -35,6 +39,7 @@ class LoraSlot(nn.Module):  # type: ignore[misc]
 
     Attributes:
         down, up: (rank, inputs) and (outputs, rank), in bf16, of all its LoRAs; None before any is reserved.
+        amount: (rank,), fp32, what each LoRA's part is multiplied by.
     """
 
     def __init__(self, name: str, in_features: int, outputs: slice) -> None:
@@ -46,6 +51,8 @@ class LoraSlot(nn.Module):  # type: ignore[misc]
         self.up: torch.Tensor | None
         self.register_buffer("down", None, persistent=False)
         self.register_buffer("up", None, persistent=False)
+        self.amount: torch.Tensor | None
+        self.register_buffer("amount", None, persistent=False)
 
     @property
     def rank(self) -> int:
@@ -64,6 +71,8 @@ class LoraSlot(nn.Module):  # type: ignore[misc]
         down, up = torch.zeros(rank, self.in_features, **like), torch.zeros(self.out_features, rank, **like)
         self.down = down if self.down is None else torch.cat([self.down, down])
         self.up = up if self.up is None else torch.cat([self.up, up], dim=1)
+        amount = torch.ones(rank, device=device)
+        self.amount = amount if self.amount is None else torch.cat([self.amount, amount])
         return first
 
 
@@ -91,6 +100,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         slots: of all streams.
         width: columns of A x, a multiple of 16; 0 before any is reserved.
         down: A, (streams, width, inputs), like the weight.
+        unit: the weight's columns at a factor of 1, (streams, outputs, width), in bf16.
         sigma, one: (streams, 4) and (4,), scales of which the first element counts; in e4m3.
     """
 
@@ -116,6 +126,8 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         widened[..., :num_inputs] = weight[..., :num_inputs]
         down = weight.new_zeros((len(weight), self.width, num_inputs))
         self.register_buffer("down", down, persistent=False)
+        unit = weight.new_zeros((*weight.shape[:2], self.width), dtype=torch.bfloat16)
+        self.register_buffer("unit", unit, persistent=False)
         sigma = None
         if weight.dtype == torch.float8_e4m3fn:
             sigma = spread(torch.full((len(weight),), 1 / (_TYPICAL * num_inputs**0.5), device=weight.device))
@@ -131,11 +143,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
             weight: as `widen` has returned it.
             scale: of an e4m3 weight, for each stream.
         """
-        num_inputs = weight.shape[2] - self.width
-        for stream, indices in enumerate(self.streams):
-            slots = [self.slots[index] for index in indices if self.slots[index].rank]
-            if not slots:
-                continue
+        for stream, slots in self._reserved():
             factors: Any = [(1.0, 1.0)] * len(slots)
             if scale is not None:
                 factors = self._factors(slots, stream, scale[stream])
@@ -143,21 +151,38 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
             for slot, (of_down, of_up) in zip(slots, factors, strict=True):
                 own = slice(column, column + slot.rank)
                 down, up = slot.matrices()
-                down, up = down * of_down, up * of_up
-                columns = weight[stream, slot.outputs, num_inputs + own.start : num_inputs + own.stop]
-                if scale is not None:
-                    down, up = to_e4m3(down), to_e4m3(up)
-                self.down[stream, own].copy_(down)
-                columns.copy_(up)
+                down = down * of_down
+                self.down[stream, own].copy_(down if scale is None else to_e4m3(down))
+                self.unit[stream, slot.outputs, own].copy_(up * of_up)
                 column = own.stop
+        self.write_columns(weight)
+
+    def write_columns(self, weight: torch.Tensor) -> None:
+        """Write the weight's columns alone, after a change of factors."""
+        num_inputs = weight.shape[2] - self.width
+        for stream, slots in self._reserved():
+            amount = torch.cat([slot.amount for slot in slots])
+            own = self.unit[stream, :, : len(amount)].float() * amount
+            columns = weight[stream, :, num_inputs : num_inputs + len(amount)]
+            columns.copy_(to_e4m3(own) if weight.dtype == torch.float8_e4m3fn else own)
+
+    def _reserved(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield each stream that has slots with ranks, and these."""
+        for stream, indices in enumerate(self.streams):
+            slots = [self.slots[index] for index in indices if self.slots[index].rank]
+            if slots:
+                yield stream, slots
 
     def _factors(
-        self, slots: list[LoraSlot], stream: int, scale: torch.Tensor
+        self, slots: list[Any], stream: int, scale: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what rows of A (rank, 1) and columns of B (1, rank) are multiplied by, and set the stream's sigma."""
         matrices = [slot.matrices() for slot in slots]
         rows = [down.abs().amax(dim=1).clamp(min=TINY) / E4M3_MAX for down, _ in matrices]
-        columns = [up.abs().amax(dim=0) for _, up in matrices]
+        columns = [
+            up.abs().amax(dim=0) * slot.amount.abs().clamp(min=FREE_AMOUNT)
+            for slot, (_, up) in zip(slots, matrices, strict=True)
+        ]
         reached = torch.cat([row * column for row, column in zip(rows, columns, strict=True)]).amax()
         least = 1 / (_TYPICAL * self.slots[0].in_features ** 0.5)
         sigma = (reached / (E4M3_MAX * scale)).clamp(min=least)

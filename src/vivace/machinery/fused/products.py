@@ -72,8 +72,15 @@ class Product(nn.Module):  # type: ignore[misc]
     def lora_slots(self) -> list[LoraSlot]:
         return list(self.lora.slots)
 
-    def write_loras(self) -> None:
-        """Take over what the slots of `lora` hold; the first time, and when ranks were reserved, for new columns."""
+    def write_loras(self, columns_alone: bool = False) -> None:
+        """Take over what the slots of `lora` hold; the first time, and when ranks were reserved, for new columns.
+
+        Args:
+            columns_alone: only factors have changed, and none is above `FREE_AMOUNT`.
+        """
+        if columns_alone and self.lora.width == self.lora.wanted_width():
+            self.lora.write_columns(self.weight.data)
+            return
         if self.lora.width != self.lora.wanted_width():
             self.weight = nn.Parameter(self.lora.widen(self.weight.data), requires_grad=False)
         self.lora.write(self.weight.data, self.scale)

@@ -22,7 +22,7 @@ from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.changes import LoraLayers, Matrices
 from vivace.machinery.lora.files import digest, locate_lora, short_name
 from vivace.machinery.lora.read import read_lora
-from vivace.machinery.lora.slots import named_layers, write_loras
+from vivace.machinery.lora.slots import named_layers, owners_of
 from vivace.technique import Component, component_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DOWN, UP = "vivace_lora_down", "vivace_lora_up"
 _LORAS = "_vivace_hot_loras"
 _NUM_NAMED = 3
+_SMALL = 1.0
+"""The largest factor that slots of fused products take without new scales."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class HotLora:
     num_rescalings: int = 0
     keep_bytes: int = 0
     _kept: OrderedDict[str, _Parsed] = field(default_factory=OrderedDict)
+    _places: dict[str, Any] = field(default_factory=dict)
+    _owners: list[Any] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -118,28 +122,44 @@ class HotLora:
         return sha256, parsed
 
     def rescale(self, scale: float) -> None:
+        largest = max(abs(scale), abs(self.scale))
         self.scale = scale
         self.num_rescalings += 1
-        self.write(up_only=True)
+        self.write(up_only=True, is_small=largest <= _SMALL)
 
-    def write(self, *, up_only: bool = False) -> None:
-        """Copy the matrices into their rows, in place."""
+    def write(self, *, up_only: bool = False, is_small: bool = False) -> None:
+        """Copy the matrices into their rows, in place.
+
+        Args:
+            up_only: only the factor has changed.
+            is_small: neither the factor before nor the new one is large, so that slots keep their scales.
+        """
         import torch
 
-        denoiser = component_of(self.pipe, "denoiser")
-        modules = named_layers(denoiser)
+        if not self._places:
+            denoiser = component_of(self.pipe, "denoiser")
+            layers = named_layers(denoiser)
+            self._places = {name: layers[name] for name in self.rows}
+            self._owners = owners_of(denoiser, self._places.values())
         with torch.inference_mode(mode=False), torch.no_grad():
             for name, first in self.rows.items():
-                down, up = _buffers(modules[name])
-                own = slice(first, first + self.max_rank)
+                place, own = self._places[name], slice(first, first + self.max_rank)
                 layer = self.layers.get(name)
+                amount = self.scale
+                if hasattr(place, "reserve_rank"):
+                    place.amount[own] = self.scale
+                    if up_only:
+                        continue
+                    amount = 1.0
+                down, up = _buffers(place)
                 if not up_only or layer is None:
                     _fill(
                         down[own], None if layer is None else layer.down.reshape(layer.rank, *down.shape[1:])
                     )
-                scaled = None if layer is None else layer.up.float() * (self.scale * layer.scale)
+                scaled = None if layer is None else layer.up.float() * (amount * layer.scale)
                 _fill(up[:, own].t(), None if scaled is None else scaled.t())
-            write_loras(denoiser, [modules[name] for name in self.rows])
+            for owner in self._owners:
+                owner.write_loras(columns_alone=up_only and is_small)
 
     def _check_rank(self, path: str, layers: Mapping[str, Matrices]) -> None:
         rank = max(layer.rank for layer in layers.values())

@@ -1,7 +1,7 @@
 """The layers of a model by diffusers' names, also where a technique has taken them into larger ones.
 
 What takes layers (`takes_layers`) has slots for them (`lora_slots`): a slot has the layer's name, its sizes, and where
-there can be a LoRA `reserve_rank`, and `down` and `up`, which its owner's `write_loras` takes over.
+there can be a LoRA `reserve_rank`, and `down`, `up` and `amount`, which its owner's `write_loras` takes over.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ def named_layers(model: Any) -> dict[str, Any]:
     return layers | {slot.name: slot for module in modules.values() for slot in _slots(module) if slot.name}
 
 
-def write_loras(model: Any, slots: Iterable[Any]) -> None:
-    """Let the owners of slots take over what was written to them."""
-    written = {id(slot) for slot in slots}
-    for module in model.modules():
-        if any(id(slot) in written and hasattr(slot, "reserve_rank") for slot in _slots(module)):
-            module.write_loras()
+def owners_of(model: Any, slots: Iterable[Any]) -> list[Any]:
+    """Return the modules that take over what is written to slots."""
+    written = {id(slot) for slot in slots if hasattr(slot, "reserve_rank")}
+    return [module for module in model.modules() if any(id(slot) in written for slot in _slots(module))]
 
 
 def _slots(module: Any) -> Iterable[Any]:
