@@ -35,9 +35,9 @@ class CompiledKernels:
             "## Kernels, compiled",
             "",
             f"Vivace's own kernels, compiled by Triton {self._triton} without a GPU "
-            "([record](../results/kernels-compiled.json)): every program for Hopper, where they are measured; "
-            "elsewhere the smallest and the largest blocks of each kernel, compiled, not measured. What compiles fits "
-            "the shared memory that a block may have, and multiplies e4m3 by tensor core instructions in e4m3. "
+            "([record](../results/kernels-compiled.json)): every program, or a sample, the smallest and the largest "
+            "blocks of each kernel and its flags. Only Hopper's are measured. What compiles fits the shared memory "
+            "that a block may have, and multiplies e4m3 by tensor core instructions in e4m3. "
             "*Spilled* are bytes of a thread's registers, in the kernel with the most.",
             "",
             "| GPU | programs | most shared memory, of the limit, bytes | spilled, bytes | matmuls in e4m3 | "

@@ -1,12 +1,12 @@
 """Compile the kernels for GPUs of several compute capabilities, without one.
 
-python -m tests.unit.kernels.compiled 9.0 --sampled 8.0 8.6 8.9 10.0 12.0 -o results/kernels-compiled.json
+python -m tests.unit.kernels.compiled 8.9 9.0 12.0 --sampled 8.0 8.6 10.0 -o results/kernels-compiled.json
 
 Models are applied on a CPU, and launches compile instead. So what the interpreter accepts and the compiler does not is
 found where there is no GPU: types that differ between branches, blocks that no layout fits, more shared memory than a
 block of threads may have, matmuls in e4m3 that become others. Prints each kernel's registers, its stack (bytes of
 registers that were spilled) and its shared memory. What is sampled are the smallest and the largest blocks of each
-kernel, with e4m3 and without.
+kernel, with each set of its flags, with e4m3 and without.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class Launch:
     options: dict[str, Any]
 
     @property
-    def kind(self) -> tuple[str, bool]:
-        """The kernel's name, and whether any tensor is in e4m3."""
-        return self.kernel.__name__, any(t.dtype == torch.float8_e4m3fn for t in self._tensors)
+    def kind(self) -> tuple[str, bool, frozenset[str]]:
+        """The kernel's name, whether any tensor is in e4m3, and the parts of the kernel that flags include."""
+        flags = frozenset(name for name, value in self.options.items() if name.isupper() and value is True)
+        return self.kernel.__name__, any(t.dtype == torch.float8_e4m3fn for t in self._tensors), flags
 
     @property
     def size(self) -> tuple[int, int]:
@@ -177,7 +178,7 @@ def compiled(capability: Capability, sampled: bool) -> Compiled:
 
 def _sample(launches: list[Launch]) -> list[Launch]:
     """Return the smallest and the largest launch of each kind."""
-    by_kind: dict[tuple[str, bool], list[Launch]] = {}
+    by_kind: dict[tuple[str, bool, frozenset[str]], list[Launch]] = {}
     for launch in launches:
         by_kind.setdefault(launch.kind, []).append(launch)
     return [choose(group, key=lambda each: each.size) for group in by_kind.values() for choose in (min, max)]
