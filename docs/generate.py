@@ -80,7 +80,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),
     "docs/cli.md": partial(command_line.page, NOTE),
     "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text()),
-    "docs/hardware.md": partial(hardware.page, NOTE),
+    "docs/hardware.md": partial(hardware.page, NOTE, RESULTS / "kernels-compiled.json"),
     "docs/lint.md": partial(lint.page, NOTE),
     "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text()),
     "docs/techniques.md": partial(techniques.page, NOTE),

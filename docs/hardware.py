@@ -4,7 +4,9 @@ matmuls, as the techniques declare it."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from docs.compiled_kernels import CompiledKernels
 from vivace.hardware import CHIPS, Chip
 from vivace.recipes.describe import states
 from vivace.technique import Arithmetic, Machine
@@ -32,12 +34,18 @@ MACHINES: dict[str, Machine] = {
 }
 
 
-def page(note: str) -> str:
-    """Return the page as Markdown."""
+def page(note: str, compiled: Path) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        compiled: the record of kernels compiled for each compute capability.
+    """
+    kernels = CompiledKernels(compiled)
     lines = [
         note,
         "# What runs on which hardware\n",
         "From the techniques' own declarations, assuming that every optional package is installed; a ✓ is declared, "
+        "not measured; *compiled* is declared, and vivace's own kernels [compile](#kernels-compiled) for it and are "
         "not measured. `vivace techniques` checks your machine and what is installed on it. A model can still be "
         "refused, for its precision or the size of its attention heads.\n",
         "*Weights*: how the affected layers store their weights. *Matmuls*: the precision of their matmuls (and "
@@ -72,7 +80,12 @@ def page(note: str) -> str:
         rest = [recipe for recipe in numbers if recipe not in told]
         everywhere += rest if told else [technique.name]
         for recipe in told:
-            cells = [_cell(column[recipe], reasons) for column in columns]
+            cells = [
+                "compiled"
+                if column[recipe] is None and kernels.is_only_compiled(recipe, machine.capability)
+                else _cell(column[recipe], reasons)
+                for column, machine in zip(columns, MACHINES.values(), strict=True)
+            ]
             weights, products = numbers[recipe].weights, numbers[recipe].products
             lines.append(f"| `{recipe}` | {weights} | {products} | {' | '.join(cells)} |")
     lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
@@ -81,6 +94,8 @@ def page(note: str) -> str:
         "Run everywhere, with weights and matmuls as before: "
         + ", ".join(f"`{recipe}`" for recipe in everywhere)
         + ".",
+        "",
+        *kernels.section({f"{major}.{minor}": name for name, (major, minor) in _GPUS}),
         "",
         "## GPUs by name",
         "",

@@ -321,9 +321,13 @@ def _is_sent(target: Target) -> bool:
 
 
 def _enlarges(target: Target) -> bool:
-    """Whether images are enlarged by vivace's own kernel, which is made for Hopper and measured there."""
     machine = target.machine
-    return not machine.is_cuda or machine.capability == _HOPPER
+    return not machine.is_cuda or enlarges_on(machine.capability)
+
+
+def enlarges_on(capability: tuple[int, int] | None) -> bool:
+    """Whether images are enlarged by vivace's own kernel, which is made for Hopper and measured there."""
+    return capability == _HOPPER
 
 
 def _is_unet(denoiser: Any) -> bool:

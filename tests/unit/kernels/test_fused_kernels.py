@@ -23,6 +23,7 @@ KERNELS = {
     "_rms_residual",
 }
 """Some of those that have to be checked."""
+CONVOLUTION = {"_convolve", "_add_parts"}
 
 
 def test_each_kernel_against_float64() -> None:
@@ -31,17 +32,26 @@ def test_each_kernel_against_float64() -> None:
     assert {line.partition(":")[0] for line in ran.stdout.splitlines() if "launches" in line} >= KERNELS
 
 
-def test_each_kernel_compiles_for_hopper(tmp_path: Path) -> None:
-    ran = run("tests.unit.kernels.compiled_for_hopper", TRITON_CACHE_DIR=str(tmp_path))
+@pytest.mark.parametrize(
+    ("capabilities", "kernels"),
+    [
+        (["9.0"], KERNELS),
+        (["--sampled", "8.0", "8.6", "8.9"], KERNELS - CONVOLUTION),
+        (["--sampled", "10.0", "12.0"], KERNELS),
+    ],
+)
+def test_each_kernel_compiles(capabilities: list[str], kernels: set[str], tmp_path: Path) -> None:
+    ran = run("tests.unit.kernels.compiled", *capabilities, TRITON_CACHE_DIR=str(tmp_path))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert {line.partition(":")[0] for line in ran.stdout.splitlines() if "registers" in line} >= KERNELS
+    for compiled in ran.stdout.split("programs for")[:-1]:
+        assert {line.partition(":")[0] for line in compiled.splitlines() if "registers" in line} >= kernels
 
 
-def run(module: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     if not Machine("cpu", "CPU", None, None).has_package("triton"):
         pytest.skip("Triton is not installed: PyTorch's packages for CPUs come without it")
     return subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", module, *arguments],
         cwd=Path(__file__).parents[3],
         env=os.environ | environment,
         capture_output=True,
