@@ -7,11 +7,6 @@ import sys
 from collections.abc import Callable
 
 
-def can_fork() -> bool:
-    """Whether this system forks processes."""
-    return hasattr(os, "fork")
-
-
 def fork_child(work: Callable[[], int], *, failed: int = 1) -> int:
     """Fork a child that does `work` and exits with the status that it returns, and return the child's id.
 
