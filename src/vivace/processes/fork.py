@@ -32,6 +32,12 @@ def status_of_child(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def in_each_child(call: Callable[[], object]) -> None:
+    """Call something in each child that is forked from now on, by whomever. Nothing where nobody can fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
