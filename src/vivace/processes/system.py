@@ -15,12 +15,12 @@ def is_without_fork() -> bool:
 
 
 def is_posix() -> bool:
-    """Whether POSIX calls may be used: process groups, `select` on pipes, `resource`, prctl."""
+    """Whether POSIX calls may be used: fork, process groups, `select` on pipes."""
     return os.name == "posix" and not is_without_fork()
 
 
 def is_linux() -> bool:
-    """Whether calls of Linux alone may be used."""
+    """Whether calls of Linux alone may be used: prctl."""
     return is_posix() and sys.platform.startswith("linux")
 
 
@@ -36,6 +36,7 @@ def limitations() -> list[str]:
         why = f"{NO_FORK} is set" if is_without_fork() else "this system cannot fork"
         lacks.append(f"{why}: each round and each foreign model starts a fresh process, which takes seconds")
     if not is_linux():
-        lacks.append("a killed command's processes end up to a second later")
+        lacks.append("the processes of a command that is killed end a moment later")
+    if not sys.platform.startswith("linux"):
         lacks.append("the peak of memory on a CPU includes loading the model")
     return lacks

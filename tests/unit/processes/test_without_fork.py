@@ -23,7 +23,7 @@ from vivace.processes.system import NO_FORK, can_fork, is_posix, limitations
 def _without_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NO_FORK, "1")
     for name in ("fork", "killpg", "setpgid"):
-        monkeypatch.delattr(os, name)
+        monkeypatch.delattr(os, name, raising=False)
 
 
 @pytest.mark.parametrize("value", ["", "0"])
@@ -48,7 +48,10 @@ def test_each_request_has_a_fresh_process() -> None:
 @pytest.mark.timeout(60)
 def test_a_request_that_dies_or_hangs_ends_alone() -> None:
     with Launcher(COMMAND) as launcher:
-        assert launcher.run(EnvironmentRequest(device="dies"), 30.0).ended_by == "SIGABRT"
+        died = launcher.run(EnvironmentRequest(device="dies"), 30.0)
+        assert died.value is None
+        assert not died.timed_out
+        assert died.ended_by == "SIGABRT" or os.name != "posix"  # Windows has exit codes alone
         assert launcher.run(EnvironmentRequest(device="hangs"), 1.0).timed_out
         assert launcher.run(EnvironmentRequest(device="cpu"), 30.0).value is not None
 
@@ -68,7 +71,8 @@ def test_events_are_read_with_a_deadline() -> None:
 
 def test_a_process_is_killed_with_those_that_it_started(tmp_path: Path) -> None:
     code = (
-        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+        "import subprocess, sys; sleeps = [sys.executable, '-c', 'import time; time.sleep(60)']; "
+        "print(subprocess.Popen(sleeps).pid, flush=True); sys.stdin.read()"
     )
     with (tmp_path / "errors").open("wb") as errors:
         process = start([sys.executable, "-c", code], {}, errors)
@@ -103,5 +107,7 @@ def test_a_worker_ends_with_the_process_that_started_it() -> None:
     worker.wait(timeout=10)
 
 
-def test_memory_is_measured() -> None:
-    assert peak_resident_bytes() > 1_000_000
+def test_the_peak_of_memory_is_not_what_is_held_now() -> None:
+    held = bytearray(os.urandom(1) * 200_000_000)
+    del held
+    assert peak_resident_bytes() > psutil.Process().memory_info().rss + 50_000_000
