@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from vivace.cli.failures import status_of
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
@@ -82,7 +84,8 @@ def run_part(
     import click
 
     part.begin()
-    raise click.exceptions.Exit(command(part.is_read.touch))
+    status = status_of(lambda: command(part.is_read.touch), debug=lambda: settings["debug"])
+    raise click.exceptions.Exit(status)
 
 
 def _started(number: int, arguments: list[str], watch: Callable[[subprocess.Popen[bytes], Path], int]) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.cli.failures import OWN_FAULT, status_of
+from vivace.cli.failures import INTERRUPTED, OWN_FAULT, status_of
 from vivace.cli.fresh import has_command_line, run_part
 from vivace.errors import UnusableModel
 from vivace.models.find import WEIGHTS
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.models.scorers import LocatedScorer
 
+_CTRL_C = ("SIGINT", "0xC000013A")  # the second on Windows
 Command = Callable[[Callable[[], None]], int]
 
 
@@ -150,6 +151,10 @@ def _ended(
         status = wait()
     finally:
         signal.signal(signal.SIGINT, before)
-    if (by := ended_by(status)) is not None:
+    by = ended_by(status)
+    if by in _CTRL_C:  # before it could say so
+        click.echo("\nvivace: interrupted", err=True)
+        return INTERRUPTED
+    if by is not None:
         raise UnusableModel(f"{name} ended the process that used it ({by}); it is damaged, or memory ran out")
     return status

@@ -70,6 +70,20 @@ def test_a_library_that_aborts_is_named(
     assert "ended the process that used it (SIGABRT)" in capfd.readouterr().err
 
 
+def test_ctrl_c_is_no_fault_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin = start.start_attached
+    interrupted = [
+        sys.executable,
+        "-c",
+        "import signal; signal.signal(2, signal.SIG_DFL); signal.raise_signal(2)",
+    ]
+    monkeypatch.setattr(start, "start_attached", lambda command, output: begin(interrupted, output))
+    assert typed(monkeypatch, *GENERATE, "--model", "model") == 130
+    assert capfd.readouterr().err == "\nvivace: interrupted\n"
+
+
 def test_an_error_before_the_model_is_read_is_printed_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
