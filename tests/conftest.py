@@ -16,7 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # Compiled code is kept between test runs, outside the user's own cache.
 os.environ.setdefault(
-    "TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"vivace-tests-inductor-{os.getuid()}")
+    "TORCHINDUCTOR_CACHE_DIR",
+    os.path.join(tempfile.gettempdir(), f"vivace-tests-inductor-{getattr(os, 'getuid', os.getlogin)()}"),
 )
 
 

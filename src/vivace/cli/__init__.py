@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -18,6 +19,7 @@ from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
 from vivace.cli.failures import check_arguments, status_of
+from vivace.cli.fresh import Part, settings_of
 from vivace.cli.generate import generate
 from vivace.cli.lint import lint
 from vivace.cli.models import models
@@ -81,14 +83,27 @@ options.debug(bench_endpoint)
 
 def main() -> None:
     """Run the `vivace` command. Errors that a user can cause print one message; --debug adds the traceback."""
+    run(settings_of(sys.argv[1:]))
+
+
+def run(settings: dict[str, Any]) -> None:
+    """Run the command line of this process, and exit.
+
+    Args:
+        settings: the object of its context.
+    """
     # Set before any import of transformers: its advice is not part of vivace's output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    settings = {"debug": False}
+    part: Part | None = settings["part"]
 
     def command() -> object:
         check_arguments(sys.argv[1:])
         return app.main(prog_name="vivace", standalone_mode=False, obj=settings)
 
     with plain_output():
+        if part is not None:
+            part.keep_silent()
         status = status_of(command, debug=lambda: settings["debug"])
+        if part is not None:
+            part.end()
     sys.exit(status)

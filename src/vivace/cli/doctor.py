@@ -49,6 +49,7 @@ def doctor(
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.environment import conditions, environment
     from vivace.measure.machine import choose_device, this_machine
+    from vivace.processes.system import limitations
     from vivace.recipes.describe import states
     from vivace.report.summary import size
     from vivace.techniques import TECHNIQUES
@@ -97,6 +98,7 @@ def doctor(
             "compiler": machine.compiler,
             "compiled_code": str(code_folder()),
             "dtype_ms": {name: None if name in fails else ms for name, ms in probed.items()},
+            "processes": limitations(),
             "limits": None if limits is None else limits.model_dump(mode="json"),
             "techniques": here,
             "advice": advice,
@@ -116,6 +118,8 @@ def doctor(
         )
         + " (the same small computation in each)"
     )
+    for line in limitations():
+        click.echo(f"processes    {line}")
     for line in [] if limits is None else _limits_in_words(limits):
         click.echo(f"limits       {line}")
     for line in advice:

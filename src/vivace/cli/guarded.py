@@ -15,19 +15,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.cli.failures import OWN_FAULT, status_of
+from vivace.cli.failures import INTERRUPTED, OWN_FAULT, status_of
+from vivace.cli.fresh import has_command_line, run_part
 from vivace.errors import UnusableModel
 from vivace.models.find import WEIGHTS
 from vivace.models.model_files import num_bytes
 from vivace.models.reading_limits import ReadingLimits, complaint, is_trusted
-from vivace.processes.end import ended_by
-from vivace.processes.fork import can_fork, fork_child, status_of_child
+from vivace.processes.end import ended_by, kill
+from vivace.processes.fork import fork_child, status_of_child
 from vivace.processes.process_limits import LOOK_EVERY_S
+from vivace.processes.system import can_fork
 
 if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
     from vivace.models.find import LocatedModel
     from vivace.models.scorers import LocatedScorer
 
+_CTRL_C = ("SIGINT", "0xC000013A")  # the second on Windows
 Command = Callable[[Callable[[], None]], int]
 
 
@@ -62,10 +68,26 @@ def guarded_scorers(scorers: Sequence[LocatedScorer], command: Command) -> int:
 
 
 def guarded_reading(name: str, limits: ReadingLimits, command: Command) -> int:
-    """Run the rest of a command in a watched process; see `guarded`. Where no process can be forked, run it here."""
-    if not can_fork():
-        return command(lambda: None)
+    """Run the rest of a command in a watched process; see `guarded`.
+
+    Where no process can be forked it is a fresh one, and without a command line to go through again it is this one.
+    """
     context = click.get_current_context(silent=True)
+    if can_fork():
+        return _in_child(context, name, limits, command)
+    if context is None or not has_command_line(context):
+        return command(lambda: None)
+    return run_part(
+        context,
+        command,
+        lambda process, is_read: _ended(
+            process.pid, process.wait, lambda: _is_over(process, is_read), name, limits
+        ),
+    )
+
+
+def _in_child(context: click.Context | None, name: str, limits: ReadingLimits, command: Command) -> int:
+    """Run the rest of a command in a forked child."""
     until_read, is_read = os.pipe()
 
     def run() -> int:
@@ -77,12 +99,16 @@ def guarded_reading(name: str, limits: ReadingLimits, command: Command) -> int:
 
     pid = fork_child(run, failed=OWN_FAULT)
     os.close(is_read)
-    # The child gets Ctrl-C as well, and says so.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return _watched(pid, until_read, name, limits)
+        return _ended(
+            pid,
+            lambda: status_of_child(pid),
+            # It closes the other end when the model is read, or when it ends.
+            lambda: bool(select.select([until_read], [], [], LOOK_EVERY_S)[0]),
+            name,
+            limits,
+        )
     finally:
-        signal.signal(signal.SIGINT, before)
         os.close(until_read)
 
 
@@ -98,15 +124,37 @@ class _Once:
             self._file = None
 
 
-def _watched(pid: int, until_read: int, name: str, limits: ReadingLimits) -> int:
-    """Wait for a child, and return its exit code. It closes the other end of `until_read` when the model is read."""
-    started = time.monotonic()
-    while not select.select([until_read], [], [], LOOK_EVERY_S)[0]:
-        if (excess := limits.excess(pid, time.monotonic() - started)) is not None:
-            os.kill(pid, signal.SIGKILL)
-            status_of_child(pid)
-            raise UnusableModel(complaint(name, excess))
-    status = status_of_child(pid)
-    if (by := ended_by(status)) is not None:
+def _is_over(process: subprocess.Popen[bytes], is_read: Path) -> bool:
+    """Wait a little; return whether the model is read or the process has ended."""
+    time.sleep(LOOK_EVERY_S)
+    return is_read.exists() or process.poll() is not None
+
+
+def _ended(
+    pid: int, wait: Callable[[], int], is_over: Callable[[], bool], name: str, limits: ReadingLimits
+) -> int:
+    """Watch a process until reading is over, wait for its end, and return its exit code.
+
+    Args:
+        wait: waits for the process and returns its status.
+        is_over: waits a little, and returns whether the model is read or the process has ended.
+    """
+    # The process gets Ctrl-C as well, and says so.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        started = time.monotonic()
+        while not is_over():
+            if (excess := limits.excess(pid, time.monotonic() - started)) is not None:
+                kill(pid)
+                wait()
+                raise UnusableModel(complaint(name, excess))
+        status = wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    by = ended_by(status)
+    if by in _CTRL_C:  # before it could say so
+        click.echo("\nvivace: interrupted", err=True)
+        return INTERRUPTED
+    if by is not None:
         raise UnusableModel(f"{name} ended the process that used it ({by}); it is damaged, or memory ran out")
     return status

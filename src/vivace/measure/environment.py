@@ -98,7 +98,7 @@ def conditions() -> dict[str, float | str]:
 
     now: dict[str, float | str] = {
         "python_ms": python_ms(),
-        "load_1min": round(os.getloadavg()[0], 2),
+        "load_1min": round(psutil.getloadavg()[0], 2),
         "memory_available_bytes": float(psutil.virtual_memory().available),
     }
     return now | gpu_conditions()

@@ -7,11 +7,10 @@ including Python and its libraries; `before_bytes` is its size before the model 
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import Any
 
 from vivace.measure.accelerator import allocated_bytes, has_peak, peak_bytes, reset_peak
+from vivace.processes.peak_memory import peak_resident_bytes, reset_resident_peak
 from vivace.spec.record import Memory
 from vivace.technique import COMPONENTS, component_of
 
@@ -34,9 +33,7 @@ class MemoryMeter:
         if self._device != "cpu":
             reset_peak(self._device)
         else:
-            # On Linux, "5" resets the peak resident set. Without permission, the peak includes loading.
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")
+            reset_resident_peak()
 
     def read(self) -> Memory:
         return Memory(
@@ -62,17 +59,7 @@ class MemoryMeter:
     def _peak(self) -> int:
         if self._device != "cpu":
             return peak_bytes(self._device)
-        try:
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-        except OSError:
-            pass
-        import resource
-        import sys
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return peak_resident_bytes()
 
 
 def weights_bytes(pipe: Any) -> int:

@@ -7,11 +7,6 @@ import sys
 from collections.abc import Callable
 
 
-def can_fork() -> bool:
-    """Whether this system forks processes."""
-    return hasattr(os, "fork")
-
-
 def fork_child(work: Callable[[], int], *, failed: int = 1) -> int:
     """Fork a child that does `work` and exits with the status that it returns, and return the child's id.
 
@@ -35,6 +30,12 @@ def fork_child(work: Callable[[], int], *, failed: int = 1) -> int:
 def status_of_child(pid: int) -> int:
     """Wait for a child and return its status: its exit code, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_each_child(call: Callable[[], object]) -> None:
+    """Call something in each child that is forked from now on, by whomever. Nothing where nobody can fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
 
 
 def _flush() -> None:

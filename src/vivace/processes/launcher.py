@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import WorkerError
-from vivace.processes.end import kill_group, wait_or_kill
+from vivace.processes.end import ended_by, kill_group, wait_or_kill
 from vivace.processes.process_limits import LimitWatch
 from vivace.processes.protocol import TIMEOUT, Event, EventReader, LoggedRequest
 from vivace.processes.start import start
@@ -41,6 +41,11 @@ class Ending:
     status: int | None = None
     log: str = ""
     excess: str | None = None
+
+    @property
+    def ended_by(self) -> str | None:
+        """What ended the process, as `end.ended_by` names it; None if it exited by itself."""
+        return ended_by(-self.signal if self.signal is not None else self.status or 0)
 
 
 class Launcher:
@@ -116,7 +121,7 @@ class Launcher:
                 request.model_copy(update={"log": str(log)}).model_dump_json().encode() + b"\n"
             )
             process.stdin.flush()
-        except BrokenPipeError:
+        except OSError:  # a closed pipe: BrokenPipeError, but on Windows EINVAL
             return self._worker_died(running)
         try:
             while (event := self._events.next(running.next_look())) is not None:
@@ -163,7 +168,7 @@ class Launcher:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
         wait_or_kill(self._process, _GRACE_S)
         self._process.stdout.close()

@@ -12,19 +12,18 @@ Events: {"event": "ready", "forks": true|false}, {"event": "started", "pid": ...
 
 from __future__ import annotations
 
-import ctypes
 import os
-import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from typing import TextIO, TypeVar
 
-from vivace.processes.fork import can_fork, fork_child, status_of_child
+from vivace.processes.fork import fork_child, status_of_child
+from vivace.processes.parent import die_with_parent, is_abandoned
 from vivace.processes.protocol import send_event
+from vivace.processes.system import can_fork
 
-_PR_SET_PDEATHSIG = 1
 RequestT = TypeVar("RequestT")
 
 
@@ -101,16 +100,3 @@ def _serve_in_child(request: RequestT, serve: Callable[[RequestT, TextIO], None]
     # End the line that a killed child may have left incomplete.
     events.write("\n")
     send_event(events, {"event": "ended", "status": status})
-
-
-def is_abandoned() -> bool:
-    """Return whether the parent died before `die_with_parent`: the other end of the request pipe is closed."""
-    poll = select.poll()
-    poll.register(sys.stdin.fileno(), select.POLLIN)
-    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
-
-
-def die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies, so that a killed command leaves nothing running."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Start a process that is spoken to through pipes.
 
-It leads a session of its own: Ctrl-C on the terminal does not reach it, and it can be killed together with the
-processes that it starts.
+It leads a session of its own, or a process group on Windows: Ctrl-C on the terminal does not reach it, and it can be
+killed together with the processes that it starts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO
+
+_NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # of Windows
 
 
 def start(command: Sequence[str], variables: Mapping[str, str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -27,7 +29,17 @@ def start(command: Sequence[str], variables: Mapping[str, str], errors: IO[bytes
         stderr=errors,
         env=_environment(variables),
         start_new_session=True,
+        creationflags=_NEW_GROUP,
     )
+
+
+def start_attached(command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+    """Start a process with this one's standard input and error, which Ctrl-C reaches.
+
+    Args:
+        output: the number of the file that is its standard output.
+    """
+    return subprocess.Popen(list(command), stdout=output)
 
 
 async def start_async(command: Sequence[str], variables: Mapping[str, str]) -> asyncio.subprocess.Process:
@@ -38,6 +50,7 @@ async def start_async(command: Sequence[str], variables: Mapping[str, str]) -> a
         stdout=asyncio.subprocess.PIPE,
         env=_environment(variables),
         start_new_session=True,
+        creationflags=_NEW_GROUP,
     )
 
 

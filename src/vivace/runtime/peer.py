@@ -8,7 +8,6 @@ See `vivace.machinery.multi_gpu.processes`. It ends when its standard input is c
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from vivace.errors import NoEffect
 from vivace.machinery.multi_gpu.processes import TIMEOUT, join, receive, send
+from vivace.processes.parent import end_with_pipe
 
 if TYPE_CHECKING:
     from vivace.machinery.multi_gpu.sharded_denoiser import PeerDenoiser
@@ -28,7 +28,8 @@ def main() -> None:
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # standard output carries answers only
-    threading.Thread(target=_end_with_parent, args=(requests.fileno(),), daemon=True).start()
+    # The main thread may be waiting for a collective when the parent dies.
+    threading.Thread(target=end_with_pipe, args=(requests.fileno(),), daemon=True).start()
     status = 1
     try:
         serve(requests, answers)
@@ -101,14 +102,6 @@ def _session(denoiser: PeerDenoiser) -> Session:
         if not error.already_so:
             raise
         return open_session(BASELINE)
-
-
-def _end_with_parent(requests: int) -> None:
-    """End this process with its parent: the main thread may be waiting for a collective when the parent dies."""
-    poll = select.poll()
-    poll.register(requests, 0)  # returns when the other end is closed, even with unread data
-    poll.poll()
-    os._exit(1)
 
 
 if __name__ == "__main__":

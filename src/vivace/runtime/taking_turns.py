@@ -8,11 +8,12 @@ last of them is left.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+
+from vivace.processes.fork import in_each_child
 
 _TURN = threading.RLock()
 
@@ -54,4 +55,4 @@ def _begin_anew() -> None:
     _ENTERED.clear()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+in_each_child(_begin_anew)

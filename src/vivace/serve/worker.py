@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, VivaceError
+from vivace.processes.parent import die_with_parent
 from vivace.processes.protocol import send_event
-from vivace.processes.resident import die_with_parent, open_events
+from vivace.processes.resident import open_events
 from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
 
 if TYPE_CHECKING:

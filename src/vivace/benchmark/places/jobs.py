@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -203,10 +202,9 @@ def _explain(ending: Ending, trial: Trial, timing: Timing, oom_killed: bool) -> 
             Outcome.TIMED_OUT,
             f"the round took longer than {timing.timeout_s:g} s and was killed; give a longer --timeout",
         )
-    if ending.signal == signal.SIGKILL and oom_killed:
+    if ending.ended_by == "SIGKILL" and oom_killed:
         return Outcome.OUT_OF_MEMORY, "the system ran out of memory and killed the process"
-    if ending.signal is not None:
-        name = signal.Signals(ending.signal).name
+    if (name := ending.ended_by) is not None:
         message = last_line(ending.log)
         return Outcome.CRASHED, f"the process was ended by {name}" + (f" ({message})" if message else "")
     message = last_line(ending.log) or "none"

@@ -12,8 +12,6 @@ import contextlib
 import gc
 import os
 import pickle
-import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vivace.errors import Unsupported, WorkerError
+from vivace.processes.end import ended_by, wait_for_an_end
 
 COMMAND = (sys.executable, "-m", "vivace.runtime.peer")
 TIMEOUT = timedelta(minutes=30)
@@ -192,7 +191,8 @@ class Peers:
             return
         for rank, process in enumerate(self._processes, 1):
             if (status := process.poll()) is not None:
-                how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"ended ({status})"
+                by = ended_by(status)
+                how = f"was killed ({by})" if by is not None else f"ended ({status})"
                 lines = self._log(rank).read_text(errors="replace").strip().splitlines()
                 last_line = f": {lines[-1].strip()}" if lines else ""
                 what = f"GPU {rank}" if self.device == "cuda" else f"shard {rank}"
@@ -249,11 +249,7 @@ def _leave(device: str) -> None:
 
 def _watch(peers: weakref.ref[Peers], processes: list[subprocess.Popen[bytes]]) -> None:
     """Sleep until a process closes its end of a pipe, which it does by ending."""
-    poll = select.poll()
-    for process in processes:
-        if process.stdout is not None and not process.stdout.closed:
-            poll.register(process.stdout.fileno(), 0)
-    poll.poll()
+    wait_for_an_end(processes)
     ended = peers()
     if ended is not None:
         ended.on_exit()

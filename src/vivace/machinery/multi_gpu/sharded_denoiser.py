@@ -305,11 +305,11 @@ def _pipeline_of(denoiser: torch.nn.Module, about: dict[str, Any]) -> Any:
 
 
 def _peak_bytes(device: str) -> int:
-    import resource
-
     import torch
+
+    from vivace.processes.peak_memory import peak_resident_bytes
 
     if device == "cuda":
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_resident_bytes()

@@ -1,0 +1,21 @@
+"""The process that does a part of a command; see `vivace.cli.fresh`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from vivace.cli import run
+from vivace.cli.fresh import Part, settings_of
+from vivace.processes.parent import die_with_parent
+
+
+def main() -> None:
+    die_with_parent()
+    number, is_read, *arguments = sys.argv[1:]
+    sys.argv = ["vivace", *arguments]
+    run(settings_of(arguments, Part(int(number), Path(is_read))))
+
+
+if __name__ == "__main__":
+    main()
