@@ -74,9 +74,10 @@ def agree(transformer: Any, args: Any, kwargs: Any, first: int, last: int) -> No
         assert not torch.allclose(without, plain, atol=1e-3), "the middle blocks add something"
 
 
-@pytest.mark.parametrize("model", flow_models.MODELS)
+@pytest.mark.parametrize("model", [name for name in flow_models.MODELS if name != "qwen-image-2.1"])
 @pytest.mark.long
 def test_every_family_s_blocks_can_be_split(model: str) -> None:
+    """Qwen-Image 2.1's first call has the text as well, and is never reused: see the contracts of its pipeline."""
     transformer, args, kwargs = one_call(model)
     num = num_blocks(transformer)
     for first in range(1, num):
