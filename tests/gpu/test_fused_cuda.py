@@ -174,28 +174,29 @@ def test_z_images_transformer_against_diffusers_and_torchao() -> None:
         return lambda **arguments: (torch.stack(made(**arguments)[0]),)
 
     shapes = [((77,), 64, 64), ((40, 40), 32, 48), ((40, 90), 32, 48), ((3,), 34, 46)]
-    compare_with_torchao(z_image, inputs_of_z_image, shapes, of, of_bf16=0.012, of_fp8=0.1)
+    assert too_far(z_image, inputs_of_z_image, shapes, of, of_bf16=0.012, of_fp8=0.1) == []
 
 
 @pytest.mark.parametrize("num_heads", [24, 32, 48])
 @torch.no_grad()
 def test_flux2s_transformer_against_diffusers_and_torchao(num_heads: int) -> None:
-    compare_with_torchao(lambda: flux2(num_heads), inputs_of_flux2)
+    assert too_far(lambda: flux2(num_heads), inputs_of_flux2) == []
 
 
 @torch.no_grad()
 def test_the_transformer_against_diffusers_and_torchao() -> None:
-    compare_with_torchao(transformer, inputs)
+    assert too_far(transformer, inputs) == []
 
 
-def compare_with_torchao(
+def too_far(
     transformer: Any,
     inputs: Any,
     shapes: Any = SHAPES,
     call_of: Any = lambda made: made,
     of_bf16: float = 0.01,
     of_fp8: float = 0.05,
-) -> None:
+) -> list[str]:
+    """Return the forwards that differ from diffusers' by more than allowed: in fp8, than 1.5 times torchao's."""
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
 
     plain = transformer()
@@ -211,6 +212,7 @@ def compare_with_torchao(
     torchaos = max(
         error(call_of(plain)(**inputs(*shape))[0], w) for shape, w in zip(shapes, wanted, strict=True)
     )
+    far = []
     for knobs, allowed in (
         ({"precision": "bf16"}, of_bf16),
         ({"precision": "fp8"}, min(of_fp8, 1.5 * torchaos)),
@@ -225,7 +227,9 @@ def compare_with_torchao(
         for shape, w in zip(shapes, wanted, strict=True):
             difference = error(call_of(made)(**inputs(*shape))[0], w)
             print(f"{knobs} {shape}: {difference:.4f}, torchao's {torchaos:.4f}")
-            assert difference < allowed, (knobs, shape)
+            if not difference < allowed:
+                far.append(f"{knobs} {shape}: {difference:.4f} of {allowed:.4f}")
+    return far
 
 
 @torch.no_grad()

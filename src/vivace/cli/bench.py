@@ -129,14 +129,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     show_default=True,
     help="After all timing on a GPU, compare the memory with what `vivace plan` predicts; takes seconds.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json", "csv", "md"]),
-    default="table",
-    show_default=True,
-    help="Format of the results on standard output.",
-)
+@options.results_format
 @collect(workload=WORKLOAD, timing=TIMING, quality=QUALITY, study=STUDY, settings=SETTINGS)
 def bench(
     study: Study, settings: RunSettings, limits: Limits | None, price_per_hour: float | None, format_: str

@@ -164,14 +164,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     metavar="FILE",
     help="Also write the result as an HTML page, with each request in a chart.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json", "csv", "md"]),
-    default="table",
-    show_default=True,
-    help="Format of the results on standard output.",
-)
+@options.results_format
 def bench_endpoint(
     url: str,
     model: str | None,

@@ -93,6 +93,14 @@ def text_or_json(thing: str) -> Callable[[F], F]:
     )
 
 
+results_format = click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "csv", "md"]),
+    default="table",
+    show_default=True,
+    help="Format of the results on standard output.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 store = click.option(
     "--store",

@@ -58,14 +58,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write a page with all figures, charts and images.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json", "csv", "md"]),
-    default="table",
-    show_default=True,
-    help="Format of the results on standard output.",
-)
+@options.results_format
 def study(
     name: str | None,
     tiny: bool,

@@ -16,7 +16,7 @@ from vivace.serve.messages import Load
 from vivace.serve.process import WorkerProcess
 from vivace.serve.replica import Phase, Replica
 from vivace.serve.settings import ModelState, ServeSettings
-from vivace.serve.waiting import WaitingLine
+from vivace.serve.waiting import WaitingLine, accept
 
 _MEMORY = Path("/dev/shm")
 
@@ -104,15 +104,7 @@ class ReplicaPool:
         Raises:
             QueueFull: there is no room for them.
         """
-        try:
-            self.line.check_room(len(jobs))
-        except Exception:
-            self.ledger.rejected += len(jobs)
-            raise
-        for job in jobs:
-            self.ledger.accept(job)
-        for job in jobs:
-            await self.line.put(job)
+        await accept(jobs, self.line, self.ledger)
 
     async def wait(self, job: ImageJob) -> Drawn:
         """Wait for a job until its deadline.

@@ -20,7 +20,7 @@ from vivace.serve.pool import Observe
 from vivace.serve.ray_drawer import DrawerEvent, Order
 from vivace.serve.replica import Phase
 from vivace.serve.settings import ModelState, ServeSettings
-from vivace.serve.waiting import WaitingLine
+from vivace.serve.waiting import WaitingLine, accept
 
 LOG = logging.getLogger("vivace.serve")
 _MOST_ATTEMPTS = 3
@@ -116,15 +116,7 @@ class RayPool:
         Raises:
             QueueFull: there is no room for them.
         """
-        try:
-            self.line.check_room(len(jobs))
-        except Exception:
-            self.ledger.rejected += len(jobs)
-            raise
-        for job in jobs:
-            self.ledger.accept(job)
-        for job in jobs:
-            await self.line.put(job)
+        await accept(jobs, self.line, self.ledger)
 
     async def wait(self, job: ImageJob) -> Drawn:
         """Wait for a job until its deadline.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vivace.serve.jobs import ImageJob
+from vivace.serve.jobs import ImageJob, Ledger
 
 EXCHANGE_S = 0.2
 """About what another LoRA costs, so that requests of one LoRA follow each other."""
@@ -148,3 +148,20 @@ class WaitingLine:
 
 def _name(job: ImageJob) -> str | None:
     return None if job.lora is None else job.lora.name
+
+
+async def accept(jobs: list[ImageJob], line: WaitingLine, ledger: Ledger) -> None:
+    """Let jobs wait, all or none.
+
+    Raises:
+        QueueFull: there is no room for them.
+    """
+    try:
+        line.check_room(len(jobs))
+    except QueueFull:
+        ledger.rejected += len(jobs)
+        raise
+    for job in jobs:
+        ledger.accept(job)
+    for job in jobs:
+        await line.put(job)

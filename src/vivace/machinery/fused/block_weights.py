@@ -145,17 +145,17 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
         self.doubles, self.singles = nn.ModuleList(), nn.ModuleList()
         is_bounded = iter(bounded)
         limits: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        for blocks, layers_of, weights, of_products in (
+        for blocks, layers_of, made, of_products in (
             (transformer.transformer_blocks, architecture.double, self.doubles, limits[0]),
             (transformer.single_transformer_blocks, architecture.single, self.singles, limits[1]),
         ):
             for block in _removed(blocks):
                 block.to(places.work)
                 taking(block)
-                taken = BlockWeights(layers_of(block), architecture.activation, quantize, next(is_bounded))
+                weights = BlockWeights(layers_of(block), architecture.activation, quantize, next(is_bounded))
                 if quantize:
-                    of_products.append(taken.limits())
-                weights.append(taken.to(places.home))
+                    of_products.append(weights.limits())
+                made.append(weights.to(places.home))
         self.bounds = self._bounds(limits, places) if quantize else None
         unit = spread(torch.ones(1, device=places.home))[0] if quantize else None
         self.register_buffer("unit", unit, persistent=False)

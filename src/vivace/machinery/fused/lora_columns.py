@@ -22,8 +22,6 @@ from torch import nn
 from vivace.machinery.fused.scales import spread
 from vivace.machinery.kernels.reference import E4M3_MAX, TINY, to_e4m3
 
-FREE_AMOUNT = 1.0
-"""The largest factor that changes nothing but columns."""
 _MULTIPLE = 16
 """Of inputs, as cuBLASLt takes them in e4m3."""
 _TYPICAL = 75.0
@@ -40,7 +38,10 @@ class LoraSlot(nn.Module):  # type: ignore[misc]
     Attributes:
         down, up: (rank, inputs) and (outputs, rank), in bf16, of all its LoRAs; None before any is reserved.
         amount: (rank,), fp32, what each LoRA's part is multiplied by.
+        free_amount: the largest that changes nothing but columns.
     """
+
+    free_amount = 1.0
 
     def __init__(self, name: str, in_features: int, outputs: slice) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         width: columns of A x, a multiple of 16; 0 before any is reserved.
         down: A, (streams, width, inputs), like the weight.
         unit: the weight's columns at a factor of 1, (streams, outputs, width), in bf16.
-        sigma, one: (streams, 4) and (4,), scales of which the first element counts; in e4m3.
+        sigma, no_scale: (streams, 4) and (4,), scales of which the first element counts; in e4m3.
     """
 
     def __init__(self, streams: list[list[LoraSlot]]) -> None:
@@ -132,8 +133,8 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         if weight.dtype == torch.float8_e4m3fn:
             sigma = spread(torch.full((len(weight),), 1 / (_TYPICAL * num_inputs**0.5), device=weight.device))
         self.register_buffer("sigma", sigma, persistent=False)
-        one = None if sigma is None else spread(torch.ones(1, device=weight.device))[0]
-        self.register_buffer("one", one, persistent=False)
+        no_scale = None if sigma is None else spread(torch.ones(1, device=weight.device))[0]
+        self.register_buffer("no_scale", no_scale, persistent=False)
         return widened
 
     def write(self, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
@@ -180,7 +181,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         matrices = [slot.matrices() for slot in slots]
         rows = [down.abs().amax(dim=1).clamp(min=TINY) / E4M3_MAX for down, _ in matrices]
         columns = [
-            up.abs().amax(dim=0) * slot.amount.abs().clamp(min=FREE_AMOUNT)
+            up.abs().amax(dim=0) * slot.amount.abs().clamp(min=slot.free_amount)
             for slot, (_, up) in zip(slots, matrices, strict=True)
         ]
         reached = torch.cat([row * column for row, column in zip(rows, columns, strict=True)]).amax()

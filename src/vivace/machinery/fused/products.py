@@ -72,13 +72,13 @@ class Product(nn.Module):  # type: ignore[misc]
     def lora_slots(self) -> list[LoraSlot]:
         return list(self.lora.slots)
 
-    def write_loras(self, columns_alone: bool = False) -> None:
+    def write_loras(self, rescaled_to: float | None = None) -> None:
         """Take over what the slots of `lora` hold; the first time, and when ranks were reserved, for new columns.
 
         Args:
-            columns_alone: only factors have changed, and none is above `FREE_AMOUNT`.
+            rescaled_to: if only a LoRA's factor has changed, the larger of the one before and the new one.
         """
-        if columns_alone and self.lora.width == self.lora.wanted_width():
+        if rescaled_to is not None and rescaled_to <= LoraSlot.free_amount:
             self.lora.write_columns(self.weight.data)
             return
         if self.lora.width != self.lora.wanted_width():
@@ -143,9 +143,9 @@ class Product(nn.Module):  # type: ignore[misc]
             if made.is_meta:
                 torch.ops.vivace.fused_product(values, self.weight[stream], made[span])
                 continue
-            given, bias = self._scales(rows, stream), self.bias[stream]
+            scales_of_inputs, bias = self._scales(rows, stream), self.bias[stream]
             of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
-            multiply_with_gelu(values, self.weight[stream], given, bias, made[span], of_out)
+            multiply_with_gelu(values, self.weight[stream], scales_of_inputs, bias, made[span], of_out)
         return Rows(made, None if scales is None else scales[0])
 
     def _with_lora(self, values: torch.Tensor, stream: int) -> torch.Tensor:
@@ -159,8 +159,8 @@ class Product(nn.Module):  # type: ignore[misc]
         elif self.lora.sigma is None:
             multiply(values, down, (), None, inner)
         else:
-            one = self.lora.one
-            multiply(values, down, (one, self.lora.sigma[stream], one), None, inner)
+            no_scale = self.lora.no_scale
+            multiply(values, down, (no_scale, self.lora.sigma[stream], no_scale), None, inner)
         return wide
 
     def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:

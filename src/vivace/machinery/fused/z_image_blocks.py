@@ -93,10 +93,10 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         largest = []
         for block, is_bounded in zip(blocks, bounded, strict=True):
             block.to(places.work)
-            taken = SandwichBlock(block, quantize, is_bounded)
+            products = SandwichBlock(block, quantize, is_bounded)
             if quantize:
-                largest.append(taken.largest_value_row())
-            self.blocks.append(taken.to(places.home))
+                largest.append(products.largest_value_row())
+            self.blocks.append(products.to(places.home))
             for part in ("attention", "feed_forward"):
                 delattr(block, part)
         self.register_buffer("largest", torch.stack(largest).to(places.home) if quantize else None)

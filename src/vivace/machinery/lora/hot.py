@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 DOWN, UP = "vivace_lora_down", "vivace_lora_up"
 _LORAS = "_vivace_hot_loras"
 _NUM_NAMED = 3
-_SMALL = 1.0
-"""The largest factor that slots of fused products take without new scales."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +123,13 @@ class HotLora:
         largest = max(abs(scale), abs(self.scale))
         self.scale = scale
         self.num_rescalings += 1
-        self.write(up_only=True, is_small=largest <= _SMALL)
+        self.write(largest)
 
-    def write(self, *, up_only: bool = False, is_small: bool = False) -> None:
+    def write(self, rescaled_to: float | None = None) -> None:
         """Copy the matrices into their rows, in place.
 
         Args:
-            up_only: only the factor has changed.
-            is_small: neither the factor before nor the new one is large, so that slots keep their scales.
+            rescaled_to: if only the factor has changed, the larger of the one before and the new one.
         """
         import torch
 
@@ -148,18 +145,18 @@ class HotLora:
                 amount = self.scale
                 if hasattr(place, "reserve_rank"):
                     place.amount[own] = self.scale
-                    if up_only:
+                    if rescaled_to is not None:
                         continue
                     amount = 1.0
                 down, up = _buffers(place)
-                if not up_only or layer is None:
+                if rescaled_to is None or layer is None:
                     _fill(
                         down[own], None if layer is None else layer.down.reshape(layer.rank, *down.shape[1:])
                     )
                 scaled = None if layer is None else layer.up.float() * (amount * layer.scale)
                 _fill(up[:, own].t(), None if scaled is None else scaled.t())
             for owner in self._owners:
-                owner.write_loras(columns_alone=up_only and is_small)
+                owner.write_loras(rescaled_to)
 
     def _check_rank(self, path: str, layers: Mapping[str, Matrices]) -> None:
         rank = max(layer.rank for layer in layers.values())
