@@ -178,8 +178,8 @@ def test_a_prompt_counts_as_new_after_it_is_forgotten() -> None:
 def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     text: str, outcome: Outcome, hits: int
 ) -> None:
-    one = checked_request("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
-    trial = Trial(model=one.located.model, recipe=one.recipe.spec, workload=one.workload, device="cpu")
+    request = checked_request("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
+    trial = Trial(model=request.located.model, recipe=request.recipe.spec, workload=request.workload, device="cpu")
     timing = Timing(repeats=2, max_warmup=1)
     found = measure_round(trial, 0, timing, None, lambda event: None)
     assert found.outcome is outcome, found.reason
