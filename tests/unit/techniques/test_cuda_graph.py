@@ -397,7 +397,9 @@ def test_a_round_says_how_many_graphs_were_captured_in_timed_calls(monkeypatch: 
     def evidence(max_graphs: int) -> dict[str, Any]:
         recipe = f"cfg_cutoff(0.5)+cuda_graph(max_graphs={max_graphs})"
         request = checked_request("tiny-sd", recipe, num_inference_steps=4)
-        trial = Trial(model=request.located.model, recipe=request.recipe.spec, workload=request.workload, device="cpu")
+        trial = Trial(
+            model=request.located.model, recipe=request.recipe.spec, workload=request.workload, device="cpu"
+        )
         return measure_round(trial, 0, timing, None, lambda event: None).evidence
 
     assert evidence(1)[CAPTURED_WHILE_TIMED] == 4, "two in each of two calls"

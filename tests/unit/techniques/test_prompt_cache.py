@@ -179,7 +179,9 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     text: str, outcome: Outcome, hits: int
 ) -> None:
     request = checked_request("tiny-sd", "prompt_cache", num_inference_steps=1, text=text)
-    trial = Trial(model=request.located.model, recipe=request.recipe.spec, workload=request.workload, device="cpu")
+    trial = Trial(
+        model=request.located.model, recipe=request.recipe.spec, workload=request.workload, device="cpu"
+    )
     timing = Timing(repeats=2, max_warmup=1)
     found = measure_round(trial, 0, timing, None, lambda event: None)
     assert found.outcome is outcome, found.reason
