@@ -1,7 +1,8 @@
 """How much a technique can give beside others: they change which share of the time it works on.
 
 Effects are logarithms of gains over the baseline, which add up only while shares stay as they are. A tiny VAE takes 5 %
-off a call of 25 steps and 30 % off one of 4. Measured stages say what share is left to each component.
+off a call of 25 steps and 30 % off one of 4. Measured stages say what share is left to each component. And `steps` takes
+the place of the number of steps that weights were trained for, so the gain of both is not the product of their gains.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import dataclass, field
 
 from vivace.recipes.recipe import Recipe
 from vivace.technique import Technique
+from vivace.techniques.steps import Steps
 from vivace.tuning.priors import touched_share
 from vivace.tuning.results import Result, Rung
 
 _LARGEST_SHARE = 0.9
 _LEAST, _MOST = 0.1, 10.0
 """Bounds of a weight: shares of single calls are noisy."""
+_BESIDE_STEPS = 0.3
+"""What trained weights still give where `steps` sets another number: most of them need no guidance."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Leverage:
             targets: components that the effect is of.
         """
         others = frozenset(recipe.techniques) - {technique}
+        if technique.trained_steps is not None and any(isinstance(other, Steps) for other in others):
+            return _BESIDE_STEPS
         beside = next((stages for techniques, stages in self.stages if techniques <= others), None)
         if beside is None or not self.baseline:
             return 1.0

@@ -2,14 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.record import Outcome
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.leverage import Leverage
+from vivace.tuning.objective import Objective
+from vivace.tuning.priors import effects
 from vivace.tuning.regression import Datum, Prior, Regression
 from vivace.tuning.results import Result, Rung
+from vivace.tuning.space import Space
 
 LONG = (("text", 0.01), ("steps", 0.94), ("vae", 0.05))
 SHORT = (("text", 0.01), ("steps", 0.14), ("vae", 0.05))
@@ -57,3 +62,28 @@ def test_what_a_technique_gave_alone_is_scaled_to_the_recipe() -> None:
     assert alone == pytest.approx(1.05, abs=0.01)
     assert beside == pytest.approx(1.0 + 0.05 * math.log(0.75) / math.log(0.95), abs=0.02)
     assert float(belief.estimate([Recipe()])[0][0]) == 0.0
+
+
+def test_steps_take_the_place_of_the_steps_that_weights_were_trained_for() -> None:
+    assert weight(MEASURED, "distilled(lcm, steps=4)", "distilled") == 1.0
+    beside = weight(MEASURED, "distilled(lcm, steps=4)+steps(20)", "distilled")
+    assert 0 < beside < 0.5, "20 steps are taken: only the guidance is left out"
+    assert weight(MEASURED, "distilled(lcm, steps=4)+steps(20)", "steps") > 0
+
+
+def test_a_search_that_begins_with_fewer_steps_tries_trained_weights_without_them() -> None:
+    rng, start = np.random.default_rng(0), resolve("tiny_vae+steps(20)")
+    texts = ("distilled(lcm, steps=4)", "tiny_vae", "steps(20)")
+    options = [technique for text in texts for technique in resolve(text)]
+    space = Space(Objective(), options)
+    sampler = ModelSampler(space, rng, effects=effects(options, dict(LONG), Objective(), num_steps=25))
+    quality = {"slack": 0.02, "slack_error": 0.005}
+    history = [
+        Result(resolve("baseline"), Outcome.MEASURED, Rung.JUDGED, gain=0.0, stages_s=LONG),
+        Result(start, Outcome.MEASURED, Rung.JUDGED, gain=0.4, error=0.05, stages_s=LONG, **quality),
+    ]
+    proposals = [recipe for _ in range(2) for recipe in sampler.ask(history, 1)]
+    assert all("distilled" in {part.name for part in recipe} for recipe in proposals)
+    assert not [
+        recipe.text for recipe in proposals if {"distilled", "steps"} <= {part.name for part in recipe}
+    ]
