@@ -25,7 +25,6 @@ from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
 from vivace.recommendation.own_steps import at_own_steps
 from vivace.recommendation.predicted_tables import Card, fits_published, predicted_table, typical_gpu
-from vivace.recommendation.published_tables import published_tables
 from vivace.recommendation.ranking import Ranked, pooled
 from vivace.recommendation.row_filter import RowFilter
 from vivace.recommendation.sentences import assessed, next_commands, quality_of, why_lost
@@ -35,6 +34,7 @@ from vivace.spec.input_errors import InputErrors
 from vivace.spec.limits import Limits
 from vivace.spec.workload import Task
 from vivace.stats import Interval
+from vivace.studies.published_tables import published_tables
 
 _POOLED = ("throughput", "cost")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
+from vivace.evidence.parsed import resolve
 from vivace.evidence.tables import EvidenceTable
 from vivace.memory.fit import RESERVE_BYTES, fits
 from vivace.memory.footprints import footprints
@@ -22,9 +23,8 @@ from vivace.models.find import SYNTHETIC
 from vivace.recommendation.advise import recommend_from
 from vivace.recommendation.answer import RecipeFigures, Recommendation
 from vivace.recommendation.criteria import Criteria
-from vivace.recommendation.parsed import resolve
 from vivace.recommendation.predicted_tables import Card
-from vivace.recommendation.published_tables import published_tables
+from vivace.studies.published_tables import published_tables
 
 MOST_TRIED = 5
 """Recipes whose memory is predicted, at most; each takes seconds."""

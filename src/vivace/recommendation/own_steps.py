@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vivace.errors import RecipeError
+from vivace.evidence.parsed import resolve
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.recommendation.kin import Kin
-from vivace.recommendation.parsed import resolve
 from vivace.stats import Interval
 from vivace.techniques.steps import Steps
 

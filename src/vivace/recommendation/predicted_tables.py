@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vivace.errors import RecipeError
+from vivace.evidence.parsed import resolve
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.hardware import CHIPS, Chip, Gpu, Near, known_gpu, near
 from vivace.memory.estimate import Saving, Scheme, largest_encoder, need_of
@@ -18,7 +19,6 @@ from vivace.memory.fit import RESERVE_BYTES
 from vivace.memory.footprints import footprints
 from vivace.memory.predict import Prediction
 from vivace.recommendation.kin import Kin
-from vivace.recommendation.parsed import resolve
 from vivace.recommendation.projection import around, by_operations, on_chip
 from vivace.recommendation.speed_limit import flop_of_call
 from vivace.recommendation.speeds import Speeds, known_speeds

@@ -10,8 +10,8 @@ import math
 from functools import cache
 
 from vivace.errors import RecipeError
+from vivace.evidence.parsed import resolve
 from vivace.hardware import Chip
-from vivace.recommendation.parsed import resolve
 from vivace.stats import Interval
 
 EFFICIENCY = 0.6

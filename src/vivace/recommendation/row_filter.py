@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.measured import decides_on_values
+from vivace.evidence.parsed import resolve
 from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.hardware import Near, capability_of
 from vivace.memory.fit import RESERVE_BYTES
@@ -15,7 +16,6 @@ from vivace.recipes.recipe import Recipe
 from vivace.recommendation.answer import LeftOut, Reason
 from vivace.recommendation.criteria import Criteria
 from vivace.recommendation.kin import Kin, kin_of
-from vivace.recommendation.parsed import resolve
 from vivace.recommendation.predicted_tables import Card
 from vivace.report.summary import size
 from vivace.spec.limits import ONE_VIEW, Limits

@@ -8,9 +8,9 @@ from functools import cache
 
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
+from vivace.evidence.parsed import resolve
 from vivace.evidence.tables import EvidenceTable
 from vivace.recommendation.kin import kin_of
-from vivace.recommendation.parsed import resolve
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """How much a technique can give beside others: they change which share of the time it works on.
 
 Effects are logarithms of gains over the baseline, which add up only while shares stay as they are. A tiny VAE takes 5 %
-off a call of 25 steps and 30 % off one of 4. Measured stages say what share is left to each component. And `steps` takes
-the place of the number of steps that weights were trained for, so the gain of both is not the product of their gains.
+off a call of 25 steps and 30 % off one of 4. Measured stages say what share is left to each component. And `steps`
+takes the place of the number of steps that weights were trained for: the gains of both do not add up.
 """
 
 from __future__ import annotations

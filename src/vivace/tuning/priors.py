@@ -10,15 +10,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 
 from vivace.errors import RecipeError
+from vivace.evidence.parsed import resolve
 from vivace.evidence.recorded import RecordedFigures, all_recorded
 from vivace.hardware import architecture_of
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
-from vivace.recipes.resolve import resolve
-from vivace.studies.published import parse_published
+from vivace.studies.published_tables import published_tables
 from vivace.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.techniques.steps import Steps
 from vivace.tuning.objective import Objective
@@ -34,7 +33,6 @@ _MUCH_SLOWER = -0.3
 """The gain below which a combination says nothing of its parts: what one part repairs, another has broken (fp32 and
 tf32 on a bf16 model)."""
 _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
-_TIMES = ("latency", "mean")
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
 _REPLACED_SHARE = 0.3
@@ -194,16 +192,10 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
 
 
 def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
-    text = resources.files("vivace.studies").joinpath("published", f"{study}.csv").read_text("utf-8")
-    groups: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
-    for cell in parse_published(text, study):
-        if cell.metric in _TIMES and cell.recipe and cell.number:
-            groups[cell.table, cell.gpu, cell.model].setdefault(cell.recipe, cell.number)
-    for (_, gpu, name), times in groups.items():
-        reference = min(times, key=lambda recipe: (recipe != "baseline", recipe.count("+")))
-        gains = {recipe: math.log(times[reference] / seconds) for recipe, seconds in times.items()}
-        error = _error(name == model, architecture_of(gpu), mine)
-        yield from _data(gains, error + (0.0 if reference == "baseline" else _NOT_THE_BASELINE))
+    for table in published_tables([study]):
+        gains = {row.recipe: math.log(row.gain.point) for row in table.rows if row.gain is not None}
+        error = _error(table.model == model, architecture_of(table.gpu), mine)
+        yield from _data(gains, error + (0.0 if table.baseline == "baseline" else _NOT_THE_BASELINE))
 
 
 def _error(same_model: bool, theirs: str | None, mine: str | None) -> float:

@@ -144,7 +144,7 @@ def test_times_under_a_profiler_are_never_seconds_an_image(
         monkeypatch.setattr("vivace.models.find._SMALL_BYTES", 0)
     answer = recommend(model, gpu="RTX 4060", store=())
     assert "91.8 s" not in str(answer)
-    from vivace.recommendation.published_tables import published_tables
+    from vivace.studies.published_tables import published_tables
 
     (profiled,) = [table for table in published_tables() if table.profiled]
     assert profiled.model == "sd15"

@@ -6,6 +6,7 @@ import pytest
 
 import vivace
 from tests.typed import typed
+from vivace.evidence.parsed import resolve
 from vivace.hardware import CHIPS, named_gpu, near
 from vivace.hardware.nearness import Near
 from vivace.lint.model_limits import flops_of
@@ -18,7 +19,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.recommendation import Recommendation
 from vivace.recommendation.fits_card import fitting, ranked
-from vivace.recommendation.parsed import resolve
 from vivace.recommendation.predicted_tables import Card, typical_gpu
 from vivace.recommendation.row_filter import refused
 from vivace.stats import Gate

@@ -5,7 +5,7 @@ import pytest
 from vivace.recipes.resolve import resolve
 from vivace.recommendation import Criteria, Recommendation
 from vivace.recommendation.advise import recommend_from
-from vivace.recommendation.published_tables import published_tables
+from vivace.studies.published_tables import published_tables
 
 INT8_TWO = "quantize(int8)@denoiser,text_encoder_2"
 FULL = "quantize(int8)@denoiser,text_encoder_2,vae+compile@denoiser,text_encoder_2,vae"

@@ -7,9 +7,9 @@ from functools import cache
 from itertools import groupby
 
 from vivace.errors import RecipeError
+from vivace.evidence.parsed import resolve
 from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.recipes.recipe import Recipe
-from vivace.recommendation.parsed import resolve
 from vivace.stats import Gate, Interval
 from vivace.studies.published import Published
 from vivace.studies.study_file import StudyFile, published_studies, read_study
