@@ -76,7 +76,11 @@ def _memory_lines(points: Sequence[MemoryPoint]) -> list[str]:
     for name, values in columns.items():
         if len(values) == len(points):
             slope = growth(requests, values)
-            between = "" if slope.low is None else f" [{slope.low / _MB:+.3f}, {slope.high / _MB:+.3f}]"
+            between = (
+                ""
+                if slope.low is None or slope.high is None
+                else f" [{slope.low / _MB:+.3f}, {slope.high / _MB:+.3f}]"
+            )
             lines.append(
                 f"  {name}: {values[0] / _MB:.1f} MB at first, {values[-1] / _MB:.1f} MB at last; once settled "
                 f"{slope.point / _MB:+.3f}{between} MB in 1,000 requests"

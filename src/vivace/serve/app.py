@@ -58,7 +58,7 @@ def create_app(
     app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
     app.state.problem = None
-    app.add_middleware(Checks, api_key=settings.api_key)
+    app.add_middleware(Checks, api_key=settings.api_key, hosts=settings.hosts)
     _add_errors(app)
     _add_health(app)
     _add_models(app)
