@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib.util
 import socket
 from pathlib import Path
@@ -190,28 +192,46 @@ def serve(
 def _run(settings: ServeSettings, host: str, port: int) -> int:
     import logging
 
-    import uvicorn
-
-    from vivace.serve.app import create_app
-
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     listening = _listening(host, port)
-    app = create_app(settings, on_problem=lambda: setattr(server, "should_exit", True))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
-            server_header=False,
-        )
-    )
     name = f"[{host}]" if ":" in host else host
     place = f"http://{name}:{listening.getsockname()[1]}"
     click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
-    server.run(sockets=[listening])
-    if app.state.problem is not None:
-        raise Unsupported(app.state.problem)
+    problem = asyncio.run(_serve(settings, listening))
+    if problem is not None:
+        raise Unsupported(problem)
     return 0
+
+
+async def _serve(settings: ServeSettings, listening: socket.socket) -> str | None:
+    """Serve until SIGTERM or Ctrl+C; return why no worker will ever draw, if that ended it."""
+    from vivace.serve.pool import EarlyProcesses, ReplicaPool
+
+    early = EarlyProcesses(settings)
+    await early.start()
+    try:
+        import uvicorn
+
+        from vivace.serve.app import create_app
+
+        app = create_app(
+            settings,
+            functools.partial(ReplicaPool, make_process=early.take),
+            lambda: setattr(server, "should_exit", True),
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
+                server_header=False,
+            )
+        )
+        await server.serve(sockets=[listening])
+    finally:
+        await early.stop()
+    problem: str | None = app.state.problem
+    return problem
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -44,10 +44,19 @@ class ImagesAnswer(BaseModel):
     notes: list[str] = Field(default=[])
 
 
+class StartHealth(BaseModel):
+    """How a worker's start goes: the seconds so far, in all and by phase, and those that earlier starts took."""
+
+    seconds: float
+    expected_seconds: float | None
+    phases: dict[str, float]
+
+
 class WorkerHealth(BaseModel):
     worker: int
     phase: str
     doing: str
+    start: StartHealth | None = None
 
 
 class Health(BaseModel):
