@@ -125,5 +125,5 @@ def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
 
 
 if __name__ == "__main__":
-    worker._load = _load
+    worker._load, worker._import_libraries = _load, lambda events: None
     worker.main()

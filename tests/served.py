@@ -119,7 +119,7 @@ class Served:
         """Send a request whose client can go away: close what is returned."""
         body = json.dumps({"prompt": prompt, **fields}).encode()
         client = socket.create_connection(("127.0.0.1", self.port))
-        head = ["host: x", "content-type: application/json", f"content-length: {len(body)}"]
+        head = ["host: localhost", "content-type: application/json", f"content-length: {len(body)}"]
         client.sendall("\r\n".join([f"POST {PATH} HTTP/1.1", *head, "", ""]).encode() + body)
         return client
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib.util
 import socket
 from pathlib import Path
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from vivace.spec.sizes import Size
     from vivace.spec.workload import Task
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _BATCHES = (2, 4)
 
@@ -100,6 +101,13 @@ _BATCHES = (2, 4)
     metavar="F",
     help="A file with the key that requests must bear.",
 )
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Without a key, answer requests to this name, too; default: localhost and its addresses. Repeatable.",
+)
 @click.option("--log-prompts", is_flag=True, help="Write prompts to the log.")
 def serve(
     model: str,
@@ -122,6 +130,7 @@ def serve(
     host: str,
     port: int,
     api_key_file: Path | None,
+    hosts: tuple[str, ...],
     log_prompts: bool,
 ) -> int:
     """Serve a model and its recipe behind the OpenAI images API, with a page to draw with.
@@ -171,6 +180,7 @@ def serve(
         timeout_s=timeout,
         idle_unload_s=None if idle_unload is None else 60 * idle_unload,
         api_key=key,
+        hosts=_hosts(hosts, key),
         logs_prompts=log_prompts,
     )
     click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
@@ -182,28 +192,46 @@ def serve(
 def _run(settings: ServeSettings, host: str, port: int) -> int:
     import logging
 
-    import uvicorn
-
-    from vivace.serve.app import create_app
-
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     listening = _listening(host, port)
-    app = create_app(settings, on_problem=lambda: setattr(server, "should_exit", True))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
-            server_header=False,
-        )
-    )
     name = f"[{host}]" if ":" in host else host
     place = f"http://{name}:{listening.getsockname()[1]}"
     click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
-    server.run(sockets=[listening])
-    if app.state.problem is not None:
-        raise Unsupported(app.state.problem)
+    problem = asyncio.run(_serve(settings, listening))
+    if problem is not None:
+        raise Unsupported(problem)
     return 0
+
+
+async def _serve(settings: ServeSettings, listening: socket.socket) -> str | None:
+    """Serve until SIGTERM or Ctrl+C; return why no worker will ever draw, if that ended it."""
+    from vivace.serve.pool import EarlyProcesses, ReplicaPool
+
+    early = EarlyProcesses(settings)
+    await early.start()
+    try:
+        import uvicorn
+
+        from vivace.serve.app import create_app
+
+        app = create_app(
+            settings,
+            functools.partial(ReplicaPool, make_process=early.take),
+            lambda: setattr(server, "should_exit", True),
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
+                server_header=False,
+            )
+        )
+        await server.serve(sockets=[listening])
+    finally:
+        await early.stop()
+    problem: str | None = app.state.problem
+    return problem
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -232,16 +260,28 @@ def _check_installed() -> None:
 
 
 def _key(file: Path | None, host: str) -> str | None:
+    from vivace.serve.hosts import is_loopback
     from vivace.untrusted.files import read_text
 
     if file is None:
-        if host not in _LOOPBACK:
+        if not is_loopback(host.lower()):
             raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
         return None
     key = read_text(file, 10_000).strip()
     if not key or not key.isascii() or any(character.isspace() for character in key):
         raise UsageError(f"--api-key-file {file}: give a file of one line of ASCII without spaces")
     return key
+
+
+def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
+    from vivace.serve.hosts import name_of
+
+    if names and key is not None:
+        raise UsageError("--allow-host is for a server without a key; with one, any name is answered")
+    wrong = [name for name in names if name_of(name) != name.lower() or ":" in name]
+    if wrong:
+        raise UsageError(f"--allow-host {wrong[0][:100]}: give a name as in a URL, without port and scheme")
+    return frozenset(name.lower() for name in names)
 
 
 def _best_known(model: str) -> tuple[str, str]:

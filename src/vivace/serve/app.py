@@ -20,6 +20,7 @@ from vivace.serve.image_routes import add_images
 from vivace.serve.jobs import JobError
 from vivace.serve.metrics import Metrics
 from vivace.serve.pool import ReplicaPool
+from vivace.serve.replica import Replica
 from vivace.serve.requests import EditRequest, GenerationRequest, RequestError, unfit_loras
 from vivace.serve.responses import KeptImages, error_body
 from vivace.serve.settings import ServeSettings
@@ -58,7 +59,7 @@ def create_app(
     app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
     app.state.problem = None
-    app.add_middleware(Checks, api_key=settings.api_key)
+    app.add_middleware(Checks, api_key=settings.api_key, hosts=settings.hosts)
     _add_errors(app)
     _add_health(app)
     _add_models(app)
@@ -121,10 +122,7 @@ def _add_health(app: FastAPI) -> None:
     async def readyz(request: Request) -> JSONResponse:
         """Whether an image would be drawn now, and what each worker does."""
         pool: ReplicaPool = request.app.state.pool
-        workers = [
-            {"worker": replica.number, "phase": replica.phase.value, "doing": replica.doing}
-            for replica in pool.replicas
-        ]
+        workers = [_worker_health(replica) for replica in pool.replicas]
         body: dict[str, Any] = {"status": "ready" if pool.is_ready else "not ready", "workers": workers}
         if pool.problem is not None:
             body["problem"] = pool.problem
@@ -140,6 +138,11 @@ def _add_health(app: FastAPI) -> None:
         """A dashboard for Grafana, of the metrics."""
         text = resources.files("vivace.serve").joinpath("templates", "dashboard.json").read_text("utf-8")
         return Response(text, media_type="application/json")
+
+
+def _worker_health(replica: Replica) -> dict[str, Any]:
+    health = {"worker": replica.number, "phase": replica.phase.value, "doing": replica.doing}
+    return health if replica.starting is None else health | {"start": replica.starting.health()}
 
 
 def _add_models(app: FastAPI) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 
+from vivace.serve.hosts import foreign_header
 from vivace.serve.responses import error_body
 
 if TYPE_CHECKING:
@@ -27,10 +28,16 @@ _OPEN = "/livez"
 
 
 class Checks:
-    """ASGI middleware."""
+    """ASGI middleware.
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    Args:
+        api_key: that requests must bear; None for none, and then only those that name this machine are answered.
+        hosts: names of this machine, beside those of its loopback.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str | None, hosts: frozenset[str] = frozenset()) -> None:
         self._app = app
+        self._hosts = hosts
         self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,6 +52,9 @@ class Checks:
         ):
             body = error_body(401, "give the server's key: Authorization: Bearer KEY")
             await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            return
+        if self._key is None and (foreign := foreign_header(scope["headers"], self._hosts)) is not None:
+            await JSONResponse(error_body(403, _not_this_machine(*foreign)), 403)(scope, receive, send)
             return
         if scope["method"] == "POST" and headers.get(b"sec-fetch-site") == b"cross-site":
             body = error_body(403, "a page of another site may not draw here")
@@ -61,6 +71,13 @@ class Checks:
         scheme, _, key = header.partition(b" ")
         assert self._key is not None
         return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+
+
+def _not_this_machine(header: str, value: str) -> str:
+    return (
+        f"{header}: {value[:100]} is not this machine, whose server has no key; start it with --allow-host NAME, or "
+        "with --api-key-file FILE"
+    )
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -> None:

@@ -44,10 +44,19 @@ class ImagesAnswer(BaseModel):
     notes: list[str] = Field(default=[])
 
 
+class StartHealth(BaseModel):
+    """How a worker's start goes: the seconds so far, in all and by phase, and those that earlier starts took."""
+
+    seconds: float
+    expected_seconds: float | None
+    phases: dict[str, float]
+
+
 class WorkerHealth(BaseModel):
     worker: int
     phase: str
     doing: str
+    start: StartHealth | None = None
 
 
 class Health(BaseModel):
@@ -95,7 +104,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     words = {
         400: "The request is wrong; the message says what is allowed",
         401: "The key is missing or wrong",
-        403: "A page of another site sends it",
+        403: "A page of another site sends it, or it names another machine than this one, which has no key",
         404: "There is no such image",
         413: "The body is too large",
         429: "Too much waits; Retry-After says when there is probably room",
@@ -123,13 +132,13 @@ _DRAWN = {
         "content": {**_BYTES, "text/event-stream": {"schema": _EVENT}},
     }
 }
-OPEN: dict[str, Any] = {"responses": _errors(413)}
+OPEN: dict[str, Any] = {"responses": _errors(403, 413)}
 """Of routes that need no key."""
-KEYED: dict[str, Any] = {"responses": _errors(401, 413)}
+KEYED: dict[str, Any] = {"responses": _errors(401, 403, 413)}
 """Of routes that need one."""
 DRAWS: dict[str, Any] = {"responses": _DRAWN | _errors(400, 401, 403, 413, 429, 499, 500, 503, 504)}
 FILES: dict[str, Any] = {
-    "responses": {200: {"description": "The image", "content": _BYTES}} | _errors(401, 404, 413)
+    "responses": {200: {"description": "The image", "content": _BYTES}} | _errors(401, 403, 404, 413)
 }
 
 

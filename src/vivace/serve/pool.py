@@ -13,9 +13,10 @@ from typing import Any
 from vivace.serve.deadlines import drawn_in_time
 from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.messages import Load
-from vivace.serve.process import WorkerProcess
+from vivace.serve.process import COMMAND, WITH_GPU, WorkerProcess
 from vivace.serve.replica import Phase, Replica
 from vivace.serve.settings import ModelState, ServeSettings
+from vivace.serve.starting import PastStarts
 from vivace.serve.waiting import WaitingLine, accept
 
 _MEMORY = Path("/dev/shm")
@@ -54,7 +55,8 @@ class ReplicaPool:
             settings.task,
             settings.batches,
         )
-        make = make_process or process_on
+        make = make_process or process_maker(settings)
+        past = PastStarts.of(settings)
         self.replicas = [
             Replica(
                 number,
@@ -63,6 +65,7 @@ class ReplicaPool:
                 self.ledger,
                 lambda gpu=gpu: make(gpu),  # type: ignore[misc]
                 observe,
+                past,
                 settings.idle_unload_s,
             )
             for number, gpu in enumerate(settings.gpus or (None,), 1)
@@ -135,6 +138,39 @@ def _keep(task: asyncio.Task[None]) -> None:
     task.add_done_callback(_TASKS.discard)
 
 
-def process_on(gpu: str | None) -> WorkerProcess:
-    """Return the process of a worker on a GPU, by its UUID or index."""
-    return WorkerProcess(variables={} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+def process_maker(settings: ServeSettings) -> Callable[[str | None], WorkerProcess]:
+    """Return what makes the process of a worker on a GPU, by its UUID or index, or on the default device."""
+    command = COMMAND if settings.device == "cpu" else (*COMMAND, WITH_GPU)
+
+    def make(gpu: str | None) -> WorkerProcess:
+        return WorkerProcess(command, {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+
+    return make
+
+
+class EarlyProcesses:
+    """Workers that are started before their pool: they import their libraries while this process imports its own.
+
+    Args:
+        make: makes the process of a worker.
+    """
+
+    def __init__(
+        self, settings: ServeSettings, make: Callable[[str | None], WorkerProcess] | None = None
+    ) -> None:
+        self._make = make or process_maker(settings)
+        self._waiting = {gpu: self._make(gpu) for gpu in settings.gpus or (None,)}
+
+    async def start(self) -> None:
+        for process in self._waiting.values():
+            await process.start()
+
+    def take(self, gpu: str | None) -> WorkerProcess:
+        """Return the process of a GPU, which is started at first, and a new one later."""
+        return self._waiting.pop(gpu, None) or self._make(gpu)
+
+    async def stop(self) -> None:
+        """End those that nobody took."""
+        for process in self._waiting.values():
+            await process.stop(at_once=True)
+        self._waiting.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from vivace.processes.start import start_async
 from vivace.serve.messages import Message, written
 
 COMMAND = (sys.executable, "-m", "vivace.serve.worker")
+WITH_GPU = "--open-gpu"
+"""Makes a worker create its context on the GPU while it imports."""
 _GRACE_S = 5.0
 
 
@@ -22,6 +25,9 @@ class WorkerProcess:
 
     Args:
         variables: environment variables besides this process's own.
+
+    Attributes:
+        started_at: `time.monotonic()` of its start.
     """
 
     def __init__(
@@ -30,12 +36,17 @@ class WorkerProcess:
         self._command = command
         self._variables = dict(variables or {})
         self._process: asyncio.subprocess.Process | None = None
+        self.started_at = 0.0
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
+        """Start the process, unless it is started already."""
+        if self._process is not None:
+            return
+        self.started_at = time.monotonic()
         self._process = await start_async(self._command, self._variables)
 
     async def send(self, message: Message) -> None:

@@ -59,6 +59,7 @@ class RemoteReplica:
     num_exchanges: int = 0
     energy_j: float | None = None
     is_able: bool = True
+    starting: None = None
 
 
 class RayPool:

@@ -21,6 +21,7 @@ from vivace.serve.messages import Cancel, Load
 from vivace.serve.process import WorkerProcess
 from vivace.serve.sent import SentJobs
 from vivace.serve.settings import ModelState
+from vivace.serve.starting import PastStarts, Starting
 from vivace.serve.states import state_of
 from vivace.serve.waiting import WaitingLine
 
@@ -47,7 +48,8 @@ class Replica:
     """One worker and what it does.
 
     Attributes:
-        phase: of the worker; `doing` says more of its start.
+        past: starts of the same before.
+        phase: of the worker; `doing` says more of its start, and `starting` how it goes, until it has ended.
         state: of the model, once it is loaded.
         energy_j: joules of the GPU while it drew; None where nothing counts them.
         idle_s: seconds without a job after which the worker ends; None for never.
@@ -60,9 +62,11 @@ class Replica:
     ledger: Ledger
     make_process: Callable[[], WorkerProcess]
     on_drawn: Callable[[ImageJob, dict[str, Any]], None]
+    past: PastStarts
     idle_s: float | None = None
     phase: Phase = Phase.STARTING
     doing: str = "starting"
+    starting: Starting | None = None
     state: ModelState | None = None
     problem: str = ""
     lora: str | None = None
@@ -108,11 +112,22 @@ class Replica:
         self.phase, self.doing, self.lora = Phase.STARTING, "starting", None
         self._process = self.make_process()
         await self._process.start()
-        await self._process.send(self.load)
+        self.starting = starting = Starting(self.past, self._process.started_at)
+        LOG.info("worker %d starts: %s", self.number, starting.expectation)
+        try:
+            await self._process.send(self.load)
+            return await self._loaded(starting)
+        finally:
+            self.starting = None
+
+    async def _loaded(self, starting: Starting) -> bool:
+        """Follow the worker until it has loaded the model; return False if it never will."""
+        assert self._process is not None
         while (event := await self._process.event()) is not None:
             if event["event"] == "phase":
                 self.doing = event["phase"]
-                LOG.info("worker %d: %s", self.number, self.doing)
+                starting.enter(self.doing, event.get("at"))
+                LOG.info("worker %d: %s (after %.1f s)", self.number, self.doing, starting.seconds)
             elif event["event"] == "unusable":
                 self.phase, self.problem = Phase.UNUSABLE, event["message"]
                 return False
@@ -120,6 +135,7 @@ class Replica:
                 self.state = state_of(event["state"])
                 self._log(self.state)
                 self.phase, self.doing = Phase.READY, "ready"
+                LOG.info("worker %d: %s", self.number, starting.finish())
                 return True
         return False
 

@@ -35,6 +35,7 @@ class ServeSettings:
         timeout_s: of a request at most, and unless it says less.
         idle_unload_s: idle seconds after which workers end and free the GPU; None for never.
         api_key: that requests must bear; None for none.
+        hosts: names in requests' Host and Origin that are answered without a key, beside those of the loopback.
         logs_prompts: whether prompts are logged.
     """
 
@@ -54,6 +55,7 @@ class ServeSettings:
     timeout_s: float = 600.0
     idle_unload_s: float | None = None
     api_key: str | None = None
+    hosts: frozenset[str] = frozenset()
     logs_prompts: bool = False
 
 

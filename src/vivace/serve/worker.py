@@ -1,6 +1,6 @@
 """A resident worker: keeps one session and draws one image after the other.
 
-    python -m vivace.serve.worker
+    python -m vivace.serve.worker [--open-gpu]
 
 Reads `messages` on standard input and writes events on standard output. The main thread owns the session; another one
 reads the input, so that a cancel arrives while an image is drawn.
@@ -11,6 +11,7 @@ are RGB bytes in a file of the folder that `Load` names, which lies in memory; t
 
 from __future__ import annotations
 
+import gc
 import queue
 import signal
 import sys
@@ -21,10 +22,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, VivaceError
+from vivace.hardware.cuda_context import open_context
+from vivace.models.quiet import quiet
 from vivace.processes.parent import die_with_parent
 from vivace.processes.protocol import send_event
 from vivace.processes.resident import open_events
 from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
+from vivace.serve.process import WITH_GPU
 
 if TYPE_CHECKING:
     from vivace.serve.drawing import Drawing
@@ -88,12 +92,15 @@ class Inbox:
 
 def main() -> None:
     die_with_parent()
+    if WITH_GPU in sys.argv:
+        threading.Thread(target=open_context, daemon=True).start()
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
     ):  # which service managers send to all; the server ends its workers
         signal.signal(number, signal.SIG_IGN)
     events = open_events()
+    _import_libraries(events)
     inbox = Inbox(iter(sys.stdin.readline, ""))
     while (message := inbox.next()) is not None:
         if isinstance(message, Load):
@@ -103,14 +110,28 @@ def main() -> None:
             _draw(message, inbox, events)
 
 
+def _import_libraries(events: TextIO) -> None:
+    """Import what every model needs. The server need not have said yet which one it is."""
+    _report(events, "importing libraries")
+    gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
+    import vivace.serve.drawing  # noqa: F401 - before diffusers, whose loading of foreign code it disables
+
+    with quiet():
+        import diffusers.pipelines.pipeline_utils  # noqa: F401
+        import transformers.modeling_utils  # noqa: F401
+    gc.freeze()
+    gc.enable()
+
+
+def _report(events: TextIO, phase: str) -> None:
+    send_event(events, {"event": "phase", "phase": phase, "at": time.monotonic()})
+
+
 def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
     from vivace.serve.drawing import Drawing
 
-    def report(phase: str) -> None:
-        send_event(events, {"event": "phase", "phase": phase})
-
     try:
-        inbox.drawing = Drawing.load(message, report)
+        inbox.drawing = Drawing.load(message, lambda phase: _report(events, phase))
     except VivaceError as error:
         send_event(events, {"event": "unusable", "message": str(error)})
         return False

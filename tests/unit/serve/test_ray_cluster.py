@@ -78,7 +78,7 @@ def leave(prompt: str, steps: int) -> None:
     """Ask for an image, and go away while it is drawn."""
     body = json.dumps({"prompt": prompt, "num_inference_steps": steps}).encode()
     with socket.create_connection(("127.0.0.1", PORT)) as client:
-        head = ["host: x", "content-type: application/json", f"content-length: {len(body)}"]
+        head = ["host: localhost", "content-type: application/json", f"content-length: {len(body)}"]
         client.sendall("\r\n".join(["POST /v1/images/generations HTTP/1.1", *head, "", ""]).encode() + body)
         wait_until(lambda: counts()['vivace_images{state="running"}'] == 1, 20, "it is not drawn")
 

@@ -77,7 +77,7 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None
 def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivace.serve.checks._LONGEST_PAUSE_S", 0.2)
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
-    client.sendall(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{{".encode())
+    client.sendall(f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{{".encode())
     assert b" 400 " in client.recv(1000).splitlines()[0]
     client.close()
     assert plain.draw().status == 200
@@ -86,7 +86,7 @@ def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pyte
 @pytest.mark.parametrize(("path", "largest"), [(PATH, LARGEST_BODY), (EDITS, LARGEST_UPLOAD)])
 def test_a_body_of_unknown_length_is_bounded(plain: Served, path: str, largest: int) -> None:
     kind = "application/json" if path == PATH else "multipart/form-data; boundary=limit"
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
     part = b'--limit\r\ncontent-disposition: form-data; name="image"; filename="x"\r\n\r\n'
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
     sent = 0

@@ -172,7 +172,7 @@ def uploading(server: Served, chance: random.Random) -> socket.socket:
     """Send a part of a form, or all of it."""
     body, kind = form_of({"prompt": "x", "num_inference_steps": 12}, {"image": png((64, 64))})
     client = socket.create_connection(("127.0.0.1", server.port))
-    head = ["host: x", f"content-type: {kind}", f"content-length: {len(body)}"]
+    head = ["host: localhost", f"content-type: {kind}", f"content-length: {len(body)}"]
     part = body[: chance.randrange(1, len(body) + 1)]
     client.sendall("\r\n".join(["POST /v1/images/edits HTTP/1.1", *head, "", ""]).encode() + part)
     return client

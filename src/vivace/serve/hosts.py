@@ -1,0 +1,53 @@
+"""The names by which a server without a key answers: those of this machine.
+
+A page of any site may have its own name resolve to 127.0.0.1, and then counts for browsers as of one origin with what
+listens there (DNS rebinding). It cannot change the Host header, which has that name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Iterable
+
+_LOOPBACK = "localhost"
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)(?::\d{1,5})?", re.IGNORECASE)
+_ORIGIN = re.compile(r"https?://(.+)", re.IGNORECASE)
+
+
+def foreign_header(
+    headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str]
+) -> tuple[str, str] | None:
+    """Return the first Host or Origin that names another machine, with its header's name; None without one.
+
+    Args:
+        allowed: names beside this machine's own, in lower case.
+    """
+    for name, value in headers:
+        text = value.decode("latin-1").strip()
+        if name == b"host" and not _is_own(text, allowed):
+            return "Host", text
+        if name == b"origin":
+            match = _ORIGIN.fullmatch(text)
+            if match is None or not _is_own(match[1], allowed):
+                return "Origin", text
+    return None
+
+
+def name_of(host: str) -> str | None:
+    """Return the name or address in a Host header, in lower case and without its port; None if there is none."""
+    match = _HOST.fullmatch(host)
+    return None if match is None else match[1].strip("[]").lower().removesuffix(".")
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a name or address is always this machine's own."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == _LOOPBACK
+
+
+def _is_own(host: str, allowed: Collection[str]) -> bool:
+    name = name_of(host)
+    return name is not None and (is_loopback(name) or name in allowed)

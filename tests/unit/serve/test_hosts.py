@@ -1,0 +1,95 @@
+"""A server without a key answers requests that name this machine, and no others: DNS rebinding."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve_worker import COMMAND
+from tests.served import PATH, Served, served
+from vivace.serve.settings import ServeSettings
+
+SETTINGS = ServeSettings("fake", "baseline", hosts=frozenset({"images.lan"}))
+OWN = [
+    "localhost",
+    "LOCALHOST:8000",
+    "localhost.",
+    "127.0.0.1:8000",
+    "127.1.2.3",
+    "[::1]:8000",
+    "images.lan:80",
+]
+FOREIGN = [
+    "evil.example",
+    "localhost.evil.example:8000",
+    "evil.example:8000",
+    "10.0.0.1",
+    "[fe80::1]",
+    "127.0.0.1@evil.example",
+    "evil.example:127.0.0.1",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("host", OWN)
+def test_the_names_of_this_machine_are_answered(server: Served, host: str) -> None:
+    assert server.send("/v1/models", headers={"host": host}).status == 200
+    drawn = server.send(PATH, {"prompt": "x"}, {"host": host, "origin": f"http://{host}"})
+    assert drawn.status == 200
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_a_request_to_another_name_is_refused_in_words(server: Served, host: str) -> None:
+    for path in ("/", "/v1/models", "/livez", "/metrics", "/v1/images/files/x"):
+        answer = server.send(path, headers={"host": host})
+        assert answer.status == 403, path
+    assert answer.message.startswith(f"Host: {host} is not this machine")
+    assert "--allow-host NAME" in answer.message
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://localhost.evil.example", "null", "file://x"]
+)
+def test_a_page_of_another_origin_draws_nothing(server: Served, origin: str) -> None:
+    before = server.states()
+    answer = server.send(PATH, {"prompt": "x"}, {"origin": origin})
+    assert answer.status == 403
+    assert answer.message.startswith(f"Origin: {origin} is not this machine")
+    assert server.states() == before
+
+
+def test_with_a_key_any_name_is_answered(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, api_key="secret")
+    headers = {"authorization": "Bearer secret", "host": "images.example"}
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as locked:
+        assert locked.send(PATH, {"prompt": "x"}, headers).status == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--allow-host", "http://x"), "give a name as in a URL, without port and scheme"),
+        (("--allow-host", "x:80"), "give a name as in a URL, without port and scheme"),
+        (("--allow-host", "x", "--api-key-file", __file__), "--allow-host is for a server without a key"),
+        (("--host", "0.0.0.0"), "lets other machines in; give --api-key-file FILE, too"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_at_start(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    options = [str(key) if each == __file__ else each for each in arguments]
+    command = [sys.executable, "-m", "vivace", "serve", "tiny-sd", "--recipe", "baseline", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert message in done.stderr
