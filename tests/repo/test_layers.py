@@ -66,6 +66,8 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.flux_forward",
     "vivace.machinery.fused.flux2_forward",
     "vivace.machinery.fused.block_weights",
+    "vivace.machinery.fused.hoisted_blocks",
+    "vivace.machinery.fused.qwen_image_forward",
     "vivace.machinery.fused.image_operations",
     "vivace.machinery.fused.lora_columns",
     "vivace.machinery.fused.modulations",
