@@ -238,7 +238,7 @@ class Fused(Technique):
             self.attention == "fp8" and self.bf16_blocks <= index < num_blocks - self.bf16_blocks
             for index in range(num_blocks)
         )
-        torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
+        form.to_bf16(transformer)
         transformer.register_forward_hook(cast_output, with_kwargs=True)
         with torch.no_grad():
             fused = form.fuse(transformer, target.pipe, self.precision == "fp8", bounded, places)

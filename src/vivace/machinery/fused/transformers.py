@@ -42,11 +42,22 @@ class FusedForm:
             are to be bounded, for fp8.
         fuse: replaces the blocks.
         unsuited: why a transformer of this class has no fused form after all, or None.
+        exact: buffers that keep their dtype, while all else becomes bf16.
     """
 
     chains: tuple[str, ...]
     fuse: Fuse
     unsuited: Callable[[Any], str | None] = lambda _: None
+    exact: tuple[str, ...] = ()
+
+    def to_bf16(self, transformer: Any) -> None:
+        import torch
+
+        kept = {name: transformer.get_buffer(name) for name in self.exact}
+        torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
+        for name, buffer in kept.items():
+            path, _, attribute = name.rpartition(".")
+            setattr(transformer.get_submodule(path), attribute, buffer)
 
     def num_blocks(self, transformer: Any) -> int:
         return sum(len(getattr(transformer, name)) for name in self.chains)
@@ -90,6 +101,15 @@ def _qwen_image(
     return _hoisted(*fuse_qwen_image(transformer, pipe, quantize, bounded, places))
 
 
+def _qwen_image21(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    from vivace.machinery.fused.qwen_image21_forward import fuse_qwen_image21
+
+    chain = fuse_qwen_image21(transformer, quantize, bounded, places)
+    return FusedTransformer(True, lambda: chain.num_calls)
+
+
 def _z_image(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
@@ -120,5 +140,11 @@ _FORMS = {
     "FluxTransformer2DModel": FusedForm(_DOUBLE_AND_SINGLE, _flux),
     "Flux2Transformer2DModel": FusedForm(_DOUBLE_AND_SINGLE, _flux2),
     "QwenImageTransformer2DModel": FusedForm(("transformer_blocks",), _qwen_image, _unsuited_qwen_image),
+    "QwenImage21Transformer2DModel": FusedForm(
+        # In bf16 frequencies would give every timestep another phase.
+        ("transformer_blocks",),
+        _qwen_image21,
+        exact=("time_text_embed.time_proj.freqs",),
+    ),
     "ZImageTransformer2DModel": FusedForm(("noise_refiner", "context_refiner", "layers"), _z_image),
 }
