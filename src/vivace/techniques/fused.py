@@ -1,4 +1,4 @@
-"""A transformer of FLUX.1, FLUX.2 or Z-Image, or a UNet and a VAE, as few, fused kernels, in bf16 or fp8.
+"""A transformer of FLUX, Qwen-Image or Z-Image, or a UNet and a VAE, as few, fused kernels, in bf16 or fp8.
 
 Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
     norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
@@ -12,10 +12,10 @@ Costs: other rounding than diffusers'; with fp8 also that of weights and activat
     merged before (vivace's `lora(hot=True)` goes with transformers), and techniques that work on blocks do not go
     with it. The rest of a VAE is computed in bf16, also of one that diffusers would compute in fp32 (SDXL's). With
     `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
-Needs: a transformer of FLUX.1, FLUX.2 or Z-Image, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or their VAE. On
-    GPUs Triton and cuBLASLt; fp8 compute capability 8.9; `attention=fp8` Hopper, a transformer and the package
-    nvidia-cudnn-frontend; `convolutions=fp8` Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the same,
-    which is right and slow.
+Needs: a transformer of FLUX.1, FLUX.2, Qwen-Image or Z-Image, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or
+    their VAE. On GPUs Triton and cuBLASLt; fp8 compute capability 8.9; `attention=fp8` Hopper, a transformer and the
+    package nvidia-cudnn-frontend; `convolutions=fp8` Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the
+    same, which is right and slow.
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.machinery.kernels.
 
@@ -29,7 +29,6 @@ docs/performance/unets.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -37,6 +36,7 @@ from pydantic import model_validator
 
 from vivace.errors import NoEffect
 from vivace.machinery.compilation.compiled_code import keep_compiled_code
+from vivace.machinery.fused.transformers import form_of, heads_of
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.technique import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.technique.anatomy import Component
@@ -44,25 +44,15 @@ from vivace.technique.anatomy import Component
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places
 
-    _Fused = tuple[Callable[[], int], Callable[[], dict[str, int | float | str]]]
-    """How often the fused forward was called, and further evidence."""
-
 _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _HOPPER = (9, 0)
 _FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
-_FLUX, _FLUX2, _Z_IMAGE = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ZImageTransformer2DModel"
-_CHAINS = {
-    _FLUX: ("transformer_blocks", "single_transformer_blocks"),
-    _FLUX2: ("transformer_blocks", "single_transformer_blocks"),
-    _Z_IMAGE: ("noise_refiner", "context_refiner", "layers"),
-}
-"""Lists of blocks of the transformers that have a fused form, in the order in which `bf16_blocks` counts."""
 
 
 class Fused(Technique):
     name: ClassVar[str] = "fused"
-    summary: ClassVar[str] = "a transformer of FLUX or Z-Image, or a UNet, as few, fused kernels"
+    summary: ClassVar[str] = "a transformer of FLUX, Qwen-Image or Z-Image, or a UNet, as few, fused kernels"
     stage: ClassVar[Stage] = Stage.FUSE
     owns: ClassVar[str] = "attention projections"
     same_picture: ClassVar[bool] = True
@@ -158,13 +148,12 @@ class Fused(Technique):
             return reason
         if self.convolutions == "fp8" and not _is_unet(denoiser) and "vae" not in self.targets:
             return (
-                "FLUX's transformer has no convolutions; with convolutions=fp8 fuse the VAE as well, "
-                "@denoiser,vae"
+                "a transformer has no convolutions; with convolutions=fp8 fuse the VAE as well, @denoiser,vae"
             )
         if self.attention == "fp8":
             if _is_unet(denoiser):
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and a UNet's are others"
-            _, head = _heads(denoiser)
+            _, head = heads_of(denoiser)
             if head != _FP8_HEAD:
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
         return None
@@ -242,62 +231,31 @@ class Fused(Technique):
         from vivace.machinery.fused.casts import cast_output
 
         transformer = target.module("denoiser")
-        fuse = {_FLUX: self._fuse_flux, _FLUX2: self._fuse_flux2, _Z_IMAGE: self._fuse_z_image}
-        num_blocks = sum(len(getattr(transformer, name)) for name in _CHAINS[type(transformer).__name__])
+        form = form_of(transformer)
+        assert form is not None
+        num_blocks = form.num_blocks(transformer)
         bounded = tuple(
             self.attention == "fp8" and self.bf16_blocks <= index < num_blocks - self.bf16_blocks
             for index in range(num_blocks)
         )
-        torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
+        form.to_bf16(transformer)
         transformer.register_forward_hook(cast_output, with_kwargs=True)
         with torch.no_grad():
-            num_calls, evidence = fuse[type(transformer).__name__](target, bounded, places)
+            fused = form.fuse(transformer, target.pipe, self.precision == "fp8", bounded, places)
+        setattr(transformer, _ATTRIBUTE, fused.weights)
         num_fp8 = sum(bounded)
 
         def refuted(_: dict[str, Any]) -> str | None:
-            return None if num_calls() else "the fused forward was never called"
+            return None if fused.num_calls() else "the fused forward was never called"
 
         return Effect(
             changed={
                 "denoiser.fused_blocks": num_blocks,
                 "denoiser.attention": f"cuDNN fp8 in {num_fp8} of {num_blocks} blocks" if num_fp8 else "bf16",
             },
-            evidence=evidence,
+            evidence=fused.evidence,
             refuted=refuted,
         )
-
-    def _fuse_flux(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
-        from vivace.machinery.fused.flux_forward import fuse_flux
-
-        transformer = target.module("denoiser")
-        fused, forward, hoisting = fuse_flux(
-            transformer, target.pipe, self.precision == "fp8", bounded, places
-        )
-        setattr(transformer, _ATTRIBUTE, fused)
-
-        def evidence() -> dict[str, int | float | str]:
-            return {
-                "denoiser.modulations_hoisted": hoisting.num_hoisted,
-                "denoiser.modulations_computed_in_the_loop": int(fused.modulations.num_computed),
-            }
-
-        return lambda: forward.num_calls, evidence
-
-    def _fuse_flux2(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
-        from vivace.machinery.fused.flux2_forward import fuse_flux2
-
-        transformer = target.module("denoiser")
-        fused, forward = fuse_flux2(transformer, self.precision == "fp8", bounded, places)
-        setattr(transformer, _ATTRIBUTE, fused)
-        return lambda: forward.num_calls, dict
-
-    def _fuse_z_image(self, target: Target, bounded: tuple[bool, ...], places: Places) -> _Fused:
-        from vivace.machinery.fused.z_image_blocks import fuse_z_image
-
-        transformer = target.module("denoiser")
-        chains = fuse_z_image(transformer, self.precision == "fp8", bounded, places)
-        setattr(transformer, _ATTRIBUTE, True)
-        return lambda: min(chain.num_calls for chain in chains), dict
 
 
 def _places(target: Target, module: Any) -> Places:
@@ -337,10 +295,11 @@ def _is_unet(denoiser: Any) -> bool:
 def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     """Why this denoiser has no fused form, or None."""
     kind = type(denoiser).__name__
-    if kind not in _CHAINS and not _is_unet(denoiser):
+    form = form_of(denoiser)
+    if form is None and not _is_unet(denoiser):
         return (
-            "the fused kernels are made for the transformers of FLUX.1, FLUX.2 and Z-Image, and for UNets, and this is "
-            f"a {kind}"
+            "the fused kernels are made for the transformers of FLUX.1, FLUX.2, Qwen-Image and Z-Image, and for UNets, "
+            f"and this is a {kind}"
         )
     if hasattr(denoiser, _ATTRIBUTE):
         return None
@@ -356,17 +315,12 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
         if quantize and on_gpu and any(number % 16 for number in channels):
             return "matmuls in fp8 need channels in multiples of 16"
         return unsuited(denoiser)
-    num_heads, head = _heads(denoiser)
+    assert form is not None
+    if (reason := form.unsuited(denoiser)) is not None:
+        return reason
+    num_heads, head = heads_of(denoiser)
     if quantize and on_gpu and num_heads * head % 16:
         return "matmuls in fp8 need channels in multiples of 16"
     if on_gpu and (head & (head - 1) or head < 16):
         return f"the kernels take heads whose channels are a power of two from 16 on; these have {head}"
     return None
-
-
-def _heads(transformer: Any) -> tuple[int, int]:
-    """Return the number of heads, and their channels."""
-    config = transformer.config
-    if type(transformer).__name__ == _Z_IMAGE:
-        return config.n_heads, config.dim // config.n_heads
-    return config.num_attention_heads, config.attention_head_dim

@@ -21,11 +21,19 @@ def round_by_row(layer: torch.nn.Linear) -> None:
     layer.forward = forward
 
 
-def outliers(blocks: Any, largest: float, change: Callable[[Any], None] | None = None) -> None:
-    """Multiply four outputs of each Linear layer of blocks, and change the layer."""
+def outliers(
+    blocks: Any, largest: float, change: Callable[[Any], None] | None = None, apart: str = "adaLN"
+) -> None:
+    """Multiply four outputs of each Linear layer of blocks, zero its bias, and change the layer.
+
+    Args:
+        apart: names of layers that are left as they are contain this.
+    """
     for block in blocks:
-        for layer in block.modules():
-            if isinstance(layer, torch.nn.Linear) and layer.bias is None:
+        for name, layer in block.named_modules():
+            if isinstance(layer, torch.nn.Linear) and apart not in name:
+                if layer.bias is not None:
+                    layer.bias.zero_()
                 layer.weight[:: layer.out_features // 4] *= largest
                 if change is not None:
                     change(layer)

@@ -12,7 +12,8 @@ from tests.targets import target_of
 from tests.unit.fused.test_flux_forward import Pipe, transformer
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import modulations
-from vivace.machinery.fused.flux_forward import FusedFlux
+from vivace.machinery.fused.flux_forward import FLUX
+from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.memory.predict import predict
@@ -94,7 +95,7 @@ def test_a_unet_and_its_vae_draw_the_same(recipe: str) -> None:
 
 @torch.no_grad()
 def test_weights_are_left_at_home_and_the_table_is_for_where_they_work() -> None:
-    fused = FusedFlux(transformer(), True, (False,) * 4, Places(work=CPU, home=META))
+    fused = HoistedBlocks(transformer(), FLUX, 34, True, (False,) * 4, Places(work=CPU, home=META))
     assert {tensor.device for tensor in (*fused.parameters(), *fused.buffers())} == {META}
     assert len(fused.modulations.table) == 0, "a CPU has none, wherever the weights are"
     assert fused.modulations.num_computed.device == CPU

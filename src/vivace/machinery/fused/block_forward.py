@@ -21,7 +21,6 @@ from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Room, Rows, RowScaled
 from vivace.machinery.fused.products import Product, room_for
-from vivace.machinery.fused.rope import tables
 from vivace.machinery.fused.scales import StepScales
 from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, to_joint
 
@@ -74,13 +73,20 @@ class _Pending:
 
 @dataclass
 class _Step:
-    """What all blocks of one forward share. scales: None in bf16."""
+    """What all blocks of one forward share.
+
+    scales: None in bf16.
+    mask: of attention; None: all keys are there.
+    num_still: tokens of the image, its last, whose modulations are in another row.
+    """
 
     x: torch.Tensor
     modulations: torch.Tensor
     rope: tuple[torch.Tensor, torch.Tensor]
     tokens: TokenLayout
     scales: StepScales | None
+    mask: torch.Tensor | None
+    num_still: int
 
 
 class BlockForward:
@@ -105,31 +111,49 @@ class BlockForward:
         self._num_heads = num_heads
 
     def __call__(
-        self, text: torch.Tensor, image: torch.Tensor, ids: torch.Tensor, modulations: torch.Tensor
+        self,
+        text: torch.Tensor,
+        image: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        modulations: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        num_still: int = 0,
     ) -> torch.Tensor:
         """Return the image's tokens behind the last block, (batch, tokens, channels).
 
         Args:
             text, image: tokens (batch, tokens, channels), in bf16.
-            ids: (text and image tokens, axes), their positions.
+            rope: cosines and sines (text and image tokens, pairs), in fp32.
             modulations: (batch, vectors * channels): see `Architecture`.
+            mask: (batch, text and image tokens), which of them are attended to; attention is in bf16 then. None: all.
+            num_still: the image's last tokens, which the second row of modulations is for; of a batch of one.
         """
-        blocks = self._blocks
+        blocks, (batch, num_image) = self._blocks, image.shape[:2]
         step = _Step(
             x=torch.cat([text.flatten(0, 1), image.flatten(0, 1)]),
             modulations=modulations,
-            rope=tables(ids, blocks.frequency, blocks.axis),
-            tokens=TokenLayout(image.shape[0], text.shape[1], image.shape[1]),
+            rope=rope,
+            tokens=TokenLayout(batch, text.shape[1], num_image),
             scales=None if blocks.bounds is None else blocks.bounds(modulations, self._channels),
+            mask=mask,
+            num_still=num_still,
         )
-        num_image = step.tokens.image
         self._compute(step)
-        return step.x.unflatten(0, (len(image), -1))[:, -num_image:]
+        if step.tokens.text:
+            return step.x[step.tokens.num_text_rows :].unflatten(0, (batch, num_image))
+        return step.x.unflatten(0, (batch, -1))[:, -num_image:]
+
+    def rope(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines (tokens, pairs) of positions (tokens, axes)."""
+        return self._blocks.rope(ids)
 
     def _compute(self, step: _Step) -> None:
         pending = _Pending(step.tokens)
         for index, block in enumerate(self._blocks.doubles):
             pending = self._double(block, index, step, pending)
+        if not len(self._blocks.singles):
+            self._norm(step, pending, None)
+            return
         if step.tokens.batch > 1:
             # From here on text and image share their weights, so rows need not be sorted by them.
             self._norm(step, pending, None)
@@ -155,7 +179,7 @@ class BlockForward:
         rows = self._norm(step, pending, (shift, scale), of_inputs[0], block.qkv.room)
         inputs, _ = self._attention_inputs(rows, block, step, of_values, queries_last=True)
         onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
-        attended = self._attend(inputs, tokens, of_values, onto)
+        attended = self._attend(inputs, step, of_values, onto)
         branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
         rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1], block.up.room)
         if self._architecture.activation == "swiglu":
@@ -208,7 +232,7 @@ class BlockForward:
         )  # what is gathered arrives during the MLP
         of_hidden = None if shared is None else shared[:, None]
         block.up.activated(of_kept, tokens, of_hidden, joined[kept, self._channels :])
-        self._attend(inputs, step.tokens, shared, joined[:, : self._channels])
+        self._attend(inputs, step, shared, joined[:, : self._channels])
         out = block.out(Rows(joined[kept], None if shared is None else shared[:1]), tokens)
         return Branch(out, gate, block.out.left_bias)
 
@@ -225,7 +249,7 @@ class BlockForward:
         kept = slice(len(rows.values) - tokens.num_rows, None)
         inputs, projected = self._attention_inputs(rows, block, step, of_values)
         # Without a scale attention's output stays in bf16 here: it is rounded with the MLP's, by row.
-        attended = self._attend(inputs, step.tokens, None)
+        attended = self._attend(inputs, step, None)
         active = operations.swiglu(
             projected[kept, 3 * self._channels :],
             step.scales is not None,
@@ -248,9 +272,26 @@ class BlockForward:
         room: Room | None = None,
     ) -> Rows:
         # One image's rows are in the same order in either layout.
-        return operations.add_and_norm(
-            step.x, pending.branch, step.modulations, norm, pending.tokens, scale, room=room
-        )
+        x, branch, tokens = step.x, pending.branch, pending.tokens
+        if not step.num_still:
+            return operations.add_and_norm(x, branch, step.modulations, norm, tokens, scale, room=room)
+        dtype = x.dtype if scale is None else torch.float8_e4m3fn
+        made = x if norm is None else (room or x.new_empty)(x.shape, dtype=dtype)
+        moving = TokenLayout(1, tokens.text, tokens.image - step.num_still)
+        still = TokenLayout(1, 0, step.num_still)
+        for row, (start, part) in enumerate(((0, moving), (moving.num_rows, still))):
+            rows = slice(start, start + part.num_rows)
+            own, onto = None if branch is None else branch.of(rows), made[rows]
+            operations.add_and_norm(
+                x[rows],
+                own,
+                step.modulations[row : row + 1],
+                norm,
+                part,
+                scale,
+                room=lambda _, dtype, onto=onto: onto,
+            )
+        return Rows(made, scale)
 
     def _attention_inputs(
         self,
@@ -267,7 +308,7 @@ class BlockForward:
             queries_last: compute them while keys and values are sent, where the caller has nothing else to do.
         """
         qkv_product, norms, scales = block.qkv, block.norms, None
-        if norms.scales is not None:
+        if norms.scales is not None and step.mask is None:
             assert of_values is not None
             scales = AttentionScales(norms.scales, of_values)
         preparation = AttentionPreparation(
@@ -301,14 +342,14 @@ class BlockForward:
     def _attend(
         self,
         inputs: _AttentionInputs,
-        tokens: TokenLayout,
+        step: _Step,
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
         """Attention's output as rows of tokens: see `attend`."""
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
-        return attend((inputs.queries, k, v), inputs.scales, tokens, values, onto, launch=launch)
+        return attend((inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch)
 
     def _of_double(self, vector: int) -> list[Modulation]:
         """Where the modulations of a double block are, whose first is this vector."""
@@ -335,6 +376,6 @@ def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:
     extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
     if extras:
         raise Unsupported(
-            f"fused: the fused blocks take no joint_attention_kwargs ({', '.join(extras)}); leave fused out, or call "
+            f"fused: the fused blocks take no attention_kwargs ({', '.join(extras)}); leave fused out, or call "
             "without adapters"
         )

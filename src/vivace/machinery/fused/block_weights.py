@@ -17,7 +17,7 @@ from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.products import Product
-from vivace.machinery.fused.rope import frequencies
+from vivace.machinery.fused.rope import frequencies, tables
 from vivace.machinery.fused.scales import Bounds, spread
 
 Activation = Literal["gelu", "swiglu"]
@@ -50,14 +50,24 @@ class Architecture:
 
     Attributes:
         activation: of the MLPs: "gelu", in its tanh form, or "swiglu", SiLU of the first half times the second.
-        shares_modulations: all double blocks have the same, and all single ones; else each block has its own.
-        double, single: the layers of a block of diffusers'.
+        double, single: the layers of a block of diffusers'; None: there are no single ones.
+        modulations: the Linear layers of a block's own modulations: of a double block the image's, then the text's.
+            None: all double blocks have the same, and all single ones, which they do not compute.
     """
 
     activation: Activation
-    shares_modulations: bool
     double: Callable[[Any], BlockLayers]
-    single: Callable[[Any], BlockLayers]
+    single: Callable[[Any], BlockLayers] | None = None
+    modulations: Callable[[Any], list[Any]] | None = None
+
+    @property
+    def shares_modulations(self) -> bool:
+        return self.modulations is None
+
+    def blocks(self, transformer: Any) -> tuple[Any, Any]:
+        """Return the lists of double and of single blocks."""
+        singles = [] if self.single is None else transformer.single_transformer_blocks
+        return transformer.transformer_blocks, singles
 
     def double_start(self, index: int) -> int:
         """Return which vector of modulations is a double block's first."""
@@ -145,11 +155,13 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
         self.doubles, self.singles = nn.ModuleList(), nn.ModuleList()
         is_bounded = iter(bounded)
         limits: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        doubles, singles = architecture.blocks(transformer)
         for blocks, layers_of, made, of_products in (
-            (transformer.transformer_blocks, architecture.double, self.doubles, limits[0]),
-            (transformer.single_transformer_blocks, architecture.single, self.singles, limits[1]),
+            (doubles, architecture.double, self.doubles, limits[0]),
+            (singles, architecture.single, self.singles, limits[1]),
         ):
             for block in _removed(blocks):
+                assert layers_of is not None
                 block.to(places.work)
                 taking(block)
                 weights = BlockWeights(layers_of(block), architecture.activation, quantize, next(is_bounded))
@@ -163,6 +175,10 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
         frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, places.home)
         self.register_buffer("frequency", frequency, persistent=False)
         self.register_buffer("axis", axis, persistent=False)
+
+    def rope(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines (tokens, pairs) of positions (tokens, axes)."""
+        return tables(ids, self.frequency, self.axis)
 
     def _bounds(self, limits: tuple[list[torch.Tensor], list[torch.Tensor]], places: Places) -> Bounds:
         num_products = 2 if self.architecture.activation == "gelu" else 1

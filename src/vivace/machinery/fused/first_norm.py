@@ -8,26 +8,37 @@ from torch import nn
 from vivace.machinery.fused.modulations import Modulations
 
 
-class FirstNorm(nn.Module):  # type: ignore[misc]
-    """The first double block's `norm1`, over the fused weights.
+class FirstModulation(nn.Module):  # type: ignore[misc]
+    """The first block's first vectors of modulations, over the fused weights, (batch, vectors * channels).
 
     Args:
         modulations: stays registered with its owner only.
     """
 
-    def __init__(self, modulations: Modulations) -> None:
+    def __init__(self, modulations: Modulations, num_vectors: int) -> None:
         super().__init__()
         self._owner = [modulations]  # in a list, so that its weights are not counted and moved twice
+        self._num_vectors = num_vectors
 
-    def forward(self, x: torch.Tensor, emb: torch.Tensor) -> tuple[torch.Tensor]:
+    def forward(self, emb: torch.Tensor) -> torch.Tensor:
         (owner,) = self._owner
-        channels = x.shape[-1]
-        rows = slice(0, 2 * channels)
+        rows = slice(0, self._num_vectors * owner.weight.shape[1])
         weight, bias = owner.weight[rows].to(emb.dtype), owner.bias[rows]
         if owner.scale is not None:
             weight = weight * owner.scale[rows, None].to(emb.dtype)
-        shift, scale = nn.functional.linear(nn.functional.silu(emb), weight, bias).chunk(2, 1)
-        normed = nn.functional.layer_norm(x, (channels,), eps=1e-6)
+        return nn.functional.linear(nn.functional.silu(emb), weight, bias)
+
+
+class FirstNorm(nn.Module):  # type: ignore[misc]
+    """The first double block's `norm1`, over the fused weights."""
+
+    def __init__(self, modulations: Modulations) -> None:
+        super().__init__()
+        self.modulation = FirstModulation(modulations, 2)
+
+    def forward(self, x: torch.Tensor, emb: torch.Tensor) -> tuple[torch.Tensor]:
+        shift, scale = self.modulation(emb).chunk(2, 1)
+        normed = nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6)
         return (normed * (1 + scale[:, None]) + shift[:, None],)
 
 

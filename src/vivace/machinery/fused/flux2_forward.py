@@ -42,7 +42,7 @@ def _single(block: Any) -> BlockLayers:
     )
 
 
-FLUX2 = Architecture("swiglu", shares_modulations=True, double=_double, single=_single)
+FLUX2 = Architecture("swiglu", _double, _single)
 
 
 class FirstBlock(nn.Module):  # type: ignore[misc]
@@ -96,7 +96,7 @@ class Flux2Forward:
         embedding = transformer.time_guidance_embed(timestep.to(dtype) * 1000, scale)
         modulations = torch.cat([modulate(embedding) for modulate in self._modulations()], dim=1)
         ids = torch.cat([of_image(txt_ids), of_image(img_ids)])
-        image = self._blocks(text, image, ids, modulations)
+        image = self._blocks(text, image, self._blocks.rope(ids), modulations)
         image = transformer.proj_out(transformer.norm_out(image, embedding)).to(dtype)
         return Flux2Transformer2DModelOutput(sample=image) if return_dict else (image,)
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
-from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward, Exchange, of_image, refuse_extras
-from vivace.machinery.fused.block_weights import Architecture, BlockLayers, FusedBlocks, projections
+from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.first_norm import FirstBlock
-from vivace.machinery.fused.lora_columns import FusedModulation
-from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Hoisting, Modulations
+from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
+from vivace.machinery.fused.modulations import Hoisting
 from vivace.machinery.fused.operations import Places
 
 
@@ -43,40 +42,12 @@ def _single(block: Any) -> BlockLayers:
     )
 
 
-FLUX = Architecture("gelu", shares_modulations=False, double=_double, single=_single)
+def _modulations(block: Any) -> list[Any]:
+    norms = (block.norm1, block.norm1_context) if hasattr(block, "norm1") else (block.norm,)
+    return [norm.linear for norm in norms]
 
 
-class FusedFlux(nn.Module):  # type: ignore[misc]
-    """All weights that are taken over: see `FusedBlocks`.
-
-    Attributes:
-        modulations: of double blocks, then of single ones.
-        blocks: all others.
-        lora_slots: the layers of the modulations.
-    """
-
-    takes_layers = True
-
-    def __init__(self, transformer: Any, quantize: bool, bounded: tuple[bool, ...], places: Places) -> None:
-        super().__init__()
-        config, channels = transformer.config, transformer.inner_dim
-        num_doubles, num_singles = (
-            len(transformer.transformer_blocks),
-            len(transformer.single_transformer_blocks),
-        )
-        num_outputs = (OF_DOUBLE * num_doubles + OF_SINGLE * num_singles) * channels
-        num_inputs = 2 + config.pooled_projection_dim
-        self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places)
-        self._num_filled = 0
-        self.lora_slots = list[FusedModulation]()
-        self.blocks = FusedBlocks(transformer, FLUX, quantize, bounded, places, self._take_modulations)
-
-    def _take_modulations(self, block: Any) -> None:
-        norms = (block.norm1, block.norm1_context) if hasattr(block, "norm1") else (block.norm,)
-        for norm in norms:
-            layer = norm.linear
-            self.lora_slots.append(FusedModulation(layer.vivace_name, layer.in_features, layer.out_features))
-            self._num_filled = self.modulations.fill(self._num_filled, layer)
+FLUX = Architecture("gelu", _double, _single, _modulations)
 
 
 class FluxForward:
@@ -88,7 +59,7 @@ class FluxForward:
         fused: its other weights.
     """
 
-    def __init__(self, transformer: Any, fused: FusedFlux) -> None:
+    def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
         self.num_calls = 0
         self._transformer = transformer
         self._modulations = fused.modulations
@@ -131,7 +102,8 @@ class FluxForward:
         text = transformer.context_embedder(encoder_hidden_states.bfloat16())
         conditions, embedding = self.inputs_of(timestep, guidance, pooled_projections, hidden_states.dtype)
         ids = torch.cat([of_image(txt_ids), of_image(img_ids)])
-        image = self._blocks(text, image, ids, self._modulate(conditions, embedding))
+        rope = self._blocks.rope(ids)
+        image = self._blocks(text, image, rope, self._modulate(conditions, embedding))
         image = transformer.proj_out(transformer.norm_out(image, embedding)).to(hidden_states.dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
@@ -169,7 +141,7 @@ class FluxForward:
 
 def fuse_flux(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> tuple[FusedFlux, FluxForward, Hoisting]:
+) -> tuple[HoistedBlocks, FluxForward, Hoisting]:
     """Take the weights over from a transformer's blocks, which are removed from it, and replace its forward.
 
     Args:
@@ -181,7 +153,8 @@ def fuse_flux(
         # of time and guidance the last input is the text, which decides their dtype.
         layer.register_forward_pre_hook(cast_last)
     has_doubles = len(transformer.transformer_blocks) > 0
-    fused = FusedFlux(transformer, quantize, bounded, places)
+    num_inputs = 2 + transformer.config.pooled_projection_dim
+    fused = HoistedBlocks(transformer, FLUX, num_inputs, quantize, bounded, places)
     if has_doubles:
         transformer.transformer_blocks.append(FirstBlock(fused.modulations))
     transformer.forward = forward = FluxForward(transformer, fused)

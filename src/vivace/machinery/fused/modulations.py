@@ -144,10 +144,20 @@ class Hoisting:
         pipe: the pipeline, whose scheduler's timesteps are read.
         inputs_of: returns what the table is searched for and the embeddings (see `Modulations.forward`) of a timestep,
             guidance and pooled text.
+        reads_text: whether a pooled text is among the inputs; else a row of the table does for a whole batch.
+        with_zero: tokens that stay are modulated by a timestep of 0.
     """
 
-    def __init__(self, pipe: Any, modulations: Any, inputs_of: Any) -> None:
+    def __init__(
+        self,
+        pipe: Any,
+        modulations: Any,
+        inputs_of: Any,
+        reads_text: bool = True,
+        with_zero: bool = False,
+    ) -> None:
         self.num_hoisted = 0
+        self._reads_text, self._with_zero = reads_text, with_zero
         self._pipe = pipe
         self._modulations = modulations
         self._inputs_of = inputs_of
@@ -173,9 +183,12 @@ class Hoisting:
         hidden, timestep, pooled, guidance = (
             kwargs.get(name) for name in ("hidden_states", "timestep", "pooled_projections", "guidance")
         )
-        if args or hidden is None or timestep is None or pooled is None or timesteps is None:
+        if args or hidden is None or timestep is None or timesteps is None:
             return
-        count = len(timesteps) * len(pooled)
+        if self._reads_text and pooled is None:
+            return
+        rows = 1 if pooled is None else len(pooled)
+        count = (len(timesteps) + self._with_zero) * rows
         home = self._modulations.weight.device
         if count > len(self._modulations.table) or not timesteps.device == timestep.device == home:
             return
@@ -188,11 +201,13 @@ class Hoisting:
             return
         with torch.no_grad():
             times = timesteps.to(timestep.dtype) / 1000  # as pipelines write it
-            times = times.repeat_interleave(len(pooled))
-            repeated = None if guidance is None else guidance.repeat(len(timesteps))
-            conditions, embedding = self._inputs_of(
-                times, repeated, pooled.repeat(len(timesteps), 1), hidden.dtype
-            )
+            if self._with_zero:
+                times = torch.nn.functional.pad(times, (0, 1))
+            num_times = len(times)
+            times = times.repeat_interleave(rows)
+            guidances = None if guidance is None else guidance.repeat(num_times)
+            texts = None if pooled is None else pooled.repeat(num_times, 1)
+            conditions, embedding = self._inputs_of(times, guidances, texts, hidden.dtype)
             if self._next + count > len(self._modulations.table):
                 self._next = 0
             span = slice(self._next, self._next + count)

@@ -6,7 +6,7 @@ other. All arithmetic is in fp32, or in fp64 for fp64 inputs, and is rounded onc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -69,6 +69,11 @@ class Branch:
     def change(self) -> torch.Tensor:
         """Return row_scales * values, in fp32 or fp64 if there are scales."""
         return self.values if self.row_scales is None else _wide(self.values) * self.row_scales[:, None]
+
+    def of(self, rows: slice) -> Branch:
+        """Return what is added to some rows."""
+        scales = None if self.row_scales is None else self.row_scales[rows]
+        return replace(self, values=self.values[rows], row_scales=scales)
 
 
 @dataclass(frozen=True)
