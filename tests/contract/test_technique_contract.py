@@ -49,6 +49,7 @@ SUITED = {
 LEAST_DB = {
     "quantize(int4)": 20,  # sixteen values a weight
     "quantize(nf4)": 20,
+    "quantize(nvfp4)": 14,  # sixteen values a weight and an input
     "quantize(fp8_static)": 20,  # one scale for all inputs of a layer
     "fused(fp8)": 20,  # one scale for all inputs of a layer, as loose as a bound
     "quantize(q5_1, backend=gguf)": 20,

@@ -93,6 +93,8 @@ ALIASES: dict[str, tuple[str, str | None]] = {
     "int4": ("quantize", "int4"),
     "int4_gemm": ("quantize", "int4_gemm"),
     "nf4": ("quantize", "nf4"),
+    "nvfp4": ("quantize", "nvfp4"),
+    "mxfp8": ("quantize", "mxfp8"),
     "fp8": ("quantize", "fp8"),
     "fp8_weight": ("quantize", "fp8_weight"),
     "fp8_static": ("quantize", "fp8_static"),

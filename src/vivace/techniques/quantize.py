@@ -1,14 +1,16 @@
 """Weights in fewer bits; in some schemes the matmuls too.
 
 Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers that are quantised. Where reading weights
-    is the limit, there is less to read; where matmuls are, `int8_dynamic`, `fp8` and `int4_gemm` compute in fewer bits.
+    is the limit, there is less to read; where matmuls are, `int8_dynamic`, `fp8`, `int4_gemm`, `nvfp4` and `mxfp8`
+    compute in fewer bits.
 Costs: rounding. Schemes that store in fewer bits and compute as before dequantise the weights before each matmul:
     without `compile` they are slower, not faster.
 Needs: torchao, which comes with vivace, or with `backend=` bitsandbytes, sdnq or gguf, which are extras. `fp8` wants a
-    GPU of compute capability 8.9 or later, and bf16 for a scale per row. Layers that a scheme cannot take stay as they
-    are; the evidence lists them with the reason.
+    GPU of compute capability 8.9 or later, and bf16 for a scale per row; `nvfp4` and `mxfp8` want Blackwell. Layers
+    that a scheme cannot take stay as they are; the evidence lists them with the reason.
 Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
-    arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433.
+    arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433; Rouhani et al., Microscaling
+    Data Formats, arXiv 2310.10537; Li et al., SVDQuant, arXiv 2411.05007.
 
 torchao's `int8`, `fp8_weight`, `nf4` (with double quantisation: its scales are in 8 bits too) and `int4` store weights
 in fewer bits and compute as before. `int8_dynamic` and `fp8` scale the inputs in each call and multiply in 8 bits.
@@ -16,6 +18,10 @@ in fewer bits and compute as before. `int8_dynamic` and `fp8` scale the inputs i
 $VIVACE_CACHE (else ~/.cache/vivace). On a GPU `int4` is vivace's own: two weights to a byte, dequantised by one Triton
 kernel; on a CPU it is torchao's, one weight to a byte. `int4_gemm` multiplies int4 weights by fp8 inputs, in kernels of
 PyTorch's mslk: Hopper's tensor cores have no int4, and torchao 0.16 removed its int4 by int4 matmul.
+`nvfp4` and `mxfp8` are vivace's own, and were measured on no GPU: Blackwell's tensor cores multiply numbers in four or
+eight bits with a scale per block, and a CPU computes with the same rounded numbers. `nvfp4` stores layers with one row
+an image (embeddings of time, modulation) in MXFP8. `rank=32` keeps a weight's 32 largest singular directions in a
+branch in 16 bits, and quantises the rest (SVDQuant, without its smoothing).
 bitsandbytes' `int8` is LLM.int8(), which multiplies in int8, and its `nf4` is QLoRA's. SDNQ's `int8`, `fp8_weight` and
 `int4` also take convolutions. No scheme computes convolutions in fewer bits; docs/adr/0005 lists the alternatives to
 TensorRT for that.
@@ -34,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -47,7 +53,7 @@ from vivace.machinery.quantization import (
     schemes_of,
     sensitivity,
 )
-from vivace.machinery.quantization.calibration import Scales, calibrate
+from vivace.machinery.quantization.calibration import Scales, calibrate_choices
 from vivace.machinery.quantization.layers import (
     LayerChoice,
     casts_its_vae,
@@ -60,8 +66,8 @@ from vivace.machinery.quantization.layers import (
     refuse,
     replace_layer,
     summarise,
-    summarise_reasons,
 )
+from vivace.machinery.quantization.quantized_layers import QuantizedLayers
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.script import script_of
 from vivace.machinery.quantization.sensitivity import KeptLayers
@@ -113,6 +119,8 @@ class Quantize(Technique):
         "nf4",
         "int4",
         "int4_gemm",
+        "nvfp4",
+        "mxfp8",
         "q8_0",
         "q5_1",
         "q5_0",
@@ -125,6 +133,13 @@ class Quantize(Technique):
     granularity: Literal["row", "tensor"] = knob("row", about="fp8 schemes: a scale per row, or one for all")
     convolutions: bool = knob(False, about="quantise convolutions too, where the scheme can")
     double_quantization: bool = knob(True, about="nf4 of bitsandbytes: scales in 8 bits too, instead of 32")
+    rank: int = knob(
+        0,
+        new=True,
+        ge=0,
+        le=1024,
+        about="nvfp4, mxfp8: of a branch in 16 bits with the largest singular directions",
+    )
     skip: str = knob(
         "",
         about="layers that stay as they are: names or patterns, e.g. 'proj_out, *.ff.*', or auto: by sensitivity",
@@ -174,6 +189,8 @@ class Quantize(Technique):
             raise ValueError(
                 "double_quantization=False is for nf4 of bitsandbytes; torchao's nf4 always quantises its scales"
             )
+        if self.rank and not scheme.has_low_rank:
+            raise ValueError(f"rank is for nvfp4 and mxfp8; {self.scheme} has no low-rank branch")
         if self.pictures != 4 and not (scheme.is_calibrated or self._is_auto):
             raise ValueError(f"pictures is for schemes that are calibrated; {self.scheme} is not")
         if self.skip_share != _SKIP_SHARE and not self._is_auto:
@@ -198,7 +215,10 @@ class Quantize(Technique):
     def arithmetic(self) -> Arithmetic:
         scheme = self._scheme()
         scales = {"row": ", a scale per output row", "tensor": ", one scale"}[self.granularity]
-        return Arithmetic(scheme.weights + (scales if scheme.has_tensor_scales else ""), scheme.matmuls)
+        branch = f", beside a branch of rank {self.rank} in 16 bits" if self.rank else ""
+        return Arithmetic(
+            scheme.weights + (scales if scheme.has_tensor_scales else "") + branch, scheme.matmuls
+        )
 
     @property
     def provides(self) -> frozenset[Trait]:
@@ -253,7 +273,7 @@ class Quantize(Technique):
                 f"quantize: {self.scheme} generates images first, to {why}, and there are no prompts; "
                 "give some: vivace.apply(pipe, recipe, prompts=[...])"
             )
-        scales = self._calibrate(target, choices) if scheme.is_calibrated else None
+        scales = calibrate_choices(target, modules, choices, self.pictures) if scheme.is_calibrated else None
         kept = self._keep_sensitive(target, choices["denoiser"], scales) if self._is_auto else None
         for component, choice in choices.items():
             module = modules[component]
@@ -262,38 +282,27 @@ class Quantize(Technique):
                 layer = module.get_submodule(name)
                 if target.where.on_host:  # one layer at a time, so that the GPU never holds the whole
                     move_to(layer, target.machine.device)
-                replace_layer(module, name, scheme.convert(layer, replace(settings, input_scale=scale)))
+                here = replace(settings, layer_name=name, input_scale=scale)
+                replace_layer(module, name, scheme.convert(layer, here))
                 if target.where.on_host:
                     move_to(module.get_submodule(name), target.where.home)
             if target.where.on_host and target.where.home != "cpu":
                 move_to(module, target.where.home)
         changed = self._changed(modules, choices)
+        if target.machine.backend in scheme.emulated_on:
+            changed["matmuls"] = "in fp32, of the same rounded numbers (no GPU)"
         if scales is not None:
             changed["scales"] = scales.origin
             changed["scales_file"] = "not kept" if scales.file is None else scales.file.name
         if kept is not None:
             changed |= kept.changed()
-        done = {c: kinds_of(modules[c], choice) for c, choice in choices.items() if choice.chosen}
+        layers = QuantizedLayers.of(modules, choices)
 
         def evidence() -> dict[str, int | float | str | list[str]]:
-            facts: dict[str, int | float | str | list[str]] = {}
-            for component, kinds in done.items():
-                now = kinds_of(modules[component], choices[component])
-                facts[f"{component}.quantized"] = summarise(n for n in now if now[n] == kinds[n])
-                if choices[component].skipped:
-                    facts[f"{component}.left_alone"] = summarise_reasons(choices[component].skipped)
-            if kept is not None:
-                facts["denoiser.sensitive"] = kept.listed()
-            return facts
+            sensitive = {} if kept is None else {"denoiser.sensitive": kept.listed()}
+            return {**layers.listed(), **sensitive}
 
-        def refuted(_: dict[str, Any]) -> str | None:
-            for component, kinds in done.items():
-                now = kinds_of(modules[component], choices[component])
-                if lost := [n for n in now if now[n] != kinds[n]]:
-                    return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(summarise(lost))}"
-            return None
-
-        return Effect(changed=changed, evidence=evidence, refuted=refuted)
+        return Effect(changed=changed, evidence=evidence, refuted=lambda _: layers.no_longer())
 
     def predict(self, target: Target) -> Effect:
         """Do the same to a pipeline on the meta device, whose layers have shapes and no values."""
@@ -308,7 +317,8 @@ class Quantize(Technique):
         for component, choice in choices.items():
             for name in choice.chosen:
                 layer = modules[component].get_submodule(name)
-                replace_layer(modules[component], name, describe(layer, settings))
+                described = describe(layer, replace(settings, layer_name=name))
+                replace_layer(modules[component], name, described)
         return Effect(changed=self._changed(modules, choices))
 
     def _choices(self, target: Target) -> dict[Component, LayerChoice]:
@@ -344,22 +354,6 @@ class Quantize(Technique):
         changed["how"] = f"weights {self.arithmetic.weights}; matmuls {self.arithmetic.products}"
         return changed
 
-    def _calibrate(self, target: Target, choices: Mapping[Component, LayerChoice]) -> Scales:
-        """Calibrate the scales of the chosen layers; those that get none move to the skipped ones."""
-        modules = target.modules(self.targets)
-        layers = {
-            f"{component}.{name}": modules[component].get_submodule(name)
-            for component, choice in choices.items()
-            for name in choice.chosen
-        }
-        scales = calibrate(target, layers, self.pictures)
-        for full_name, reason in scales.missing.items():
-            component, _, name = full_name.partition(".")
-            choice = choices[cast("Component", component)]
-            choice.chosen.remove(name)
-            choice.skipped[name] = reason
-        return scales
-
     def _keep_sensitive(self, target: Target, choice: LayerChoice, scales: Scales | None) -> KeptLayers:
         """Move the layers that are most sensitive for their work to the skipped ones."""
         scheme, settings = self._scheme(), self._settings(target)
@@ -368,9 +362,12 @@ class Quantize(Technique):
 
         def convert(name: str, layer: torch.nn.Module) -> torch.nn.Module:
             scale = None if scales is None else scales.by_layer[f"denoiser.{name}"]
-            return scheme.convert(layer, replace(settings, input_scale=scale))
+            return scheme.convert(layer, replace(settings, layer_name=name, input_scale=scale))
 
         how = f"{self.backend} {self.scheme} {self.granularity} {self.double_quantization}"
+        how += (
+            f" rank {self.rank}" if self.rank else ""
+        )  # what was cached before there were ranks stays valid
         measured = sensitivity.measure(target, layers, convert, how, self.pictures)
         weights = {name: float(layer.weight.numel()) for name, layer in layers.items()}
         kept = KeptLayers.of(measured, weights, self.skip_share)
@@ -383,7 +380,9 @@ class Quantize(Technique):
         return SCHEMES[self.backend, self.scheme]
 
     def _settings(self, target: Target) -> SchemeSettings:
-        return SchemeSettings(target.machine, self.granularity, self.convolutions, self.double_quantization)
+        return SchemeSettings(
+            target.machine, self.granularity, self.convolutions, self.double_quantization, self.rank
+        )
 
     def script(self, target: Target) -> Script | None:
         if self._is_auto:

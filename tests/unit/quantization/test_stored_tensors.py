@@ -24,6 +24,9 @@ LAYERS = (
     "int4",
     "packed int4",
     "int8 convolution",
+    "nvfp4",
+    "mxfp8",
+    "nvfp4 low rank",
 )
 
 
@@ -36,6 +39,7 @@ def quantised(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) ->
         layer.weight = torch.nn.Parameter(pack(layer.weight), requires_grad=False)
         return layer
     scale = torch.ones(1, 1) if kind == "fp8_static" else None
+    settings |= {"rank": 16} if "low rank" in kind else {}
     scheme = SCHEMES["torchao", kind.partition(" ")[0]]
     return scheme.convert(layer, SchemeSettings(CPU, input_scale=scale, **settings))
 

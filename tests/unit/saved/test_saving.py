@@ -72,6 +72,8 @@ def copy(int8: Path, tmp_path: Path) -> Path:
         ("tiny-flux", "bf16+quantize(fp8)+first_block_cache(0.1)", ("first_block_cache(0.1)",)),
         ("tiny-flux", "quantize(int8_dynamic)@denoiser,text_encoder_2", ()),
         ("tiny-flux", "fuse_qkv+quantize(fp8_weight)", ()),
+        ("tiny-flux", "bf16+quantize(nvfp4, rank=8)", ()),
+        ("tiny-sd", "mxfp8", ()),
     ],
 )
 def test_images_are_those_of_the_recipe_applied_afresh(

@@ -35,6 +35,9 @@ SCHEMES = {
     "fp8, granularity=tensor": (25, 1.01),
     "nf4": (15, 0.54),
     "int4": (18, 1.2),
+    "nvfp4": (11, 0.75),
+    "nvfp4, rank=8": (17, 1.4),
+    "mxfp8": (22, 1.15),
 }
 
 
@@ -400,11 +403,25 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
     assert Quantize(scheme="fp8").unsupported(target_of(machine(8, 9))) is None
     assert "mslk" in (Quantize(scheme="int4_gemm").unsupported(target_of(machine(9, 0))) or "")
     assert "Hopper" in (Quantize(scheme="int4_gemm").unsupported(target_of(machine(8, 9))) or "")
+    for scheme in ("nvfp4", "mxfp8"):
+        for capability in ((10, 0), (10, 3), (12, 0)):
+            assert Quantize(scheme=scheme).unsupported(target_of(machine(*capability))) is None
+        for capability, instead in (
+            ((8, 0), "int8_dynamic"),
+            ((8, 9), "fp8"),
+            ((9, 0), "fp8"),
+            ((12, 1), "fp8"),
+        ):
+            reason = Quantize(scheme=scheme).unsupported(target_of(machine(*capability))) or ""
+            assert "Blackwell's (compute capability 10.0, 10.3, 12.0)" in reason
+            assert f"{instead} multiplies in eight bits" in reason
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install torchao" in (Quantize(scheme="int8").unsupported(target_of(machine(9, 0))) or "")
 
 
-@pytest.mark.parametrize(("recipe", "share"), [("nf4", 0.28), ("int4", 0.28)])
+@pytest.mark.parametrize(
+    ("recipe", "share"), [("nf4", 0.28), ("int4", 0.28), ("nvfp4", 0.295), ("mxfp8", 0.53)]
+)
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
 def test_its_memory_is_predicted(recipe: str, share: float) -> None:

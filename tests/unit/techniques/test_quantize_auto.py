@@ -96,7 +96,7 @@ def test_measuring_leaves_the_layers_as_they_were(cache: Path) -> None:
     assert np.array_equal(draw(auto), draw(none))
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "fp8_static", "int8_dynamic", "int4", "nf4"])
+@pytest.mark.parametrize("scheme", ["fp8", "fp8_static", "int8_dynamic", "int4", "nf4", "nvfp4"])
 @pytest.mark.soak
 def test_the_denoiser_predicts_more_nearly_the_same(cache: Path, scheme: str) -> None:
     """On a call that nothing was measured on."""

@@ -199,7 +199,7 @@ def test_weights_that_another_backend_has_taken_are_not_taken_again() -> None:
     [
         ("quantize(int8, backend=quanto)", "take int8, fp8_weight or int4 of torchao, or of sdnq"),
         ("quantize(int4, backend=quanto, convolutions=True)@vae", "also takes convolutions"),
-        ("bf16+quantize(nvfp4, backend=modelopt)", "int4 or nf4 instead of nvfp4"),
+        ("bf16+quantize(nvfp4, backend=modelopt)", "int4 or nvfp4 of torchao"),
     ],
 )
 def test_a_backend_that_was_removed_says_what_to_take_instead(recipe: str, instead: str) -> None:

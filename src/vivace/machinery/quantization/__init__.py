@@ -22,7 +22,7 @@ SCHEMES: dict[tuple[str, str], Scheme] = {
 
 REMOVED_BACKENDS = {
     "quanto": "take int8, fp8_weight or int4 of torchao, or of sdnq, which also takes convolutions",
-    "modelopt": "take int8, fp8_weight, fp8_static or int4 of torchao, and int4 or nf4 instead of nvfp4",
+    "modelopt": "take int8, fp8_weight, fp8_static, int4 or nvfp4 of torchao",
 }
 """What to use instead in recipes that name a backend of earlier versions."""
 

@@ -14,9 +14,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from vivace.technique import COMPONENTS, Target, without_clashes
+from vivace.machinery.quantization.layers import LayerChoice
+from vivace.technique import COMPONENTS, Component, Target, without_clashes
 from vivace.technique.cache_folder import cache_folder
 
 if TYPE_CHECKING:
@@ -70,6 +71,27 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
             missing[name] = reason
     is_cached = file is not None and _save(file, source, scales, missing)
     return Scales(scales, missing, f"calibrated on {images}", file if is_cached else None)
+
+
+def calibrate_choices(
+    target: Target,
+    modules: Mapping[Component, torch.nn.Module],
+    choices: Mapping[Component, LayerChoice],
+    num_images: int,
+) -> Scales:
+    """Calibrate the scales of the chosen layers; those that get none move to the skipped ones."""
+    layers = {
+        f"{component}.{name}": modules[component].get_submodule(name)
+        for component, choice in choices.items()
+        for name in choice.chosen
+    }
+    scales = calibrate(target, layers, num_images)
+    for full_name, reason in scales.missing.items():
+        component, _, name = full_name.partition(".")
+        choice = choices[cast("Component", component)]
+        choice.chosen.remove(name)
+        choice.skipped[name] = reason
+    return scales
 
 
 class _Largest:

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _QUANTISED_BEFORE = "quantised already"
+ONE_ROW = (
+    "*time*",
+    "*norm*.linear",
+    "add_embedding",
+    "*guidance_embed*",
+    "text_projection",
+    "class_embedding",
+)
+"""Layers that get one row per image, whatever its size: embeddings of time and of pooled text, modulation."""
 
 
 @dataclass
@@ -40,6 +49,11 @@ def matches(name: str, pattern: str) -> bool:
     parts = name.split(".")
     spans = (".".join(parts[i:j]) for j in range(1, len(parts) + 1) for i in range(j))
     return any(fnmatchcase(span, pattern) for span in spans)
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns matches; see `matches`."""
+    return any(matches(name, pattern) for pattern in patterns)
 
 
 def layers_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -87,7 +101,7 @@ def _why_skipped(
 
     if is_quantised(layer):
         return _QUANTISED_BEFORE
-    if any(matches(name, pattern) for pattern in skip):
+    if matches_any(name, skip):
         return "skip"
     if isinstance(layer, torch.nn.Conv2d) and not (scheme.takes_convolutions and settings.convolutions):
         return "convolution"

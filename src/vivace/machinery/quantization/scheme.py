@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class SchemeSettings:
     """The knobs that schemes look at, and the machine that the layers run on.
 
+    rank: of the low-rank branch beside the quantised weight; 0: none.
+    layer_name: of the layer that is converted.
     input_scale: the scale of this layer's inputs, for a scheme that `is_calibrated`.
     """
 
@@ -23,6 +25,8 @@ class SchemeSettings:
     granularity: Literal["row", "tensor"] = "row"
     convolutions: bool = False
     double_quantization: bool = True
+    rank: int = 0
+    layer_name: str = ""
     input_scale: torch.Tensor | None = None
 
 
@@ -59,6 +63,8 @@ class Scheme:
     cannot_be_cast: fails when cast to another precision later, as pipelines do with a VAE in fp16.
     reports_storage_dtype: its weights report the dtype of the stored bytes; layers whose model reads that are skipped.
     is_calibrated: the scale of a layer's inputs is fixed beforehand, from a few generated images.
+    has_low_rank: knows rank.
+    emulated_on: devices ("cpu") on which its matmuls are computed in fp32 of the same rounded numbers.
     """
 
     package: tuple[str, str]
@@ -74,3 +80,5 @@ class Scheme:
     cannot_be_cast: bool = False
     reports_storage_dtype: bool = False
     is_calibrated: bool = False
+    has_low_rank: bool = False
+    emulated_on: tuple[str, ...] = ()

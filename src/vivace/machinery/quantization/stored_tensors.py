@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported
+from vivace.machinery.quantization.block_formats import MXFP8_BLOCK, NVFP4_BLOCK, tiled_shape
 from vivace.machinery.quantization.packed_int4 import GROUPS
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _TENSORS = {
     "IntxUnpackedToInt8Tensor": _TORCHAO[:-1],
     "NF4Tensor": _TORCHAO[:-1],
     "PackedInt4Tensor": _OWN + "packed_int4",
+    "NvFp4Tensor": _OWN + "block_tensors",
+    "MxFp8Tensor": _OWN + "block_tensors",
 }
 """Classes of quantised weights, by name, and the modules that have them."""
 _ATTRIBUTES = {
@@ -166,13 +169,17 @@ def _check(
     _check_shapes(kind, attributes, {n: tuple(t.shape) for n, t in tensors.items()}, shape)
     values = next(name for name in ("qdata", "packed", "quantized_data") if name in tensors)
     of_values = {"qdata": torch.int8, "packed": torch.uint8, "quantized_data": torch.uint8}[values]
-    if "Float8" in kind or kind.startswith("Fp8"):
+    if "Float8" in kind or kind in ("Fp8RowTensor", "MxFp8Tensor"):
         of_values = torch.float8_e4m3fn
     for name, tensor in tensors.items():
         if name == values:
             is_right = tensor.dtype == of_values
         elif name in ("zero_point", "quantized_scalers"):
             is_right = tensor.dtype == torch.int8
+        elif name == "exponents":
+            is_right = tensor.dtype == torch.uint8
+        elif kind == "NvFp4Tensor" and name == "scale":
+            is_right = tensor.dtype == torch.float8_e4m3fn
         else:
             is_right = tensor.is_floating_point()
         if not is_right:
@@ -209,6 +216,8 @@ def _expected_shapes(
             groups if groups * (columns // groups) == columns and columns // groups in GROUPS else -1,
         )
         return {"packed": (rows, columns // 2), "scale": scales, "zero": scales}
+    if kind in ("NvFp4Tensor", "MxFp8Tensor"):
+        return _of_blocks(kind, shapes, shape)
     if kind == "NF4Tensor":
         meta, number = attributes["tensor_meta"], math.prod(shape)
         blocks = number // attributes["block_size"]
@@ -226,6 +235,20 @@ def _expected_shapes(
     per_block = tuple(s // b for s, b in zip(shape, blocks_of, strict=True))
     shapes["qdata"], shapes["scale"]  # both must be there
     return {"qdata": shape, "scale": per_block, "zero_point": per_block}
+
+
+def _of_blocks(
+    kind: str, shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]
+) -> dict[str, tuple[int, ...]]:
+    rows, columns = shape
+    rank = shapes["down"][0] if "up" in shapes or "down" in shapes else 0
+    low_rank = {"up": (rows, rank), "down": (rank, columns)}
+    if kind == "NvFp4Tensor":
+        shapes["packed"], shapes["scale"], shapes["tensor_scale"]  # all must be there
+        scales = tiled_shape(rows, columns // NVFP4_BLOCK)
+        return {"packed": (rows, columns // 2), "scale": scales, "tensor_scale": ()} | low_rank
+    shapes["qdata"], shapes["exponents"]
+    return {"qdata": shape, "exponents": tiled_shape(rows, columns // MXFP8_BLOCK)} | low_rank
 
 
 def _encoded(value: Any) -> Any:

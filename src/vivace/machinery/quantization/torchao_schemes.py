@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.quantization.layers import matches
+from vivace.machinery.quantization.block_schemes import BLOCK_FORMATS
+from vivace.machinery.quantization.layers import ONE_ROW, matches_any
 from vivace.machinery.quantization.scheme import Scheme, SchemeSettings, no_fp8_on_apple
 from vivace.machinery.quantization.torchao_four_bits import FOUR_BITS
 from vivace.machinery.quantization.torchao_tensors import (
@@ -25,17 +26,6 @@ from vivace.machinery.quantization.torchao_tensors import (
 
 if TYPE_CHECKING:
     import torch
-
-# Layers that get one row per image, whatever its size: embeddings of time and of pooled text, modulation.
-_ONE_ROW = (
-    "*time*",
-    "*norm*.linear",
-    "add_embedding",
-    "*guidance_embed*",
-    "text_projection",
-    "class_embedding",
-)
-
 
 # int8
 
@@ -63,7 +53,7 @@ def _int8_dynamic(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.
 
 def _int8_dynamic_skips(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> str | None:
     # PyTorch's int8 matmul on GPUs wants more than 16 rows: eager falls back to fp32, compiled it fails.
-    if any(matches(name, pattern) for pattern in _ONE_ROW):
+    if matches_any(name, ONE_ROW):
         return "one row an image, int8 matmuls want more than 16"
     return not_a_multiple(layer, 8)
 
@@ -240,4 +230,5 @@ TORCHAO: dict[str, Scheme] = {
         is_calibrated=True,
     ),
     **FOUR_BITS,
+    **BLOCK_FORMATS,
 }
