@@ -32,7 +32,7 @@ def check_loadable(located: LocatedModel) -> None:
             f"{located.saved.model.name} with the recipe {located.saved.recipe.text}"
         )
     if located.contents is not None and not located.contents.is_plain:
-        why = "its weights have scales" if located.contents.scales else "its tensors have another prefix"
+        why = "its weights have scales" if located.contents.codes else "its tensors have other names"
         raise UsageError(
             f"{located.model.name}: {why}, and no public call of diffusers reads it as vivace does; export a file in "
             "16 bits, or run this one with `vivace generate`"

@@ -10,7 +10,7 @@ from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.architectures import Architecture, Component
-from vivace.models.checkpoints.scaled import read_scaled
+from vivace.models.checkpoints.read import read_denoiser
 from vivace.models.entry import SamplerEntry, StoredPart
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.gguf_file import SUFFIX
@@ -194,6 +194,7 @@ def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> Non
 def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) -> Any:
     """Load a component from its folder or from a single file. Its class must be a model class of diffusers."""
     import diffusers
+    from accelerate import init_empty_weights
 
     assert located.folder is not None
     if path.is_dir():
@@ -214,7 +215,11 @@ def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) ->
         source: Any = str(path)
         contents = located.contents
         if contents is not None and not contents.is_plain:
-            source = read_scaled(path, contents.scales, contents.denoiser, dtype)
+            with init_empty_weights():
+                skeleton = model.from_config(
+                    model.load_config(str(located.folder), subfolder=name, local_files_only=True)
+                )
+            source = read_denoiser(path, contents.denoiser, contents.codes, skeleton, dtype)
         return model.from_single_file(
             source, config=str(located.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
         )

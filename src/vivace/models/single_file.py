@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.models.checkpoints.companions import is_marker, scales_of
+from vivace.models.checkpoints.codes import Codes
+from vivace.models.checkpoints.companions import codes_of, is_marker
 from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Signature, TensorNames, signature_of
-from vivace.models.gguf_file import SUFFIX
+from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX
 from vivace.models.headers import read_header, read_metadata
 from vivace.untrusted.reading import reading
 
@@ -34,6 +35,7 @@ _FORMATS = {
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.(?:safetensors|gguf)$")
 _PARTS_OF_UNETS = ("first_stage_model.", "cond_stage_model.", "conditioner.")
 _PARTS_OF_FLUX = ("text_encoders.", "vae.")
+_PARTS = (*_PARTS_OF_UNETS, *_PARTS_OF_FLUX, "text_encoder.", "text_encoder_2.", "model_ema.", *MARKERS)
 _FLUX_MODULES = (
     "double_blocks.",
     "single_blocks.",
@@ -45,7 +47,10 @@ _FLUX_MODULES = (
     "final_layer.",
 )
 _UNET_MODULES = ("input_blocks.", "middle_block.", "output_blocks.", "out.", "time_embed.", "label_emb.")
+_UNETS = ("sd15", "sdxl", SD2, "playground")
 _PREFIX_OF_DIFFUSERS = "model.diffusion_model."
+_WIDTH_OF_FLUX = 3072
+"""The only one that diffusers converts."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +60,26 @@ class Contents:
     entry: catalogue name of the model with the same configuration, or `SD2`.
     component: the only component in the file; None for a whole pipeline.
     prediction: what its denoiser predicts.
-    scales: the name of the scale of each weight that has one.
-    denoiser: the names of the denoiser's tensors, and what diffusers calls them.
-    num_values: of the denoiser, without scales; None for a GGUF file.
+    codes: how each weight is stored that is not stored as it is.
+    denoiser: the authors' name of each of the denoiser's tensors, without a prefix, by its name in the file.
+    num_values: of the denoiser, without scales; None where the header does not say.
+    is_plain: whether diffusers reads the file as it is.
     notes: what was assumed, and what is not used.
     """
 
     entry: str
     component: str | None = None
     prediction: PredictionType = field(default=PredictionType(), compare=False)
-    scales: Mapping[str, str] = field(default_factory=dict, compare=False)
+    codes: Mapping[str, Codes] = field(default_factory=dict, compare=False)
     denoiser: Mapping[str, str] = field(default_factory=dict, compare=False)
     num_values: int | None = field(default=None, compare=False)
+    is_plain: bool = field(default=True, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def denoiser_name(self) -> str:
         """The denoiser's name in a pipeline of diffusers."""
-        return "transformer" if self.entry.startswith("flux") else "unet"
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether diffusers reads the file as it is."""
-        return not self.scales and all(name == own for name, own in self.denoiser.items())
+        return "unet" if self.entry in _UNETS else "transformer"
 
 
 def check_format(path: Path) -> None:
@@ -125,51 +127,60 @@ def _contents_of(
             f"{path} is {row.what}, and does not say whether it predicts noise or v; put it into a folder with its "
             "model_index.json and configuration, or give it as a folder in diffusers' format"
         )
-    if path.suffix == SUFFIX:
-        scales: dict[str, str] = {}
-        if row.component is None:
-            raise UnusableModel(
-                f"{path} holds a whole pipeline; GGUF files are supported only for FLUX.1's transformer"
-            )
-    else:
-        scales = scales_of(path, tensors, metadata)
+    if path.suffix == SUFFIX and row.component is None:
+        raise UnusableModel(f"{path} holds a whole pipeline; GGUF files are read of denoisers alone")
+    codes = {} if path.suffix == SUFFIX else codes_of(path, tensors, metadata)
     is_unet = row.entry in ("sd15", "sdxl", SD2)
     prediction = prediction_of(path, tensors, metadata) if is_unet else PredictionType()
-    denoiser = _denoiser(names, is_flux=row.entry.startswith("flux"))
-    if row.component is None and (other := next((name for name in scales if name not in denoiser), None)):
+    denoiser = _denoiser(names, row.entry)
+    if row.component is None and (other := next((name for name in codes if name not in denoiser), None)):
         raise UnusableModel(
-            f"{path} has {scales[other]} beside {other}; in files of whole models vivace reads scales of the denoiser "
-            "alone; give the model in 16 bits"
-        )
-    if path.suffix == SUFFIX and any(name != own for name, own in denoiser.items()):
-        raise UnusableModel(
-            f"{path} has tensors called {names.prefix}..., which diffusers does not read from GGUF files"
+            f"{path} has {codes[other].scale} beside {other}; in files of whole models vivace reads scales of the "
+            "denoiser alone; give the model in 16 bits"
         )
     unused = _unused(tensors, denoiser, row)
-    notes = [row.note, prediction.note, _hint(path, row), _scaled(scales, tensors), unused]
-    num_values = sum(math.prod(tensors[name]["shape"]) for name in denoiser if not is_marker(name))
+    notes = [row.note, prediction.note, _hint(path, row), _stored(path, codes, tensors), unused]
+    own = [name for name in denoiser if not is_marker(name)]
+    is_counted = path.suffix != SUFFIX and all(code.kind == "scaled" for code in codes.values())
     return Contents(
         row.entry,
         row.component,
         prediction,
-        scales,
+        codes,
         denoiser,
-        None if path.suffix == SUFFIX else num_values,
+        sum(math.prod(tensors[name]["shape"]) for name in own) if is_counted else None,
+        not codes and _is_read_by_diffusers(path, names, row, tensors),
         tuple(note for note in notes if note),
     )
 
 
-def _denoiser(names: TensorNames, *, is_flux: bool) -> dict[str, str]:
-    """Return the names of the denoiser's tensors in the file, and what diffusers calls them."""
-    modules = _FLUX_MODULES if is_flux else _UNET_MODULES
-    # diffusers knows FLUX.1's tensors without a prefix, and with that of whole files; UNets' only with it.
-    keeps = is_flux and names.prefix in ("", _PREFIX_OF_DIFFUSERS)
-    prefix = "" if is_flux else _PREFIX_OF_DIFFUSERS
-    return {
-        name: name if keeps else prefix + own
-        for own, name in names.own.items()
-        if (name.startswith(names.prefix) if names.prefix else own.startswith(modules))
-    }
+def _denoiser(names: TensorNames, entry: str) -> dict[str, str]:
+    """Return the names of the denoiser's tensors in the file, and without their prefix."""
+
+    def is_own(own: str, name: str) -> bool:
+        if names.prefix:
+            return name.startswith(names.prefix)
+        if entry in _UNETS:
+            return own.startswith(_UNET_MODULES)
+        if entry in ("flux-dev", "flux-schnell"):
+            return own.startswith(_FLUX_MODULES)
+        return not own.startswith(_PARTS)
+
+    return {name: own for own, name in names.own.items() if is_own(own, name)}
+
+
+def _is_read_by_diffusers(path: Path, names: TensorNames, row: Signature, tensors: Mapping[str, Any]) -> bool:
+    """Whether diffusers reads a file without codes as it is.
+
+    It knows FLUX.1's tensors without a prefix, and with that of whole files, in one width; UNets' only with it. Of
+    other transformers it changes names by their parts, whatever they are.
+    """
+    if row.entry in ("flux-dev", "flux-schnell"):
+        is_full_size = tensors[names.own["img_in.weight"]]["shape"][:1] == [_WIDTH_OF_FLUX]
+        kinds = {about["dtype"] for about in tensors.values()} if path.suffix == SUFFIX else set()
+        prefixes = ("",) if path.suffix == SUFFIX else ("", _PREFIX_OF_DIFFUSERS)
+        return is_full_size and names.prefix in prefixes and kinds <= {*KEPT_TYPES, *FLOAT_TYPES}
+    return row.component is None and names.prefix == _PREFIX_OF_DIFFUSERS
 
 
 def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signature) -> str:
@@ -195,18 +206,43 @@ def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signat
 
 def _hint(path: Path, row: Signature) -> str:
     """Return what a file's name says that its tensors cannot."""
-    if row.entry == "flux-dev" and "kontext" in path.name.lower():
+    name = path.name.lower()
+    if row.entry == "flux-dev" and "kontext" in name:
         return (
             "its name tells of FLUX.1 Kontext, whose tensors are those of FLUX.1 [dev]: read as that, without a source "
             "image; to edit images give Kontext as a folder in diffusers' format"
         )
-    if row.entry == "flux-schnell":
-        return "no tensor takes a guidance scale: read as FLUX.1 [schnell], which draws in 4 steps"
-    return ""
+    if row.entry == "qwen-image" and "edit" in name:
+        return (
+            "its name tells of Qwen-Image-Edit, whose tensors are those of Qwen-Image: read as that, without a source "
+            "image; to edit images give it as a folder in diffusers' format"
+        )
+    return _ASSUMED.get(row.entry or "", "")
 
 
-def _scaled(scales: Mapping[str, str], tensors: Mapping[str, Any]) -> str:
-    if not scales:
-        return ""
-    number = sum(tensors[name]["dtype"].startswith("F8") for name in scales)
-    return f"{len(scales)} weights ({number} in fp8) are multiplied by their scales as they are loaded"
+_ASSUMED = {
+    "flux-schnell": "no tensor takes a guidance scale: read as FLUX.1 [schnell], which draws in 4 steps",
+    "z-image-turbo": "no tensor says whether it is distilled: read as Z-Image Turbo, which draws in 9 steps",
+    "flux2-klein-4b": "no tensor says whether it is distilled: read as the one that draws in 4 steps",
+    "flux2-klein-9b": "no tensor says whether it is distilled: read as the one that draws in 4 steps",
+}
+"""What is assumed of files of some models."""
+
+
+def _stored(path: Path, codes: Mapping[str, Codes], tensors: Mapping[str, Any]) -> str:
+    """Return what becomes of weights that are not stored as they are."""
+    if path.suffix == SUFFIX:
+        other = Counter(
+            about["dtype"] for about in tensors.values() if about["dtype"] not in (*KEPT_TYPES, *FLOAT_TYPES)
+        )
+        kinds = ", ".join(f"{number} as {kind}" for kind, number in other.most_common())
+        return f"diffusers does not compute with {kinds}: dequantised as they are loaded" if other else ""
+    kinds_of = Counter(code.kind for code in codes.values())
+    notes = []
+    if number := kinds_of.pop("scaled", 0):
+        in_fp8 = sum(
+            tensors[n]["dtype"].startswith("F8") for n, code in codes.items() if code.kind == "scaled"
+        )
+        notes.append(f"{number} weights ({in_fp8} in fp8) are multiplied by their scales as they are loaded")
+    notes += [f"{n} weights in {kind} are dequantised as they are loaded" for kind, n in kinds_of.items()]
+    return "; ".join(notes)

@@ -20,10 +20,11 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
-from vivace.errors import NoEffect, Unsupported, UnusableModel
+from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
 from vivace.export.script import write_script
 from vivace.memory.weightless import find_weightless
 from vivace.models import CATALOGUE, find_model, load_pipeline
+from vivace.models.checkpoints.layout import original_layout
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
@@ -217,7 +218,7 @@ def test_the_model_is_told_by_its_tensors(
         ({"scaled_fp8": (1,), FLUX: (1,)}, "scaled fp8 weights"),
         (
             {"x": (1,)},
-            "is not a model that vivace knows; supported are single files of SD 1.5, SDXL and FLUX.1",
+            "is not a model that vivace knows; supported are single files of SD 1.5, SDXL, SD 3.5, FLUX.1",
         ),
     ],
 )
@@ -234,28 +235,43 @@ def serve_flux(client: Hub, flux_weights: Path, tmp_path: Path) -> Path:
     return base
 
 
+def in_the_authors_layout(denoiser: Any) -> dict[str, torch.Tensor]:
+    state = denoiser.state_dict()
+    return {name: tensor.join(state).clone() for name, tensor in original_layout(denoiser).items()}
+
+
 def test_a_flux_transformer_alone_takes_the_rest_from_the_hub(
+    client: Hub, flux_weights: Path, tmp_path: Path
+) -> None:
+    base = serve_flux(client, flux_weights, tmp_path)
+    transformer = load_pipeline(find_model(str(base)), "cpu").transformer
+    file = tmp_path / "flux1-dev.safetensors"
+    save_file(in_the_authors_layout(transformer), file)
+    located = find_model(str(file))
+    read = load_pipeline(located, "cpu").transformer.state_dict()
+    assert all(torch.equal(read[name], value) for name, value in transformer.state_dict().items())
+    assert (located.folder / "transformer" / "config.json").is_file()
+    assert find_model(str(file)).defaults["num_inference_steps"] == 28
+    assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
+
+
+def test_a_flux_transformer_of_its_true_width_is_left_to_diffusers(
     client: Hub, flux_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = serve_flux(client, flux_weights, tmp_path)
-    shapes = {FLUX: (1,), "img_in.weight": (8, 64), "guidance_in.in_layer.weight": (1,)}
+    shapes = {FLUX: (1,), "img_in.weight": (3072, 64), "guidance_in.in_layer.weight": (1,)}
     file = header(tmp_path / "flux1-dev.safetensors", shapes)
     transformer = load_pipeline(find_model(str(base)), "cpu").transformer
-    asked: list[Any] = []
+    calls: list[Any] = []
 
-    def from_single_file(path: str, **given: Any) -> Any:
-        # diffusers converts transformers of FLUX's true width alone, which is too large for a test.
-        asked.append((path, given["config"], given["subfolder"]))
+    def from_single_file(path: str, **arguments: Any) -> Any:
+        calls.append((path, arguments["config"], arguments["subfolder"]))
         return transformer
 
     monkeypatch.setattr(FluxTransformer2DModel, "from_single_file", from_single_file)
-    found = find_model(str(file))
-    pipe = load_pipeline(found, "cpu")
-    assert asked == [(str(file), str(found.folder), "transformer")]
-    assert (found.folder / "transformer" / "config.json").is_file()
-    assert pipe.transformer is transformer
-    assert find_model(str(file)).defaults["num_inference_steps"] == 28
-    assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
+    located = find_model(str(file))
+    assert load_pipeline(located, "cpu").transformer is transformer
+    assert calls == [(str(file), str(located.folder), "transformer")]
 
 
 def write_gguf(path: Path, tensors: dict[str, torch.Tensor], kind: str | None = None) -> Path:
@@ -291,10 +307,8 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
     assert found.model.source == "file"
     assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
 
-    # diffusers converts transformers of FLUX's true width alone; a small one is read in diffusers' own layout.
     transformer = load_pipeline(find_model(str(base)), "cpu").transformer
-    write_gguf(file, transformer.state_dict(), "Q8_0")
-    monkeypatch.setattr("vivace.models.find.contents_of", lambda _: Contents("flux-dev", "transformer"))
+    write_gguf(file, in_the_authors_layout(transformer), "Q8_0")
     session = vivace.load(str(file), device="cpu")
     layer = session.pipe.transformer.transformer_blocks[0].attn.to_q
     assert layer.weight.dtype == torch.uint8
@@ -312,12 +326,16 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
     with pytest.raises(NoEffect, match="the weights are quantised already"):
         vivace.load(str(file), "quantize(int8)", device="cpu")
 
+    with pytest.raises(UsageError, match="no public call of diffusers reads it"):
+        write_script(find_model(str(file)), resolve("baseline"), "cpu", prompt="a red circle", call=call)
+    for module in ("script", "loading"):  # as for a file of FLUX's true width
+        monkeypatch.setattr(f"vivace.export.{module}.check_loadable", lambda _: None)
     text = write_script(
         find_model(str(file)), resolve("baseline"), "cpu", prompt="a red circle", call=call
     ).text
     assert re.search(r"quantization_config=GGUFQuantizationConfig\(compute_dtype=[^)]*float32\)", text), text
     revision = found.model.revision
-    write_gguf(file, transformer.state_dict(), "Q4_0")
+    write_gguf(file, in_the_authors_layout(transformer), "Q4_0")
     assert find_model(str(file)).model.revision != revision, "another file of the same name"
 
 
@@ -368,11 +386,11 @@ def test_a_gguf_file_that_tells_of_more_than_it_has(tmp_path: Path) -> None:
 
 def test_a_gguf_file_of_another_model(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "unet.gguf", {"input_blocks.0.0.weight": torch.zeros(8, 32)})
-    with pytest.raises(UnusableModel, match="is not a model that vivace knows"):
+    with pytest.raises(UnusableModel, match="is a UNet without its VAE"):
         find_model(str(file))
     shapes = {TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}
     write_gguf(file, {name: torch.zeros(shape) for name, shape in shapes.items()})
-    with pytest.raises(UnusableModel, match=r"GGUF files are supported only for FLUX\.1's transformer"):
+    with pytest.raises(UnusableModel, match="GGUF files are read of denoisers alone"):
         find_model(str(file))
 
 

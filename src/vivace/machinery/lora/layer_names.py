@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.lora.changes import Rows
-from vivace.machinery.lora.original_names import original_names
 from vivace.machinery.lora.slots import named_layers
+from vivace.models.checkpoints.original_names import original_names
 from vivace.technique import COMPONENTS, Component, component_of
 from vivace.technique.anatomy import TEXT_ENCODERS
 

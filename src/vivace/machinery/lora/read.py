@@ -19,8 +19,8 @@ from vivace.machinery.lora.files import settings_for
 from vivace.machinery.lora.forms import BadForm, Group, form_of, has_no_effect
 from vivace.machinery.lora.keys import UNUSABLE, split_key
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
-from vivace.machinery.lora.original_names import has_original_names
 from vivace.machinery.lora.peft_settings import PeftSettings, read_settings, settings_of_header
+from vivace.models.checkpoints.original_names import has_original_names
 from vivace.models.headers import read_header
 from vivace.technique import Component, attribute_of, component_of
 from vivace.untrusted.reading import reading

@@ -1,10 +1,9 @@
 """Scales that a file has beside its weights. With such a companion a weight is not the weight: it is a code.
 
-Two conventions are read, both of fp8 and both products of weight and scale. ComfyUI's older files have
-`X.scale_weight` beside `X.weight`, `X.scale_input`, and an empty tensor `scaled_fp8`. Its newer files, Black Forest
-Labs' and ModelOpt's have `X.weight_scale`, `X.input_scale`, and say in `X.comfy_quant` or in the metadata
-`_quantization_metadata` which format each layer has. A scale is one number, one for each row, or one for each block.
-Scales of inputs are for products in fp8; vivace multiplies in 16 or 32 bits, which needs none.
+Two conventions are read. ComfyUI's older files have `X.scale_weight` beside `X.weight` in fp8, `X.scale_input`, and a
+tensor `scaled_fp8`. Its newer files, Black Forest Labs' and ModelOpt's have `X.weight_scale`, `X.input_scale`, and say
+in `X.comfy_quant` or in the metadata `_quantization_metadata` which format each layer has: fp8, nvfp4, mxfp8 (`codes`).
+Scales of inputs are for products in few bits; vivace multiplies in 16 or 32 bits, which needs none.
 
 Everything else beside a weight is refused by name.
 """
@@ -13,35 +12,54 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.models.checkpoints.codes import BLOCKS, Codes, Kind, scales_shape
+from vivace.models.checkpoints.signatures import DENOISER_PREFIXES
 from vivace.models.headers import read_tensor
 from vivace.untrusted.files import parse_json
 
 MARKER = "scaled_fp8"
+DESCRIPTION = "comfy_quant"
+METADATA = "_quantization_metadata"
+FP8 = "float8_e4m3fn"
 _SCALES = ("weight_scale", "scale_weight")
+_SECOND = "weight_scale_2"
 _OF_INPUTS = ("input_scale", "scale_input")
-_DESCRIPTION = "comfy_quant"
-_METADATA = "_quantization_metadata"
-_FORMATS = ("float8_e4m3fn", "float8_e5m2")
+_KINDS: dict[str, Kind] = {FP8: "scaled", "float8_e5m2": "scaled", "nvfp4": "nvfp4", "mxfp8": "mxfp8"}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = (*_FLOATS, *_FP8)
+_DTYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "nvfp4": (("U8",), ("F8_E4M3", "U8")),
+    "mxfp8": (("F8_E4M3",), ("F8_E8M0", "U8")),
+}
+"""Of a weight's codes, and of the scales of its blocks."""
 _OWN = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _LONE = re.compile(
     r"(?:^|\.)(?:weight_scale\w*|scale_weight|weight_zero_point|qweight|qzeros|wscales|absmax|quant_map|SCB)$"
 )
 _MAX_DESCRIPTION = 4096  # bytes
 _ADVICE = (
-    "vivace reads plain fp8, and fp8 with one scale for a weight, a row or a block (X.weight_scale or X.scale_weight); "
-    "give the model in 16 bits"
+    "vivace reads plain fp8, fp8 with one scale for a weight, a row or a block (X.weight_scale or X.scale_weight), and "
+    "ComfyUI's nvfp4 and mxfp8; give the model in 16 bits"
 )
 
 
-def scales_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the name of the scale of each weight that has one.
+@dataclass
+class _Scales:
+    """The tensors beside one weight."""
+
+    scale: str = ""
+    second: str = ""
+    others: list[str] = field(default_factory=list)
+
+
+def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, Codes]:
+    """Return how each weight that is not stored as it is, is stored.
 
     Args:
         path: of a safetensors file.
@@ -51,36 +69,33 @@ def scales_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str
     Raises:
         UnusableModel: a weight has a companion that vivace does not read; names both.
     """
-    scales: dict[str, str] = {}
+    formats = _formats_in_metadata(path, tensors, metadata)
+    beside: dict[str, _Scales] = {}
     for name, weight in _companions(tensors):
         kind = name.removeprefix(weight.removesuffix("weight"))
+        scales = beside.setdefault(weight, _Scales())
         if kind in _SCALES:
-            if weight in scales:
-                raise _refusal(path, name, weight, f"beside {scales[weight]}")
-            _check_scale(path, tensors, name, weight)
-            scales[weight] = name
-        elif kind == _DESCRIPTION:
-            _check_format(path, name, read_tensor(path, name, _MAX_DESCRIPTION))
+            if scales.scale:
+                raise _refusal(path, name, weight, f"beside {scales.scale}")
+            scales.scale = name
+        elif kind == _SECOND:
+            scales.second = name
+        elif kind == DESCRIPTION:
+            formats[weight] = _described(path, name, read_tensor(path, name, _MAX_DESCRIPTION))
         elif kind not in _OF_INPUTS:
-            raise _refusal(path, name, weight)
-    for name, layer in tensors.items():
-        module = name.rpartition(".")[0]
-        if _LONE.search(name) and f"{module}.weight" not in tensors:
-            raise UnusableModel(f"{path} has {name} without a weight beside it; {_ADVICE}")
-        if name.endswith("weight") and layer["dtype"] not in _WEIGHTS:
-            raise UnusableModel(f"{path} has its {name} as {layer['dtype']}, which is a code; {_ADVICE}")
-    _check_metadata(path, tensors, scales, metadata)
-    if any(name.rpartition(".")[2] == MARKER for name in tensors) and not scales:
-        raise UnusableModel(
-            f"{path} says that it has scaled fp8 weights ({MARKER}), but has no scale beside any of them; {_ADVICE}"
-        )
-    return scales
+            scales.others.append(name)
+    for weight, scales in beside.items():
+        if scales.others:
+            raise _refusal(path, scales.others[0], weight)
+    codes = _checked(path, tensors, beside, formats)
+    _check_alone(path, tensors, codes)
+    return codes
 
 
 def is_marker(name: str) -> bool:
     """Return whether a tensor only describes how weights are stored."""
     leaf = name.rpartition(".")[2]
-    return leaf in (MARKER, _DESCRIPTION, *_OF_INPUTS, *_SCALES)
+    return leaf in (MARKER, DESCRIPTION, _SECOND, *_OF_INPUTS, *_SCALES)
 
 
 def _companions(tensors: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -95,6 +110,32 @@ def _companions(tensors: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if name[: match.end()] in tensors:
                 yield name, name[: match.end()]
                 break
+
+
+def _checked(
+    path: Path, tensors: Mapping[str, Any], beside: Mapping[str, _Scales], formats: Mapping[str, str]
+) -> dict[str, Codes]:
+    """Return the codes of weights with scales, whose dtypes and shapes fit."""
+    codes: dict[str, Codes] = {}
+    for weight in dict.fromkeys((*beside, *formats)):
+        scales, about = beside.get(weight, _Scales()), formats.get(weight)
+        if not scales.scale and about is not None:
+            raise UnusableModel(
+                f"{path}: {weight} is {about} by its description, but has no scale; {_ADVICE}"
+            )
+        if not scales.scale and not scales.second:
+            continue
+        kind: Kind = _KINDS[about] if about is not None else "scaled"
+        if (kind == "nvfp4") != bool(scales.second):
+            name = scales.second or scales.scale
+            why = "and no weight_scale_2" if kind == "nvfp4" else f"and no {DESCRIPTION} that says nvfp4"
+            raise _refusal(path, name, weight, why)
+        if kind == "scaled":
+            _check_scale(path, tensors, scales.scale, weight)
+        else:
+            _check_blocks(path, tensors, kind, scales, weight)
+        codes[weight] = Codes(kind, scales.scale, scales.second)
+    return codes
 
 
 def _check_scale(path: Path, tensors: Mapping[str, Any], scale: str, weight: str) -> None:
@@ -118,37 +159,83 @@ def fits(scale: Sequence[int], weight: Sequence[int]) -> bool:
     )
 
 
-def _check_format(path: Path, name: str, content: bytes) -> None:
-    """Raise UnusableModel unless a layer's description names a format that is read."""
+def _check_blocks(path: Path, tensors: Mapping[str, Any], kind: Kind, scales: _Scales, weight: str) -> None:
+    """Raise UnusableModel unless a weight of nvfp4 or mxfp8 has the dtypes and shapes that the format means."""
+    shape = tensors[weight]["shape"]
+    of_codes, of_scales = _DTYPES[kind]
+    if tensors[weight]["dtype"] not in of_codes or tensors[scales.scale]["dtype"] not in of_scales:
+        kinds = f"{tensors[weight]['dtype']} with scales in {tensors[scales.scale]['dtype']}"
+        raise _refusal(path, scales.scale, weight, f"which is {kinds}, not {kind}")
+    packed = 2 if kind == "nvfp4" else 1
+    if len(shape) != 2 or any(n % BLOCKS[kind] for n in (shape[0], shape[1] * packed)):
+        raise _refusal(path, scales.scale, weight, f"whose shape {list(shape)} is none of {kind}")
+    expected = scales_shape(kind, shape[0], shape[1] * packed)
+    if tuple(tensors[scales.scale]["shape"]) != expected:
+        own = f"{list(tensors[scales.scale]['shape'])}, not {list(expected)}"
+        raise _refusal(path, scales.scale, weight, f"whose scales have the shape {own}")
+    if scales.second:
+        second = tensors[scales.second]
+        if second["dtype"] not in _FLOATS or any(length != 1 for length in second["shape"]):
+            raise _refusal(path, scales.second, weight, f"which is {second['dtype']} {list(second['shape'])}")
+
+
+def _check_alone(path: Path, tensors: Mapping[str, Any], codes: Mapping[str, Codes]) -> None:
+    """Raise UnusableModel for scales without a weight, codes without scales, and a marker without either."""
+    for name, layer in tensors.items():
+        module = name.rpartition(".")[0]
+        if _LONE.search(name) and f"{module}.weight" not in tensors:
+            raise UnusableModel(f"{path} has {name} without a weight beside it; {_ADVICE}")
+        if name.endswith("weight") and layer["dtype"] not in _WEIGHTS and name not in codes:
+            raise UnusableModel(f"{path} has its {name} as {layer['dtype']}, which is a code; {_ADVICE}")
+    if any(name.rpartition(".")[2] == MARKER for name in tensors) and not codes:
+        raise UnusableModel(
+            f"{path} says that it has scaled fp8 weights ({MARKER}), but has no scale beside any of them; {_ADVICE}"
+        )
+
+
+def _described(path: Path, name: str, content: bytes) -> str:
+    """Return the format that a layer's description names.
+
+    Raises:
+        UnusableModel: it is none that is read.
+    """
     try:
         description = parse_json(content)
     except ValueError as error:
         raise UnusableModel(f"{path}: {name} cannot be read: {error}") from None
-    if not isinstance(description, dict) or description.get("format") not in _FORMATS:
-        kind = description.get("format") if isinstance(description, dict) else description
+    kind = description.get("format") if isinstance(description, dict) else description
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise UnusableModel(f"{path}: {name} says {str(kind)[:80]!r}; {_ADVICE}")
+    return kind
 
 
-def _check_metadata(
-    path: Path, tensors: Mapping[str, Any], scales: Mapping[str, str], metadata: Mapping[str, str]
-) -> None:
-    """Raise UnusableModel if the metadata tells of a layer's format that is not read, or of scales that are missing."""
-    if _METADATA not in metadata:
-        return
+def _formats_in_metadata(
+    path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
+) -> dict[str, str]:
+    """Return each weight's format by the metadata.
+
+    Raises:
+        UnusableModel: one is not read, or the metadata cannot be read.
+    """
+    if METADATA not in metadata:
+        return {}
     try:
-        content = parse_json(metadata[_METADATA])
+        content = parse_json(metadata[METADATA])
         layers = content["layers"] if isinstance(content, dict) else None
         if not isinstance(layers, dict):
             raise ValueError("it has no layers")
     except (ValueError, KeyError) as error:
-        raise UnusableModel(f"{path}: its {_METADATA} cannot be read: {error}") from None
+        raise UnusableModel(f"{path}: its {METADATA} cannot be read: {error}") from None
+    formats: dict[str, str] = {}
     for layer, description in layers.items():
         kind = description.get("format") if isinstance(description, dict) else None
-        if kind not in _FORMATS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise UnusableModel(f"{path}: {layer[:200]} has the format {str(kind)[:80]!r}; {_ADVICE}")
-        weight = next((name for name in tensors if name.endswith(f"{layer}.weight")), None)
-        if weight is not None and weight not in scales:
-            raise UnusableModel(f"{path}: {weight} is {kind} by its metadata, but has no scale; {_ADVICE}")
+        # Names of layers often lack the denoiser's prefix.
+        names = (f"{prefix}{layer}.weight" for prefix in ("", *DENOISER_PREFIXES))
+        if (weight := next((name for name in names if name in tensors), None)) is not None:
+            formats[weight] = kind
+    return formats
 
 
 def _refusal(path: Path, name: str, weight: str, why: str = "") -> UnusableModel:

@@ -18,7 +18,7 @@ DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "")
 """What tools write before the names of a denoiser's tensors; "net." is NVIDIA's."""
 SD2 = "sd2"
 """Stands for a catalogue name in rows of SD 2, which the catalogue does not have."""
-SUPPORTED = "supported are single files of SD 1.5, SDXL and FLUX.1"
+SUPPORTED = "supported are single files of SD 1.5, SDXL, SD 3.5, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
 
 _FOLDER = f"give it as a folder in diffusers' format, or as org/repo of the hub ({SUPPORTED})"
 _REST = (
@@ -26,8 +26,8 @@ _REST = (
 )
 _NO_IMAGES = f"vivace makes single images from text; {SUPPORTED}"
 _QUANTISED = (
-    "vivace reads no weights that another tool quantised, except plain fp8, fp8 with scales, and GGUF of FLUX.1; give "
-    "the model in 16 bits, and quantise it with a recipe: quantize(int8), quantize(fp8) or quantize(nf4)"
+    "vivace reads no weights that another tool quantised, except fp8, ComfyUI's nvfp4 and mxfp8, and GGUF; give the "
+    "model in 16 bits, and quantise it with a recipe: quantize(int8), quantize(fp8) or quantize(nf4)"
 )
 _WITH_MODEL = f"give the model that it belongs to ({SUPPORTED})"
 _FIRST = "input_blocks.0.0.weight"
@@ -61,6 +61,17 @@ def _refused(advice: str, *rows: tuple[str, tuple[str, ...]]) -> tuple[Signature
     return tuple(Signature(what, has, advice) for what, has in rows)
 
 
+def _denoiser(
+    what: str,
+    entry: str,
+    has: tuple[str, ...],
+    sizes: tuple[tuple[str, int, int], ...],
+    part: str = "transformer",
+) -> Signature:
+    """A file from which the denoiser is read; all other parts come from the catalogue's model."""
+    return Signature(what, has, sizes=sizes, entry=entry, component=part)
+
+
 def _unet(what: str, num_channels: int, *has: str) -> Signature:
     return Signature(
         f"{what}, not a text-to-image model",
@@ -77,6 +88,11 @@ _VAE = "first_stage_model.*"
 _FOUR = ((_FIRST, 1, 4),)
 _SIXTY_FOUR = (("img_in.weight", 1, 64),)
 _BUNDLE = ("text_encoders.clip_l.*", "text_encoders.t5xxl.*", "vae.*")
+_FLUX2 = ("single_stream_modulation.lin.weight", "double_blocks.0.img_attn.qkv.weight", "img_in.weight")
+_SD35 = ("joint_blocks.0.x_block.attn.ln_q.weight", "x_embedder.proj.weight")
+_QWEN = ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight", "img_in.weight")
+_Z_IMAGE = ("cap_embedder.0.weight", "layers.0.adaLN_modulation.0.weight", "x_embedder.weight")
+_TEXT_WIDTH = "{}.1.transformer_blocks.0.attn2.to_k.weight"
 
 SIGNATURES: tuple[Signature, ...] = (
     # Weights that are codes. Nunchaku's files also have tensors that are called lora_down.
@@ -89,7 +105,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ("a model that was quantised with bitsandbytes (nf4 or fp4)", ("*.absmax",)),
         ("a model that was quantised with bitsandbytes (int8)", ("*.SCB",)),
         ("a model that was quantised with AWQ or GPTQ", ("*.qweight",)),
-        ("a model that was quantised to nvfp4", ("*.weight_scale_2",)),
         ("a model that was quantised with optimum-quanto", ("*.weight._data",)),
         ("a model that was quantised with torchao", ("*.weight.qdata",)),
         ("a model that was quantised with torchao", ("*._weight_qdata",)),
@@ -128,6 +143,25 @@ SIGNATURES: tuple[Signature, ...] = (
         ("Chroma (Radiance)", ("distilled_guidance_layer.*", "nerf_*")),
         ("Chroma", ("distilled_guidance_layer.*",)),
     ),
+    _denoiser(
+        "FLUX.2 [dev]", "flux2-dev", (*_FLUX2, "guidance_in.in_layer.weight"), (("img_in.weight", 0, 6144),)
+    ),
+    _denoiser("FLUX.2 [klein] 4B", "flux2-klein-4b", _FLUX2, (("img_in.weight", 0, 3072),)),
+    _denoiser("FLUX.2 [klein] 9B", "flux2-klein-9b", _FLUX2, (("img_in.weight", 0, 4096),)),
+    _denoiser("SD 3.5 Large", "sd35-large", _SD35, (("x_embedder.proj.weight", 0, 2432),)),
+    _denoiser(
+        "SD 3.5 Medium",
+        "sd35-medium",
+        (*_SD35, "joint_blocks.0.x_block.attn2.qkv.weight"),
+        (("x_embedder.proj.weight", 0, 1536),),
+    ),
+    *_refused(
+        _FOLDER,
+        ("Qwen-Image-Edit-2511, which edits images", (*_QWEN, "__index_timestep_zero__")),
+        ("Qwen-Image-Layered", (*_QWEN, "time_text_embed.addition_t_embedding.weight")),
+    ),
+    _denoiser("Qwen-Image", "qwen-image", _QWEN, (("img_in.weight", 0, 3072),)),
+    _denoiser("Z-Image", "z-image-turbo", _Z_IMAGE, (("x_embedder.weight", 0, 3840),)),
     *_refused(
         _FOLDER,
         ("FLUX.2", ("single_stream_modulation.lin.weight",)),
@@ -242,6 +276,17 @@ SIGNATURES: tuple[Signature, ...] = (
         ("SDXL's refiner, which refines images of another model", (_FIRST, _REFINER_TEXT)),
     ),
     Signature("an SD 2 model", (_FIRST, _VAE, _SD2_TEXT), sizes=_FOUR, entry=SD2),
+    # A UNet alone, by the width of the text that its attention takes.
+    _denoiser(
+        "SDXL's UNet",
+        "sdxl",
+        (_FIRST, "label_emb.0.0.weight"),
+        (*_FOUR, (_TEXT_WIDTH.format("input_blocks.4"), 1, 2048)),
+        "unet",
+    ),
+    _denoiser(
+        "SD 1.5's UNet", "sd15", (_FIRST,), (*_FOUR, (_TEXT_WIDTH.format("input_blocks.1"), 1, 768)), "unet"
+    ),
     *_refused(
         _REST,
         ("an SD 2 model without its VAE", (_FIRST, _SD2_TEXT)),
