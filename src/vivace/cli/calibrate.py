@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vivace.cli import options
+from vivace.cli.calibrate_witness import witness
 from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def calibrate() -> None:
-    """Calibrate step caches for a model."""
+    """Calibrate step caches, and the models that judge images, for a model."""
+
+
+calibrate.add_command(witness)
 
 
 def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:

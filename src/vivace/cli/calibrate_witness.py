@@ -1,0 +1,238 @@
+"""vivace calibrate witness"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vivace.cli import options
+from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect, option
+from vivace.errors import UsageError
+
+if TYPE_CHECKING:
+    from vivace.calibrating.images import CalibrationImages
+    from vivace.measure.damage import DamageKind
+    from vivace.models.judges import LocatedJudge
+    from vivace.runtime.request import CheckedRequest
+    from vivace.spec.study import WorkloadRequest
+    from vivace.spec.witness_calibration import WitnessCalibration
+
+_WIDTH = 10
+"""Of the labels of the answer."""
+
+
+@click.command(cls=SpecCommand)
+@options.model_or("tiny-sd")
+@click.option(
+    "--witness",
+    "names",
+    multiple=True,
+    metavar="KIND:NAME",
+    help="What scores the images: clip:NAME, blip:NAME, pickscore, hpsv2:NAME, or a folder; repeat for more; default: "
+    "the model's own scorer.",
+)
+@click.option(
+    "--grade",
+    type=click.IntRange(1, 5),
+    default=4,
+    show_default=True,
+    help="Damage that must fail, from 1 (at the edge of what is visible) to 5 (plain to see).",
+)
+@click.option(
+    "--damage", "only", multiple=True, metavar="NAME", help="Kind of damage; repeat for more; default: all."
+)
+@options.prompts()
+@option(WORKLOAD, "prompt_set", metavar="NAME")
+@option(WORKLOAD, "num_seeds", "--seeds", type=click.IntRange(min=1, max=1000))
+@options.workload
+@options.device
+@options.threads
+@options.store
+@options.as_json
+@collect(workload=WORKLOAD)
+def witness(
+    model: str,
+    names: tuple[str, ...],
+    grade: int,
+    only: tuple[str, ...],
+    device: str,
+    threads: int | None,
+    store: Path,
+    as_json: bool,
+    workload: WorkloadRequest,
+) -> int:
+    """Find the limit of a model that judges images, on images of this model.
+
+    Draws the prompt set once with the baseline, damages the images as acceleration does at graded strengths, and asks
+    the witness. Its limit is chosen so that harmless changes pass and the damage that it sees fails. From then on
+    bench, tune, prove and report use the limit for this model, unless --min-quality sets another.
+
+    Everything is kept in the store: the same command goes on where it stopped, and another --witness draws nothing.
+
+    \b
+        vivace calibrate witness --model flux-dev --witness clip:openai/clip-vit-large-patch14
+        vivace calibrate witness --model sdxl --witness pickscore --witness blip:models/blip-itm
+    """
+    kinds = _kinds(only)
+    prepared = _checked(model, workload)
+    judges = _judges(prepared, names)
+
+    import torch
+
+    from vivace.calibrating.images import images_of
+    from vivace.runtime.workloads import default_threads
+
+    torch.set_num_threads(threads if threads is not None else default_threads(prepared.located))
+    images = images_of(prepared, store)
+    try:
+        status = _draw(prepared, images, device)
+        calibrations = []
+        for judge in judges if status == 0 else ():
+            status = _calibrate(prepared, images, judge, kinds, grade, device)
+            if status != 0:
+                break
+            calibrations.append(_kept(prepared, judge))
+    except KeyboardInterrupt:
+        status = 130
+    if status == 130:
+        click.echo(
+            "\ninterrupted; what was drawn and scored is kept. To continue, run the same command:", err=True
+        )
+        click.echo(f"  {options.command_line()}", err=True)
+    if status != 0:
+        return status
+    if as_json:
+        click.echo(
+            json.dumps([calibration.model_dump(mode="json") for calibration in calibrations], indent=2)
+        )
+        return 0
+    click.echo("\n\n".join("\n".join(_lines(calibration)) for calibration in calibrations))
+    return 0
+
+
+def _kinds(names: Sequence[str]) -> list[DamageKind]:
+    from vivace.errors import nearest
+    from vivace.measure.damage import DAMAGE
+
+    kinds = {kind.name: kind for kind in DAMAGE}
+    for name in names:
+        if name not in kinds:
+            raise UsageError(
+                f"--damage {name}: no such kind{nearest(name, list(kinds))}; there are {', '.join(kinds)}"
+            )
+    return [kind for kind in DAMAGE if not names or kind.name in names]
+
+
+def _checked(model: str, request: WorkloadRequest) -> CheckedRequest:
+    """Return the request for the baseline's images; by default of the model's own prompt set at three seeds."""
+    from vivace.models.find import find_model
+    from vivace.models.tasks import own_task
+    from vivace.runtime.request import checked_request
+
+    located = find_model(model)
+    if located.model.is_synthetic:
+        raise UsageError(f"{model} has random weights: its images show nothing that a witness could judge")
+    if own_task(located.pipeline) != "text":
+        raise UsageError(
+            f"{model} draws from images; witnesses are calibrated on images drawn from text alone"
+        )
+    if not request.prompts and request.prompt_set is None:
+        request = request.model_copy(update={"prompt_set": located.prompt_set})
+    return checked_request(model, "baseline", workload=request)
+
+
+def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge]:
+    from vivace.benchmark.studies import USUAL_SCORER, find_judges
+    from vivace.models.judges import LocatedJudge, find_judge
+    from vivace.spec.study import QualityRequest
+
+    if names:
+        return [find_judge(name) for name in dict.fromkeys(names)]
+    own = find_judges(prepared.located, QualityRequest())
+    if own is None:
+        raise UsageError(
+            f"no CLIP model that judges images is on this machine; give --witness clip:NAME, e.g. clip:{USUAL_SCORER}"
+        )
+    return [LocatedJudge("clip", own)]
+
+
+def _draw(prepared: CheckedRequest, images: CalibrationImages, device: str) -> int:
+    from vivace.calibrating.images import draw_missing
+    from vivace.cli.guarded import guarded
+    from vivace.measure.machine import choose_device
+
+    if not images.missing:
+        click.echo(f"{len(images.prompts)} images are drawn already", err=True)
+        return 0
+
+    def draw(is_read: Callable[[], None]) -> int:
+        draw_missing(prepared, images, choose_device(device), is_read, _progress("drawn"))
+        return 0
+
+    return guarded(prepared.located, draw)
+
+
+def _calibrate(
+    prepared: CheckedRequest,
+    images: CalibrationImages,
+    judge: LocatedJudge,
+    kinds: Sequence[DamageKind],
+    grade: int,
+    device: str,
+) -> int:
+    """Score the images, choose the limit and keep it."""
+    from vivace.calibrating.calibrate import calibrate_witness
+    from vivace.cli.guarded import guarded_scorers
+    from vivace.measure.machine import choose_device
+
+    def score(is_read: Callable[[], None]) -> int:
+        calibrate_witness(
+            prepared, images, judge, kinds, grade, choose_device(device), is_read, _progress("scored")
+        )
+        return 0
+
+    click.echo(f"{judge.scorer.name}:", err=True)
+    return guarded_scorers([judge.scorer], score)
+
+
+def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
+    from vivace.calibrating.calibrate import identity_of
+    from vivace.measure.witness_limits import kept
+
+    calibration = kept(identity_of(prepared.located), judge.scorer.id)
+    assert calibration is not None, "it was just written"
+    return calibration
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    return lambda done, total: click.echo(f"[{done}/{total}] {what}", err=True)
+
+
+def _lines(calibration: WitnessCalibration) -> list[str]:
+    """Return the answer in lines."""
+    from vivace.measure.witness_limits import file_of
+
+    seen = [row for row in calibration.damage if row.seen_from is not None]
+    unseen = [row.damage for row in calibration.damage if row.seen_from is None]
+    harmless = ", ".join(f"{name} {100 * low:.1f} %" for name, low in calibration.harmless.items())
+    limit = (
+        f"{100 * calibration.limit:.4g} % of the margin"
+        if calibration.limit is not None
+        else f"none: no damage of grade {calibration.grade} is told from a harmless change; the usual limit stays"
+    )
+    rows = {
+        "model": calibration.model,
+        "witness": calibration.scorer,
+        "images": f"{calibration.num_images} of {calibration.num_prompts} prompts",
+        "margin": f"{calibration.margin:.2f} points over other prompts",
+        "limit": limit,
+        "harmless": f"keeps at least {harmless}",
+        "sees": ", ".join(f"{row.damage} from {row.seen_from:g} {row.unit}" for row in seen) or "nothing",
+        "does not": f"see {', '.join(unseen)}: other figures have to" if unseen else "-",
+        "saved to": str(file_of(calibration.model, calibration.scorer)),
+    }
+    return [f"{name:{_WIDTH}}{text}" for name, text in rows.items()]

@@ -1,0 +1,127 @@
+"""The limits that `vivace calibrate witness` chose on this machine, by model and scorer.
+
+Each calibration is a JSON file in vivace's cache. It may be deleted; the limit is then the usual one again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vivace.errors import OutputError, StoreError
+from vivace.spec.limits import CLIP_LIMIT, CLIP_LIMITS, WITNESS_LIMIT, Limits
+from vivace.spec.witness_calibration import WitnessCalibration
+from vivace.technique.cache_folder import cache_folder
+from vivace.untrusted.destinations import replace
+from vivace.untrusted.files import read_text
+
+_MAX_BYTES = 1_000_000
+_TOGETHER = " and "  # between the names of a CLIP model and a second witness
+
+
+def keep(calibration: WitnessCalibration) -> Path:
+    """Write a calibration, replacing an earlier one of the same model and scorer; return its file.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    file = file_of(calibration.model, calibration.scorer)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{file.parent} cannot be written: {error.strerror}; set VIVACE_CACHE to a writable folder"
+        ) from None
+    replace(file, (calibration.model_dump_json(indent=2) + "\n").encode())
+    return file
+
+
+def kept(model: str, scorer: str) -> WitnessCalibration | None:
+    """Return the calibration of a scorer for a model, both NAME@REVISION; None if there is none.
+
+    Raises:
+        StoreError: the file is damaged, or of another version of vivace.
+    """
+    file = file_of(model, scorer)
+    try:
+        if not file.is_file():
+            return None
+        return WitnessCalibration.model_validate_json(read_text(file, _MAX_BYTES))
+    except (OSError, ValueError, ValidationError) as error:
+        raise StoreError(
+            f"{file} is not a calibration ({str(error).splitlines()[0]}); delete it, and run `vivace calibrate "
+            "witness` again"
+        ) from None
+
+
+def calibrated_limits(limits: Limits, model: str, scorer: str | None) -> Limits:
+    """Return the limits with those of the scorers as calibrated for the model. Limits that the user set stay.
+
+    Args:
+        model: NAME@REVISION.
+        scorer: NAME@REVISION, of the second witness too where there is one; None without any.
+    """
+    first, _, second = (scorer or "").partition(_TOGETHER)
+    changed: dict[str, Any] = {}
+    if first and limits.clip == "auto":
+        changed["clip"] = _limit(model, first)
+    if second and "witness" not in limits.model_fields_set:
+        changed["witness"] = _limit(model, second)
+    changed = {name: limit for name, limit in changed.items() if limit is not None}
+    return limits.model_copy(update=changed) if changed else limits
+
+
+def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
+    """Return a sentence on where the limit of each scorer comes from; none where the user set it.
+
+    Args:
+        model, scorer: see `calibrated_limits`; the model is "" where it is not known.
+        limits: as the user set them.
+    """
+    first, _, second = (scorer or "").partition(_TOGETHER)
+    notes = []
+    if first and limits.clip == "auto":
+        notes.append(_note(model, first, "clip", CLIP_LIMIT))
+    if second and "witness" not in limits.model_fields_set:
+        notes.append(_note(model, second, "blip", WITNESS_LIMIT))
+    return [note for note in notes if note]
+
+
+def _note(model: str, scorer: str, kind: str, usual: float) -> str:
+    name = scorer.partition("@")[0]
+    calibration = kept(model, scorer) if model else None
+    if calibration is None:
+        if scorer in CLIP_LIMITS or name in CLIP_LIMITS:
+            return ""
+        command = (
+            f"vivace calibrate witness --model {_name(model) or 'MODEL'} --witness {kind}:{_name(scorer)}"
+        )
+        return (
+            f"no calibration of {name} for photographs: its limit ({100 * usual:g} %) comes from drawn shapes; "
+            f"{command}"
+        )
+    if calibration.limit is None:
+        return f"{name} saw no damage when it was calibrated for {_name(model)}: its limit stays a guess"
+    return (
+        f"the limit of {name} ({100 * calibration.limit:g} %) was calibrated on {calibration.num_images} images of "
+        f"{_name(model)} on {calibration.made}"
+    )
+
+
+def _limit(model: str, scorer: str) -> float | None:
+    calibration = kept(model, scorer)
+    return None if calibration is None else calibration.limit
+
+
+def _name(identity: str) -> str:
+    """Return NAME of NAME@REVISION; a name may hold another "@", of a revision on the hub."""
+    return identity.rpartition("@")[0] or identity
+
+
+def file_of(model: str, scorer: str) -> Path:
+    """Return where the calibration of a scorer for a model is kept, both NAME@REVISION."""
+    digest = hashlib.sha256(f"{model}\n{scorer}".encode()).hexdigest()[:32]
+    return cache_folder() / "witness" / f"{digest}.json"
