@@ -90,9 +90,10 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--claim",
     "claims",
-    type=click.Choice(["same", "as-good", "honest"]),
+    type=click.Choice(["same", "as-good", "legible", "honest"]),
     multiple=True,
-    help="What is to be proven, for the exit code; repeat for more. Default: as-good, and honest for a server.",
+    help="What is to be proven, for the exit code; repeat for more. Default: as-good, legible where words "
+    "are read, honest for a server.",
 )
 @click.option(
     "--fail-under",
@@ -150,6 +151,7 @@ def prove(
         vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
         vivace prove old new --prompts prompts.txt --seeds 1
     """
+    from vivace.prove.legible import check_words_can_be_read
     from vivace.prove.proving import Options, open_store
     from vivace.prove.scoring import find_all
     from vivace.prove.sources import prepare
@@ -163,6 +165,8 @@ def prove(
             raise UsageError("-o - would mix the page with the result; give the name of a file")
     prepared = prepare(a, b, request)
     judges = find_all(prepared, scorer, witness)
+    if "legible" in claims:
+        check_words_can_be_read(prepared.prompts if prepared.knows_prompts else (), judges.reader)
     kept = open_store(prepared, store / "prove", reuse)
     if kept.num_resumed:
         click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)

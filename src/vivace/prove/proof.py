@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from vivace.prove.as_good import WitnessResult
-from vivace.prove.checks import ServerCheck, Status
+from vivace.prove.checks import ServerCheck
 from vivace.prove.drawing import Settings
 from vivace.prove.figures import AGAINST, PairFigures
 from vivace.prove.findings import ImageFinding
+from vivace.prove.legible import Legibility
 from vivace.prove.same import OwnDistances, means, nearness
 from vivace.prove.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
-Claim = Literal["same", "as-good", "honest"]
-CLAIMS: tuple[Claim, ...] = ("same", "as-good", "honest")
+Claim = Literal["same", "as-good", "legible", "honest"]
+_QUESTIONS: dict[Claim, str] = {
+    "same": "Same image?",
+    "as-good": "As good?",
+    "legible": "Legible?",
+    "honest": "Honest?",
+}
 PROVEN, FAILED, CANNOT_TELL = 0, 1, 4
 
 
@@ -59,7 +64,7 @@ class Proof:
     Attributes:
         a, b: both sides as they were written; A is the reference.
         claims: those that decide the exit code.
-        same, good, honest: the verdicts; `legible` is not checked by this version.
+        same, good, legibility, honest: the verdicts.
         findings: what is wrong with B's images as a set.
         notes: what was remarkable, e.g. that a server was busy.
     """
@@ -80,27 +85,29 @@ class Proof:
     notes: tuple[str, ...]
     same: ProofAnswer
     good: ProofAnswer
+    legibility: Legibility
     honest: ProofAnswer
     fail_under: tuple[FailUnder, ...] = ()
-    legible: ProofAnswer = field(
-        default=ProofAnswer(ProofVerdict.LEFT_OUT, "this version does not read the text in images")
-    )
 
     @property
     def answers(self) -> dict[str, ProofAnswer]:
         """The answers by question."""
+        return {_QUESTIONS[claim]: answer for claim, answer in self.by_claim.items()}
+
+    @property
+    def by_claim(self) -> dict[Claim, ProofAnswer]:
+        """The answers by claim."""
         return {
-            "Same image?": self.same,
-            "As good?": self.good,
-            "Legible?": self.legible,
-            "Honest?": self.honest,
+            "same": self.same,
+            "as-good": self.good,
+            "legible": self.legibility.answer,
+            "honest": self.honest,
         }
 
     @property
     def verdict(self) -> ProofVerdict:
         """The verdict on the claims together."""
-        by_claim = {"same": self.same, "as-good": self.good, "honest": self.honest}
-        verdicts = [by_claim[claim].verdict for claim in self.claims]
+        verdicts = [self.by_claim[claim].verdict for claim in self.claims]
         verdicts += [limit.verdict for limit in self.fail_under]
         if ProofVerdict.FAILED in verdicts:
             return ProofVerdict.FAILED
@@ -124,6 +131,8 @@ class Proof:
             text = f"B is worse than A: {self.good.reason}"
         else:
             text = f"Cannot tell whether B is as good as A: {self.good.reason}"
+        if self.legibility.answer.verdict is ProofVerdict.FAILED:
+            text += f"; its words are less legible: {self.legibility.answer.reason}"
         if self.honest.verdict is ProofVerdict.FAILED:
             text += f"; {self.honest.reason}"
         if self.failures:
@@ -140,13 +149,8 @@ class Proof:
             "claims": list(self.claims),
             "settings": self.settings.call,
             "answers": {
-                name: {"verdict": answer.verdict.value, "reason": answer.reason}
-                for name, answer in (
-                    ("same", self.same),
-                    ("as-good", self.good),
-                    ("legible", self.legible),
-                    ("honest", self.honest),
-                )
+                claim: {"verdict": answer.verdict.value, "reason": answer.reason}
+                for claim, answer in self.by_claim.items()
             },
             "fail_under": [
                 {"metric": f.metric, "limit": f.limit, "mean": _finite(f.reached), "verdict": f.verdict.value}
@@ -158,6 +162,7 @@ class Proof:
                 "a_to_another_seed": _metrics(means(self.own.other_seeds)),
             },
             "witnesses": [_witness_result(t) for t in self.witness_results],
+            "words": _words(self.legibility),
             "checks": [
                 {"name": c.name, "status": c.status.value, "reason": c.reason, "request": c.request}
                 for c in self.checks
@@ -171,10 +176,6 @@ class Proof:
             "pairs": [_pair(pair, self.own) for pair in self.pairs],
             "exit_code": self.exit_code,
         }
-
-
-def failed_checks(checks: Sequence[ServerCheck]) -> list[ServerCheck]:
-    return [check for check in checks if check.status is Status.FAILED]
 
 
 def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
@@ -204,6 +205,31 @@ def _witness_result(t: WitnessResult) -> dict[str, Any]:
         "margin": t.test.margin,
         "prompts": t.test.num_groups,
         "prompts_needed": t.test.needed,
+    }
+
+
+def _words(legibility: Legibility) -> dict[str, Any] | None:
+    if legibility.test is None:
+        return None
+    interval = legibility.test.interval
+    return {
+        "a_missed": legibility.a,
+        "b_missed": legibility.b,
+        "difference": interval.point,
+        "interval90": None if interval.low is None else [interval.low, interval.high],
+        "margin": legibility.test.margin,
+        "prompts": legibility.test.num_groups,
+        "prompts_needed": legibility.test.needed,
+        "pairs": [
+            {
+                "prompt": words.pair.prompt,
+                "seed": words.pair.seed,
+                "texts": list(words.texts),
+                "a": {"read": words.a.read, "missed": words.a.missed},
+                "b": {"read": words.b.read, "missed": words.b.missed},
+            }
+            for words in legibility.pairs
+        ],
     }
 
 

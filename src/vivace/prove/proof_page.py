@@ -12,9 +12,10 @@ from markupsafe import Markup
 from vivace import __version__
 from vivace.prove.as_good import Standing, WitnessResult
 from vivace.prove.checks import Status
+from vivace.prove.legible import Legibility, difference_in_words
 from vivace.prove.proof import Proof
 from vivace.prove.proof_text import described, distance_rows, metric
-from vivace.prove.side_by_side import counts, order_in_words, rows_of
+from vivace.prove.side_by_side import counts, order_in_words, rows_of, rows_of_words
 from vivace.prove.verdict import ProofVerdict
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
 from vivace.untrusted.terminal_text import plain
@@ -63,6 +64,19 @@ class WitnessLine:
     look: str
 
 
+@dataclass(frozen=True)
+class WordsLine:
+    """How many letters of the words asked for are missed, as it is printed."""
+
+    pairs: int
+    a: str
+    b: str
+    difference: str
+    margin: str
+    verdict: str
+    look: str
+
+
 def page_of(proof: Proof, command: str) -> str:
     """Return the page as HTML.
 
@@ -89,6 +103,8 @@ def page_of(proof: Proof, command: str) -> str:
                 (what, number, [metric(key, values.get(key)) for _, key in metrics])
                 for what, number, values in distance_rows(proof)
             ],
+            words=_words(proof.legibility),
+            words_rows=rows_of_words(proof.legibility),
             witnesses=[_witness(t) for t in proof.witness_results],
             checks=_checks(proof),
             command=plain(command),
@@ -105,7 +121,7 @@ def _own_style() -> str:
 
 
 def _tiles(proof: Proof) -> list[Tile]:
-    is_claimed = {"Same image?": "same" in proof.claims, "As good?": True, "Honest?": True}
+    is_claimed = {"Same image?": "same" in proof.claims}
     tiles = [
         Tile(
             question,
@@ -113,7 +129,7 @@ def _tiles(proof: Proof) -> list[Tile]:
             answer.reason,
             # An image that need not be the same is no fault.
             _LOOKS[answer.verdict]
-            if answer.verdict is ProofVerdict.PROVEN or is_claimed.get(question)
+            if answer.verdict is ProofVerdict.PROVEN or is_claimed.get(question, True)
             else "open",
         )
         for question, answer in proof.answers.items()
@@ -138,6 +154,21 @@ def _witness(t: WitnessResult) -> WitnessLine:
         t.standing.value,
         ", ".join(notes),
         look,
+    )
+
+
+def _words(legibility: Legibility) -> WordsLine | None:
+    if legibility.test is None or legibility.a is None or legibility.b is None:
+        return None
+    looks = {ProofVerdict.FAILED: "bad", ProofVerdict.PROVEN: "good"}
+    return WordsLine(
+        len(legibility.pairs),
+        f"{100 * legibility.a:.1f} %",
+        f"{100 * legibility.b:.1f} %",
+        difference_in_words(legibility.test),
+        f"±{100 * legibility.test.margin:g} %",
+        legibility.answer.word,
+        looks.get(legibility.answer.verdict, "open"),
     )
 
 

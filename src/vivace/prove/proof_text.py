@@ -6,6 +6,8 @@ import math
 import textwrap
 from collections.abc import Iterator
 
+from vivace.prove.legible import Legibility, difference_in_words
+from vivace.prove.lost_words import lost_most, read_in_words
 from vivace.prove.proof import Proof
 from vivace.prove.same import means
 from vivace.report.value_text import count
@@ -28,6 +30,7 @@ def lines(proof: Proof) -> Iterator[str]:
         yield from _wrapped(f"{'--fail-under':14} {limit.verdict.value}: {limit.text}", indent=" " * 15)
     yield from _distances(proof)
     yield from _witnesses(proof)
+    yield from _words(proof.legibility)
     yield from _checks(proof)
     yield from _failures(proof)
     if proof.notes:
@@ -94,6 +97,19 @@ def _witnesses(proof: Proof) -> Iterator[str]:
         needed = f", {t.test.needed} prompts would tell" if t.test.needed else ""
         word = f" ({t.word})" if t.word else ""
         yield f"  {t.witness:12}{t.a:9.4g}{t.b:9.4g}   {t.difference:38}{t.margin:18}{t.standing.value}{word}{needed}"
+
+
+def _words(legibility: Legibility) -> Iterator[str]:
+    if legibility.test is None or legibility.a is None or legibility.b is None:
+        return
+    a, b = (f"{100 * missed:.1f} %" for missed in (legibility.a, legibility.b))
+    difference = difference_in_words(legibility.test)
+    yield ""
+    yield f"{'words':14}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}margin"
+    yield f"  {'missed':12}{a:>9}{b:>9}   {difference:38}±{100 * legibility.test.margin:g} %"
+    for words in lost_most(legibility):
+        text = f"  {words.label}: A {read_in_words(words.a)}; B {read_in_words(words.b)}"
+        yield from _wrapped(text, indent="    ")
 
 
 def _checks(proof: Proof) -> Iterator[str]:

@@ -15,6 +15,7 @@ from vivace.prove.drawing import DrawingFailed, DrawJob, DrawnImage
 from vivace.prove.endpoint import Endpoint
 from vivace.prove.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
 from vivace.prove.findings import ImageFinding, broken, broken_pairs, duplicates, switched
+from vivace.prove.legible import NOTHING_READ, Legibility, left_out, legibility
 from vivace.prove.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
 from vivace.prove.proof import Claim, FailUnder, Failure, Proof
 from vivace.prove.same import ROUNDING_DB, OwnDistances, means, same_picture
@@ -130,11 +131,11 @@ def conclude(
     fail_under = tuple(
         FailUnder(name, limit, reached.get(name)) for name, limit in (options.fail_under or {}).items()
     )
-    default: tuple[Claim, ...] = ("as-good",) if endpoint is None else ("as-good", "honest")
+    words = _words(prepared, pairs, judges)
     return Proof(
         a=prepared.a.side.text,
         b=prepared.b.side.text,
-        claims=options.claims or default,
+        claims=options.claims or _default_claims(words, endpoint),
         settings=prepared.settings,
         num_seeds=len({seed for _, seed in prepared.pairs}),
         num_prompts=len(prepared.prompts),
@@ -145,12 +146,28 @@ def conclude(
         checks=tuple(checks),
         findings=tuple(findings),
         failures=tuple(_failures(pairs)),
-        notes=tuple(_notes(prepared, pairs, own, judges)),
+        notes=(*_notes(prepared, pairs, own, judges), *words.notes),
         same=same,
         good=good,
+        legibility=words,
         honest=honest(checks, findings),
         fail_under=fail_under,
     )
+
+
+def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> Legibility:
+    if not prepared.knows_prompts:
+        return NOTHING_READ
+    if not prepared.shows_something:
+        return left_out("images of random weights have no words")
+    return legibility(pairs, judges.reader)
+
+
+def _default_claims(words: Legibility, endpoint: Endpoint | None) -> tuple[Claim, ...]:
+    claims: list[Claim] = ["as-good"]
+    if words.answer.verdict is not ProofVerdict.LEFT_OUT:
+        claims.append("legible")
+    return (*claims, "honest") if endpoint is not None else tuple(claims)
 
 
 class _Images:

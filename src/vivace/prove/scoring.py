@@ -10,20 +10,24 @@ from vivace.benchmark.studies import USUAL_SCORER
 from vivace.errors import UnknownModel, Unsupported
 from vivace.models.scorers import EMBEDDED, LocatedScorer, find_scorer, find_witness
 from vivace.prove.figures import PairFigures, add_scores
+from vivace.prove.legible import num_asking
+from vivace.prove.reader import TextReader, find_reader
 from vivace.prove.sources import Prepared
 from vivace.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, WITNESS_LIMIT
 
 
 @dataclass(frozen=True)
 class Judges:
-    """The models that score images.
+    """The models that score images, and what reads the text in them.
 
     Attributes:
+        reader: None if it is not installed, or no prompt asks for words.
         notes: why one is missing.
     """
 
     clip: LocatedScorer | None = None
     blip: LocatedScorer | None = None
+    reader: TextReader | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -44,21 +48,27 @@ def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | Non
     """
     if not prepared.knows_prompts or not prepared.shows_something:
         return Judges()
+    clip, notes = _find_clip(prepared, scorer)
     blip = find_witness(witness) if witness is not None else None
+    reader = find_reader(prepared.request.threads) if num_asking(prepared.prompts) else None
+    return Judges(clip, blip, reader, notes)
+
+
+def _find_clip(prepared: Prepared, scorer: str | None) -> tuple[LocatedScorer | None, tuple[str, ...]]:
+    """Return the CLIP model, and why there is none."""
     if scorer is None:
-        return Judges(None, blip)
+        return None, ()
     if scorer != "auto":
-        return Judges(find_scorer(scorer), blip)
+        return find_scorer(scorer), ()
     own = [s.located.entry.scorer for s in (prepared.a, prepared.b) if s.located and s.located.entry]
     if own and own[0] is not None:
-        return Judges(find_scorer(own[0]), blip)
+        return find_scorer(own[0]), ()
     if prepared.prompt_set == "tinyworld":
-        return Judges(find_scorer(EMBEDDED), blip)
+        return find_scorer(EMBEDDED), ()
     try:
-        return Judges(find_scorer(USUAL_SCORER, download=False), blip)
+        return find_scorer(USUAL_SCORER, download=False), ()
     except (Unsupported, UnknownModel):
-        note = f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)"
-        return Judges(None, blip, (note,))
+        return None, (f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)",)
 
 
 def add_all_scores(

@@ -10,6 +10,8 @@ import numpy as np
 
 from vivace.measure.quality import Pixels, luminance
 from vivace.prove.figures import PairFigures, ReadImage
+from vivace.prove.legible import Legibility
+from vivace.prove.lost_words import lost_most, read_in_words
 from vivace.prove.proof import Proof
 from vivace.prove.proof_text import metric
 from vivace.prove.same import Nearness, nearness
@@ -92,7 +94,10 @@ def _order(pair: PairFigures, proof: Proof) -> tuple[int, float]:
 
 def _row(pair: PairFigures, proof: Proof) -> PageRow:
     level = nearness(pair.against, proof.own) if pair.against else None
-    images = [_image("A", pair.a), _image("B", pair.b)]
+    images = [
+        _image("A", pair.a, ", ".join(pair.a.faults)),
+        _image("B", pair.b, ", ".join(pair.b.faults)),
+    ]
     place = None
     if pair.against and not math.isinf(pair.against["psnr_db"]):
         place = place_of(pair.a.pixels, pair.b.pixels)
@@ -113,12 +118,30 @@ def _row(pair: PairFigures, proof: Proof) -> PageRow:
     return PageRow(pair.prompt, seed, tuple(images), place, caption, is_bad)
 
 
-def _image(name: str, image: ReadImage) -> PageImage:
+def rows_of_words(legibility: Legibility) -> list[PageRow]:
+    """Return the images in which B loses most of the words that were asked for."""
+    return [
+        PageRow(
+            words.label,
+            None,
+            (
+                _image("A", words.pair.a, read_in_words(words.a)),
+                _image("B", words.pair.b, read_in_words(words.b)),
+            ),
+            None,
+            "",
+            is_bad=False,
+        )
+        for words in lost_most(legibility)
+    ]
+
+
+def _image(name: str, image: ReadImage, caption: str) -> PageImage:
     if image.size is None:
         return PageImage(name, None, image.reason)
     picture, is_small = image.picture, max(image.size) <= MAX_EMBEDDED_SIDE
     embedded = png_image(picture) if is_small else webp_image(reduced(picture), quality=85)
-    return PageImage(name, embedded, ", ".join(image.faults))
+    return PageImage(name, embedded, caption)
 
 
 def _difference(a: Pixels, b: Pixels) -> PageImage:
