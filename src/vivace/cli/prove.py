@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vivace.prove.scoring import Judges
     from vivace.prove.sources import DrawRequest, Prepared
     from vivace.prove.store import Letter, ProofStore
+    from vivace.spec.sizes import Size
 
 _METRICS = {"psnr_db": (0.0, 100.0), "ssim": (-1.0, 1.0), "match": (-1.0, 1.0), "lpips": (0.0, 10.0)}
 _SAY_EVERY_S = 5.0
@@ -48,6 +49,19 @@ def parse_fail_under(
         if not low <= limits[name] <= high:
             raise click.BadParameter(f"{name}={number} is not from {low:g} to {high:g}.")
     return limits
+
+
+def parse_sizes(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[Size, ...]:
+    """Return the sizes of --sizes, each once."""
+    from vivace.spec.sizes import Size
+
+    texts = [text.strip() for value in values for text in value.split(",")]
+    try:
+        return tuple(dict.fromkeys(Size.of(text) for text in texts))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
 
 
 def read_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -87,6 +101,13 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @option(WORKLOAD, "seed", type=click.IntRange(0, 2**31 - 1))
 @options.workload
+@click.option(
+    "--sizes",
+    multiple=True,
+    callback=parse_sizes,
+    metavar="WxH,...",
+    help="Draw every prompt at each of these sizes, e.g. 512x512,512x768.",
+)
 @click.option(
     "--claim",
     "claims",

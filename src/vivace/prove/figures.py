@@ -10,6 +10,7 @@ from typing import Any
 
 from vivace.errors import VivaceError
 from vivace.measure.quality import Pixels, faults, paired_metrics, pixels
+from vivace.prove.drawing import DrawJob, Settings
 from vivace.prove.store import KeptImage
 from vivace.prove.witnesses import statistics_of
 from vivace.untrusted.image_files import open_image
@@ -58,6 +59,8 @@ class PairFigures:
     """An image of A and the one of B of the same prompt and seed.
 
     Attributes:
+        settings: that were asked for.
+        size: that was asked for; "" if all images are asked for at the same size.
         against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
         reason: why they cannot be compared pixel by pixel; "" if they were.
     """
@@ -66,8 +69,20 @@ class PairFigures:
     seed: int
     a: ReadImage
     b: ReadImage
+    settings: Settings = field(default_factory=Settings)
+    size: str = ""
     against: dict[str, float] = field(default_factory=dict)
     reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """The prompt and the seed, e.g. “a red circle” seed 0."""
+        return f"“{self.prompt[:60]}” {self.seed_in_words}"
+
+    @property
+    def seed_in_words(self) -> str:
+        """The seed, and the size where there are several."""
+        return f"seed {self.seed}" + (f" at {self.size}" if self.size else "")
 
     @property
     def is_complete(self) -> bool:
@@ -112,9 +127,16 @@ def read_image(kept: KeptImage | None) -> ReadImage:
     return ReadImage(kept, image.size, digest, all_faults, "", tuple(notes), statistics_of(array))
 
 
-def compare_pair(prompt: str, seed: int, a: ReadImage, b: ReadImage, distances: Distances) -> PairFigures:
-    """Return the figures of B's image against A's."""
-    pair = PairFigures(prompt, seed, a, b)
+def compare_pair(
+    job: DrawJob, a: ReadImage, b: ReadImage, distances: Distances, *, names_size: bool = False
+) -> PairFigures:
+    """Return the figures of B's image against A's.
+
+    Args:
+        names_size: whether images are asked for at several sizes.
+    """
+    size = f"{job.settings.width}x{job.settings.height}" if names_size else ""
+    pair = PairFigures(job.prompt, job.seed, a, b, job.settings, size)
     if not pair.is_complete:
         return pair
     try:

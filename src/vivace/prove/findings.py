@@ -11,14 +11,13 @@ import numpy as np
 from vivace.measure.quality import match, thumbnail
 from vivace.prove.figures import PairFigures, ReadImage
 from vivace.prove.same import Nearness, OwnDistances, nearness
-from vivace.prove.sources import Pair
 from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _SURELY = 0.98
 """Match from which a single image is another one's; below, simple images may be alike by chance."""
-RequestOf = Callable[[Pair], str]
+RequestOf = Callable[[PairFigures], str]
 """Returns the request that drew an image, or ""."""
 
 
@@ -44,8 +43,8 @@ def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFin
     return [
         ImageFinding(
             f"{fault}: {count(len(hit), 'image')} of B",
-            label(hit[0]),
-            request_of((hit[0].prompt, hit[0].seed)),
+            hit[0].label,
+            request_of(hit[0]),
         )
         for fault, hit in by_fault.items()
     ]
@@ -75,8 +74,8 @@ def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[Imag
             findings.append(
                 ImageFinding(
                     f"duplicates: {number} of B's {len(pairs)} images are equal to others of B, as if {cause}",
-                    f"{label(first)} and {label(second)}",
-                    request_of((second.prompt, second.seed)),
+                    f"{first.label} and {second.label}",
+                    request_of(second),
                 )
             )
     return findings
@@ -100,14 +99,25 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
     return [
         ImageFinding(
             f"switched: {count(len(hits), 'image')} of B are A's of another {kind}",
-            f"{label(pair)} is A's {label(other)}",
-            request_of((pair.prompt, pair.seed)),
+            f"{pair.label} is A's {other.label}",
+            request_of(pair),
         )
     ]
 
 
-def label(pair: PairFigures) -> str:
-    return f"“{pair.prompt[:60]}” seed {pair.seed}"
+def of_other_sizes(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
+    """Return whether B's images have another size than A's."""
+    hit = [pair for pair in pairs if pair.is_complete and pair.a.size != pair.b.size]
+    if not hit:
+        return []
+    b, a = ("{}x{}".format(*(image.size or (0, 0))) for image in (hit[0].b, hit[0].a))
+    return [
+        ImageFinding(
+            f"another size: {count(len(hit), 'image')} of B",
+            f"{hit[0].label}: {b}, A's is {a}",
+            request_of(hit[0]),
+        )
+    ]
 
 
 def _original_of(

@@ -48,7 +48,7 @@ class WordsPair:
     @property
     def label(self) -> str:
         """The words and the seed, e.g. “OPEN” seed 0."""
-        return f"{' '.join(f'“{text[:60]}”' for text in self.texts)} seed {self.pair.seed}"
+        return f"{' '.join(f'“{text[:60]}”' for text in self.texts)} {self.pair.seed_in_words}"
 
 
 @dataclass(frozen=True)

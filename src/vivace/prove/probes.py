@@ -28,7 +28,8 @@ class Probe:
 
 
 def main_jobs(prepared: Prepared) -> list[DrawJob]:
-    return [DrawJob(prompt, seed, prepared.settings) for prompt, seed in prepared.pairs]
+    by_size = prepared.settings_by_size
+    return [DrawJob(prompt, seed, settings) for prompt, seed in prepared.pairs for settings in by_size]
 
 
 def own_jobs(prepared: Prepared) -> list[DrawJob]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vivace.prove.as_good import WitnessResult
+from vivace.prove.by_size import SizeFigures
 from vivace.prove.checks import ServerCheck
 from vivace.prove.drawing import Settings
 from vivace.prove.figures import AGAINST, PairFigures
@@ -65,6 +66,8 @@ class Proof:
         a, b: both sides as they were written; A is the reference.
         claims: those that decide the exit code.
         same, good, legibility, honest: the verdicts.
+        requested_sizes: of --sizes; the settings have the first.
+        sizes: figures by size, the worst first; empty if all images have the same size.
         findings: what is wrong with B's images as a set.
         notes: what was remarkable, e.g. that a server was busy.
     """
@@ -73,6 +76,8 @@ class Proof:
     b: str
     claims: tuple[Claim, ...]
     settings: Settings
+    requested_sizes: tuple[str, ...]
+    sizes: tuple[SizeFigures, ...]
     num_seeds: int
     num_prompts: int
     knows_prompts: bool
@@ -148,6 +153,7 @@ class Proof:
             "headline": self.headline,
             "claims": list(self.claims),
             "settings": self.settings.call,
+            "sizes": list(self.requested_sizes),
             "answers": {
                 claim: {"verdict": answer.verdict.value, "reason": answer.reason}
                 for claim, answer in self.by_claim.items()
@@ -158,6 +164,7 @@ class Proof:
             ],
             "distances": {
                 "b_to_a": _metrics(means([p.against for p in self.pairs if p.against])),
+                "b_to_a_by_size": {size.size: _metrics(size.metrics) for size in self.sizes},
                 "a_to_itself": _metrics(means(self.own.repeats)),
                 "a_to_another_seed": _metrics(means(self.own.other_seeds)),
             },
@@ -182,6 +189,7 @@ def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
     return {
         "prompt": pair.prompt,
         "seed": pair.seed,
+        "size": None if pair.a.size is None else list(pair.a.size),
         "a": {"sha256": pair.a.kept.sha256, "faults": list(pair.a.faults), "reason": pair.a.reason}
         | pair.a.alone,
         "b": {"sha256": pair.b.kept.sha256, "faults": list(pair.b.faults), "reason": pair.b.reason}

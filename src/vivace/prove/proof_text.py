@@ -47,7 +47,9 @@ def described(proof: Proof) -> str:
         return f"{count(len(proof.pairs), 'pair')} of images, paired by name"
     parts = [f"{count(proof.num_prompts, 'prompt')} × {count(proof.num_seeds, 'seed')}"]
     settings = proof.settings
-    if settings.width is not None and settings.height is not None:
+    if proof.requested_sizes:
+        parts[0] += f" × {count(len(proof.requested_sizes), 'size')} ({', '.join(proof.requested_sizes)})"
+    elif settings.width is not None and settings.height is not None:
         parts.append(f"{settings.width} × {settings.height} px")
     if settings.num_inference_steps is not None:
         parts.append(count(settings.num_inference_steps, "step"))
@@ -61,6 +63,7 @@ def distance_rows(proof: Proof) -> list[tuple[str, int, dict[str, float]]]:
     compared = [pair.against for pair in proof.pairs if pair.against]
     rows = [
         ("B against A", len(compared), means(compared)),
+        *((f"at {size.size}", size.num_pairs, size.metrics) for size in proof.sizes),
         ("A against itself", len(proof.own.repeats), means(proof.own.repeats)),
         ("A against another seed", len(proof.own.other_seeds), means(proof.own.other_seeds)),
     ]
@@ -92,11 +95,13 @@ def _witnesses(proof: Proof) -> Iterator[str]:
     if not proof.witness_results:
         return
     yield ""
-    yield f"{'witnesses':14}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}{'margin':18}"
+    wide = max(12, *(len(t.witness) + 1 for t in proof.witness_results))
+    yield f"{'witnesses':{wide + 2}}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}{'margin':18}"
     for t in proof.witness_results:
         needed = f", {t.test.needed} prompts would tell" if t.test.needed else ""
         word = f" ({t.word})" if t.word else ""
-        yield f"  {t.witness:12}{t.a:9.4g}{t.b:9.4g}   {t.difference:38}{t.margin:18}{t.standing.value}{word}{needed}"
+        figures = f"{t.a:9.4g}{t.b:9.4g}   {t.difference:38}{t.margin:18}"
+        yield f"  {t.witness:{wide}}{figures}{t.standing.value}{word}{needed}"
 
 
 def _words(legibility: Legibility) -> Iterator[str]:

@@ -5,25 +5,34 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.prove.as_good import as_good, witness_results
+from vivace.prove.by_size import figures_by_size, with_worst_size, worse_at_a_size
 from vivace.prove.checks import ServerCheck, Status, endpoint_checks, honest, probe_check, repeat_check
-from vivace.prove.drawing import DrawingFailed, DrawJob, DrawnImage
+from vivace.prove.drawing import DrawingFailed, DrawJob, DrawnImage, Settings
 from vivace.prove.endpoint import Endpoint
 from vivace.prove.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
-from vivace.prove.findings import ImageFinding, broken, broken_pairs, duplicates, switched
+from vivace.prove.findings import (
+    ImageFinding,
+    broken,
+    broken_pairs,
+    duplicates,
+    of_other_sizes,
+    switched,
+)
 from vivace.prove.legible import NOTHING_READ, Legibility, left_out, legibility
 from vivace.prove.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
 from vivace.prove.proof import Claim, FailUnder, Failure, Proof
 from vivace.prove.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.prove.scoring import Judges, add_all_scores
 from vivace.prove.sides import EndpointSide
-from vivace.prove.sources import ImageSource, Pair, Prepared
+from vivace.prove.sources import ImageSource, Prepared
 from vivace.prove.store import Letter, ProofStore
 from vivace.prove.verdict import ProofVerdict
+from vivace.report.value_text import count
 
 if TYPE_CHECKING:
     from vivace.prove.drawing import Drawer
@@ -109,14 +118,19 @@ def conclude(
     """
     images = _Images(store)
     distances = Distances()
+    has_several_sizes = len(prepared.settings_by_size) > 1
     pairs = [
-        compare_pair(job.prompt, job.seed, images.image("a", job), images.image("b", job), distances)
+        compare_pair(
+            job, images.image("a", job), images.image("b", job), distances, names_size=has_several_sizes
+        )
         for job in main_jobs(prepared)
     ]
     own = _own_distances(prepared, images, distances)
     limits = add_all_scores(pairs, judges, is_read) if prepared.knows_prompts else {}
-    same = same_picture(pairs, own)
+    sizes = figures_by_size(pairs)
+    same = with_worst_size(same_picture(pairs, own), sizes)
     listed = witness_results(pairs, limits)
+    listed += worse_at_a_size(pairs, limits)
     good = as_good(
         listed,
         is_same_picture=same.verdict is ProofVerdict.PROVEN,
@@ -125,7 +139,7 @@ def conclude(
         shows_something=prepared.shows_something,
     )
     endpoint = _endpoint(prepared, prepared.b)
-    findings = _findings(prepared, pairs, own, endpoint)
+    findings = _findings(pairs, own, endpoint)
     checks = _checks(prepared, images, endpoint)
     reached = means([pair.against for pair in pairs if pair.against])
     fail_under = tuple(
@@ -137,6 +151,8 @@ def conclude(
         b=prepared.b.side.text,
         claims=options.claims or _default_claims(words, endpoint),
         settings=prepared.settings,
+        requested_sizes=tuple(map(str, prepared.request.sizes)),
+        sizes=sizes,
         num_seeds=len({seed for _, seed in prepared.pairs}),
         num_prompts=len(prepared.prompts),
         knows_prompts=prepared.knows_prompts,
@@ -193,11 +209,10 @@ def _own_distances(prepared: Prepared, images: _Images, distances: Distances) ->
     repeats, others = [], []
     for job in own_jobs(prepared):
         if job.repeat:
-            before = next(first for first in jobs if (first.prompt, first.seed) == (job.prompt, job.seed))
-            repeats.append((before, job))
-    by_prompt: dict[str, list[DrawJob]] = {}
+            repeats.append((replace(job, repeat=0), job))
+    by_prompt: dict[tuple[str, Settings], list[DrawJob]] = {}
     for job in (*jobs, *(job for job in own_jobs(prepared) if not job.repeat)):
-        by_prompt.setdefault(job.prompt, []).append(job)
+        by_prompt.setdefault((job.prompt, job.settings), []).append(job)
     for same_prompt in by_prompt.values():
         others += list(itertools.pairwise(same_prompt))
     return OwnDistances(
@@ -209,9 +224,7 @@ def _metrics(
     jobs: Sequence[tuple[DrawJob, DrawJob]], images: _Images, distances: Distances
 ) -> list[dict[str, float]]:
     """Return the metrics of A's images against other images of A."""
-    pairs = [
-        compare_pair(a.prompt, a.seed, images.image("a", a), images.image("a", b), distances) for a, b in jobs
-    ]
+    pairs = [compare_pair(a, images.image("a", a), images.image("a", b), distances) for a, b in jobs]
     return [pair.against for pair in pairs if pair.against]
 
 
@@ -220,12 +233,14 @@ def _endpoint(prepared: Prepared, source: ImageSource) -> Endpoint | None:
 
 
 def _findings(
-    prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, endpoint: Endpoint | None
+    pairs: Sequence[PairFigures], own: OwnDistances, endpoint: Endpoint | None
 ) -> list[ImageFinding]:
-    def request_of(pair: Pair) -> str:
-        return "" if endpoint is None else endpoint.curl(endpoint.body(*pair, prepared.settings))
+    def request_of(pair: PairFigures) -> str:
+        if endpoint is None:
+            return ""
+        return endpoint.curl(endpoint.body(pair.prompt, pair.seed, pair.settings))
 
-    listed = [*broken(pairs, request_of), *duplicates(pairs, request_of)]
+    listed = [*broken(pairs, request_of), *of_other_sizes(pairs, request_of), *duplicates(pairs, request_of)]
     return [*listed, *switched(pairs, own, request_of)]
 
 
@@ -259,12 +274,13 @@ def _checks(prepared: Prepared, images: _Images, endpoint: Endpoint | None) -> l
 def _failures(pairs: Sequence[PairFigures]) -> list[Failure]:
     failures = []
     for pair in pairs:
-        what = f"“{pair.prompt[:60]}” seed {pair.seed}"
         for side, image in (("A", pair.a), ("B", pair.b)):
             if not image.is_there:
-                failures.append(Failure("A" if side == "A" else "B", what, image.reason, image.kept.request))
+                failures.append(
+                    Failure("A" if side == "A" else "B", pair.label, image.reason, image.kept.request)
+                )
         if pair.reason:
-            failures.append(Failure("B", what, pair.reason))
+            failures.append(Failure("B", pair.label, pair.reason))
     return failures
 
 
@@ -274,6 +290,7 @@ def _notes(prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, 
         images = [pair.a if side == "A" else pair.b for pair in pairs]
         counted = Counter(text for image in images for text in image.notes)
         notes += [f"{side}: {text} ({number} of {len(images)})" for text, number in counted.items()]
+        notes += _size_note(side, images, pairs)
         broken_images = [image for image in images if image.faults]
         if side == "A" and broken_images:
             notes.append(f"A: {len(broken_images)} broken images: {broken_images[0].faults[0]}")
@@ -282,6 +299,20 @@ def _notes(prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, 
     if not prepared.shows_something:
         notes.append("the model has random weights: its images show nothing")
     return [*notes, *judges.notes]
+
+
+def _size_note(side: str, images: Sequence[ReadImage], pairs: Sequence[PairFigures]) -> list[str]:
+    """Return whether a side's images have another size than was asked for."""
+    asked_for = [(pair.settings.width, pair.settings.height) for pair in pairs]
+    off = [
+        (image.size, size)
+        for image, size in zip(images, asked_for, strict=True)
+        if image.size is not None and None not in size and image.size != size
+    ]
+    if not off:
+        return []
+    got, size = ("{}x{}".format(*each) for each in off[0])
+    return [f"{side}: {count(len(off), 'image')} of another size than asked for, e.g. {got} for {size}"]
 
 
 def open_store(prepared: Prepared, folder: Path, reuse: bool = False) -> ProofStore:

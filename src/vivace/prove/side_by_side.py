@@ -46,7 +46,7 @@ class PageRow:
     """One prompt and seed: A's image, B's, and their difference, with the place where they differ most."""
 
     prompt: str
-    seed: int | None
+    seed: str
     images: tuple[PageImage, ...]
     place: MarkedPlace | None
     caption: str
@@ -113,7 +113,7 @@ def _row(pair: PairFigures, proof: Proof) -> PageRow:
             if key in pair.against
         ]
         caption = ", ".join([level.value, *figures])
-    seed = pair.seed if proof.knows_prompts else None
+    seed = pair.seed_in_words if proof.knows_prompts else ""
     is_bad = bool(pair.b.faults) or level in (None, Nearness.ANOTHER)
     return PageRow(pair.prompt, seed, tuple(images), place, caption, is_bad)
 
@@ -123,7 +123,7 @@ def rows_of_words(legibility: Legibility) -> list[PageRow]:
     return [
         PageRow(
             words.label,
-            None,
+            "",
             (
                 _image("A", words.pair.a, read_in_words(words.a)),
                 _image("B", words.pair.b, read_in_words(words.b)),

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from vivace.prove.sides import (
     Side,
     parse_side,
 )
+from vivace.spec.sizes import Size
 from vivace.untrusted.files import user_path
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class DrawRequest:
         prompts: None for the prompt set.
         prompt_set: of `vivace.models.prompts`; None for what the sides say.
         num_prompts: of the set.
+        sizes: at which every prompt is drawn; empty for the one of the settings.
         key_a, key_b: that requests to an endpoint bear.
     """
 
@@ -53,6 +55,7 @@ class DrawRequest:
     seed: int = 0
     num_seeds: int = NUM_SEEDS
     settings: Settings = field(default_factory=Settings)
+    sizes: tuple[Size, ...] = ()
     device: str = "auto"
     threads: int | None = None
     timeout_s: float = 600.0
@@ -132,6 +135,14 @@ class Prepared:
         )
 
     @property
+    def settings_by_size(self) -> tuple[Settings, ...]:
+        """The settings of the images, for each size."""
+        sizes = self.request.sizes
+        if not sizes:
+            return (self.settings,)
+        return tuple(replace(self.settings, width=size.width, height=size.height) for size in sizes)
+
+    @property
     def shows_something(self) -> bool:
         """Whether the images show what prompts ask for; those of random weights show nothing."""
         return not any(s.located is not None and s.located.model.is_synthetic for s in (self.a, self.b))
@@ -149,7 +160,7 @@ class Prepared:
         """Return what draws a side."""
         side = source.side
         if isinstance(side, RecipeSide):
-            return self._recipe_drawer(side, is_read, on_note)
+            return self._recipe_drawer(side, self.settings, is_read, on_note)
         if isinstance(side, EndpointSide):
             return self.endpoint(source)
         if isinstance(side, FunctionSide):
@@ -173,14 +184,27 @@ class Prepared:
     def _key(self, source: ImageSource) -> str | None:
         return self.request.key_a if source is self.a else self.request.key_b
 
-    def _recipe_drawer(self, side: RecipeSide, is_read: Callable[[], None], on_note: OnNote) -> Drawer:
+    def check_sizes(self, side: RecipeSide) -> None:
+        """Raise what is wrong with one of the sizes for a model.
+
+        Raises:
+            WorkloadError: the model does not draw it.
+        """
+        for settings in self.settings_by_size:
+            self._recipe_drawer(side, settings)
+
+    def _recipe_drawer(
+        self,
+        side: RecipeSide,
+        settings: Settings,
+        is_read: Callable[[], None] = lambda: None,
+        on_note: OnNote = lambda text: None,
+    ) -> Drawer:
         from vivace.prove.recipe import RecipeOnModel
         from vivace.runtime.request import checked_request
 
-        prepared = checked_request(side.model, side.recipe, prompts=list(self.prompts), **self.settings.call)
-        return RecipeOnModel(
-            prepared, self.settings, self.request.device, self.request.threads, is_read, on_note
-        )
+        prepared = checked_request(side.model, side.recipe, prompts=list(self.prompts), **settings.call)
+        return RecipeOnModel(prepared, settings, self.request.device, self.request.threads, is_read, on_note)
 
 
 def prepare(a: str, b: str, request: DrawRequest) -> Prepared:
@@ -193,7 +217,7 @@ def prepare(a: str, b: str, request: DrawRequest) -> Prepared:
     own_sets = [source.located.prompt_set for source in sources if source.located is not None]
     prompt_set = request.prompt_set or (own_sets[0] if own_sets else "real")
     pairs, knows_prompts = _pairs(sources, request, prompt_set)
-    settings = request.settings
+    settings = _first_settings(request, sources)
     for source in sources:
         settings = settings.filled(source.defaults)
     if (settings.height is None) != (settings.width is None):
@@ -202,6 +226,22 @@ def prepare(a: str, b: str, request: DrawRequest) -> Prepared:
     for source in sources:
         _check(prepared, source)
     return prepared
+
+
+def _first_settings(request: DrawRequest, sources: Sequence[ImageSource]) -> Settings:
+    """Return the settings that were asked for, with the first of several sizes."""
+    settings = request.settings
+    if not request.sizes:
+        return settings
+    if settings.height is not None or settings.width is not None:
+        raise UsageError("give --sizes, or --height and --width, not both")
+    for source in sources:
+        if source.images is not None:
+            raise UsageError(
+                f"--sizes: {source.side.text} is a folder, whose images have their own sizes; leave --sizes out"
+            )
+    first = request.sizes[0]
+    return replace(settings, width=first.width, height=first.height)
 
 
 def _code_of(side: Side) -> str:
@@ -237,7 +277,10 @@ def _check(prepared: Prepared, source: ImageSource) -> None:
         raise UsageError(
             f"{source.side.text}: what to draw? The folder's images do not say their prompts; add --prompts FILE"
         )
-    prepared.open(source)
+    if isinstance(source.side, RecipeSide):
+        prepared.check_sizes(source.side)
+    else:
+        prepared.open(source)
 
 
 def _recipe(side: Side) -> str:
