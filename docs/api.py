@@ -46,6 +46,9 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         *((f"vivace.{name}", getattr(vivace, name)) for name in ("recommend", "Recommendation")),
         ("vivace.recommendation.answer.RecipeFigures", RecipeFigures),
     ),
+    "Prove that images are as good": tuple(
+        (f"vivace.{name}", getattr(vivace, name)) for name in ("prove", "Proof")
+    ),
     "Recipes, records and errors": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("Recipe", "Record", "VivaceError")
     ),

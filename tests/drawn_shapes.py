@@ -49,6 +49,11 @@ def draw_soft(prompt: str, seed: int, **settings: Any) -> Any:
     return draw(prompt, seed, **settings).filter(ImageFilter.GaussianBlur(1.5))
 
 
+def draw_soft_if_tall(prompt: str, seed: int, width: int = 96, height: int = 96) -> Any:
+    """As `draw`, by a decoder that blurs images that are higher than wide."""
+    return (draw_soft if height > width else draw)(prompt, seed, width=width, height=height)
+
+
 def draw_rounded(prompt: str, seed: int, **settings: Any) -> Any:
     """As `draw`, with other rounding: every third row is one level brighter."""
     import numpy as np

@@ -26,6 +26,41 @@ FIELDS = {
 }
 
 
+def animated(*frames: Any) -> bytes:
+    file = io.BytesIO()
+    frames[0].save(file, "PNG", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+def png(picture: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def entries(*contents: bytes) -> bytes:
+    return json.dumps({"data": [{"b64_json": base64.b64encode(c).decode()} for c in contents]}).encode()
+
+
+_SQUARE = png(draw("a red square", 0))
+ODD_ANSWERS = {
+    "fewer": (200, b'{"data": []}'),
+    "more": (200, entries(_SQUARE, _SQUARE)),
+    "cut": (200, entries(_SQUARE[: len(_SQUARE) // 2])),
+    "bits": (200, b'{"data": [{"b64_json": "?"}]}'),
+    "empty": (200, b'{"data": [{"b64_json": ""}]}'),
+    "gone": (200, b'{"data": [{"url": "/files/none.png"}]}'),
+    "html": (200, b"<html>welcome</html>"),
+    "null": (200, b"null"),
+    "busy": (429, b'{"error": {"message": "come back later"}}'),
+    "broken": (500, b"Internal Server Error"),
+    "animated": (200, entries(animated(draw("a red square", 0), draw("a blue square", 0)))),
+    "gif": (200, entries(b"GIF89a" + bytes(40))),
+    "larger": (200, entries(png(draw("a red square", 0, 128, 96)))),
+}
+"""Status and body by the second word of the prompt."""
+
+
 class ImagesServer(ThreadingHTTPServer):
     """The server. `requests` are the bodies that were posted."""
 
@@ -91,6 +126,8 @@ class _Requests(BaseHTTPRequestHandler):
         elif fault == "timeout" and "green" in body["prompt"]:
             time.sleep(1.2)
             self._answer(200, {"data": []})
+        elif fault == "odd answers" and (odd := ODD_ANSWERS.get(body["prompt"].split()[1])) is not None:
+            self._send(odd[0], "application/json", odd[1], {"Retry-After": "0"})
         elif (why := self._why_wrong(body)) is not None:
             self._answer(400, {"error": {"message": why}})
         else:

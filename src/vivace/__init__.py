@@ -8,6 +8,7 @@ In Python:
     draw = vivace.apply(pipe, "bf16+cfg_cutoff(0.4)")     # any diffusers pipeline that you already have
     run = vivace.bench("tiny-sd", ["baseline", "tiny_vae"])
     print(run)
+    print(vivace.prove("tiny-sd:baseline", "tiny-sd:tiny_vae"))
 
 Importing this imports no torch.
 """
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile
     from vivace.errors import VivaceError
+    from vivace.proofs.proof import Proof
+    from vivace.proofs.prover import prove
     from vivace.recipes import Recipe
     from vivace.recommendation import Recommendation, recommend
     from vivace.runtime import Session, apply, load
@@ -31,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Paired",
     "Profiled",
+    "Proof",
     "Recipe",
     "Recommendation",
     "Record",
@@ -48,6 +52,7 @@ __all__ = [
     "compare",
     "load",
     "profile",
+    "prove",
     "recommend",
     "study",
     "tune",
@@ -59,6 +64,7 @@ __all__ = [
 _MODULES = {
     "Paired": "benchmark.pairs",
     "Profiled": "benchmark.profiles",
+    "Proof": "proofs.proof",
     "Recipe": "recipes.recipe",
     "Recommendation": "recommendation.answer",
     "Record": "spec.record",
@@ -75,6 +81,7 @@ _MODULES = {
     "compare": "benchmark.pairs",
     "load": "runtime.opening",
     "profile": "benchmark.profiles",
+    "prove": "proofs.prover",
     "recommend": "recommendation.advise",
     "study": "studies.runs",
     "tune": "tuning.tuner",

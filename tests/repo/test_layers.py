@@ -46,7 +46,7 @@ LAYERS = {
     "serve": 11,
     "tuning": 11,
     "load_testing": 11,
-    "prove": 11,
+    "proofs": 11,
     "cli": 12,
     "__main__": 13,
 }

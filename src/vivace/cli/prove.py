@@ -20,12 +20,12 @@ from vivace.untrusted.reading import reading
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
-    from vivace.prove.proof import Proof
-    from vivace.prove.scoring import Judges
-    from vivace.prove.sources import DrawRequest, Prepared
-    from vivace.prove.store import Letter, ProofStore
+    from vivace.proofs.proof import Proof
+    from vivace.proofs.scoring import Judges
+    from vivace.proofs.sources import DrawRequest, Prepared
+    from vivace.proofs.store import Letter, ProofStore
+    from vivace.spec.sizes import Size
 
-_METRICS = {"psnr_db": (0.0, 100.0), "ssim": (-1.0, 1.0), "match": (-1.0, 1.0), "lpips": (0.0, 10.0)}
 _SAY_EVERY_S = 5.0
 
 
@@ -33,14 +33,16 @@ def parse_fail_under(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> dict[str, float]:
     """Return the limits of --fail-under by metric."""
+    from vivace.proofs.proof import METRICS
+
     limits: dict[str, float] = {}
     for part in value.split(",") if value is not None else ():
         name, _, number = (text.strip() for text in part.partition("="))
-        if name not in _METRICS:
+        if name not in METRICS:
             raise click.BadParameter(
-                f"{part.strip()!r} is not NAME=VALUE; NAME is one of {', '.join(_METRICS)}."
+                f"{part.strip()!r} is not NAME=VALUE; NAME is one of {', '.join(METRICS)}."
             )
-        low, high = _METRICS[name]
+        low, high = METRICS[name]
         try:
             limits[name] = float(number)
         except ValueError:
@@ -48,6 +50,19 @@ def parse_fail_under(
         if not low <= limits[name] <= high:
             raise click.BadParameter(f"{name}={number} is not from {low:g} to {high:g}.")
     return limits
+
+
+def parse_sizes(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[Size, ...]:
+    """Return the sizes of --sizes, each once."""
+    from vivace.spec.sizes import Size
+
+    texts = [text.strip() for value in values for text in value.split(",")]
+    try:
+        return tuple(dict.fromkeys(Size.of(text) for text in texts))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
 
 
 def read_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -88,11 +103,19 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 @option(WORKLOAD, "seed", type=click.IntRange(0, 2**31 - 1))
 @options.workload
 @click.option(
+    "--sizes",
+    multiple=True,
+    callback=parse_sizes,
+    metavar="WxH,...",
+    help="Draw every prompt at each of these sizes, e.g. 512x512,512x768.",
+)
+@click.option(
     "--claim",
     "claims",
-    type=click.Choice(["same", "as-good", "honest"]),
+    type=click.Choice(["same", "as-good", "legible", "honest"]),
     multiple=True,
-    help="What is to be proven, for the exit code; repeat for more. Default: as-good, and honest for a server.",
+    help="What is to be proven, for the exit code; repeat for more. Default: as-good, legible where words "
+    "are read, honest for a server.",
 )
 @click.option(
     "--fail-under",
@@ -150,20 +173,18 @@ def prove(
         vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
         vivace prove old new --prompts prompts.txt --seeds 1
     """
-    from vivace.prove.proving import Options, open_store
-    from vivace.prove.scoring import find_all
-    from vivace.prove.sources import prepare
+    from vivace.proofs.prover import FOLDER, find_judges
+    from vivace.proofs.proving import Options, open_store
+    from vivace.proofs.sources import prepare
     from vivace.report.value_text import date
 
-    if request.prompts is not None and request.prompt_set is not None:
-        raise UsageError("give prompts or --prompt-set, not both")
     if output is not None:
         check_writable(output)
         if is_standard_output(output):
             raise UsageError("-o - would mix the page with the result; give the name of a file")
     prepared = prepare(a, b, request)
-    judges = find_all(prepared, scorer, witness)
-    kept = open_store(prepared, store / "prove", reuse)
+    judges = find_judges(prepared, claims, scorer, witness)
+    kept = open_store(prepared, store / FOLDER, reuse)
     if kept.num_resumed:
         click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
     try:
@@ -185,7 +206,7 @@ _LETTERS: tuple[Letter, ...] = ("a", "b")
 
 def _draw(prepared: Prepared, letter: Letter, kept: ProofStore) -> int:
     """Draw a side, a model of somebody else in a process that is watched while it is read; return the exit code."""
-    from vivace.prove.proving import draw_side
+    from vivace.proofs.proving import draw_side
 
     source = prepared.a if letter == "a" else prepared.b
 
@@ -239,7 +260,7 @@ def _conclude(
     prepared: Prepared, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
 ) -> int:
     from vivace.cli.guarded import guarded_scorers
-    from vivace.prove.proving import conclude
+    from vivace.proofs.proving import conclude
 
     def judge(is_read: Callable[[], None]) -> int:
         proof = conclude(prepared, kept, judges, judging, is_read)
@@ -251,15 +272,7 @@ def _conclude(
 
 
 def _write(proof: Proof, output: Path | None, format_: str) -> None:
-    from vivace.prove.proof_text import lines
-
-    if format_ == "json":
-        click.echo(json.dumps(proof.to_dict(), indent=2))
-    else:
-        for line in lines(proof):
-            click.echo(line)
+    click.echo(json.dumps(proof.to_dict(), indent=2) if format_ == "json" else str(proof))
     if output is not None:
-        from vivace.prove.proof_page import page_of
-
-        replace(output, page_of(proof, options.command_line()).encode())
+        replace(output, proof.page(options.command_line()).encode())
         click.echo(f"page: {output}", err=True)

@@ -27,8 +27,8 @@ STUDY = "vivace.spec.study:Study"
 SETTINGS = "vivace.benchmark.settings:RunSettings"
 IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.settings:SearchSettings"
-IMAGE_SETTINGS = "vivace.prove.drawing:Settings"
-PROOF = "vivace.prove.sources:DrawRequest"
+IMAGE_SETTINGS = "vivace.proofs.drawing:Settings"
+PROOF = "vivace.proofs.sources:DrawRequest"
 
 
 class FiniteFloat(click.FloatRange):

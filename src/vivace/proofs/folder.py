@@ -1,0 +1,136 @@
+"""A folder of images as one side of a proof: which image is of which prompt and seed.
+
+Images that `vivace generate` wrote say so themselves. All others are counted: image k, in the order of their names,
+is of prompt k, and after the last prompt the next seed begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from vivace.errors import UsageError
+from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
+from vivace.report.value_text import count
+from vivace.untrusted.files import open_plain, read_bytes, user_path
+from vivace.untrusted.terminal_text import natural_order
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+_MAX_BYTES = 200_000_000
+
+
+@dataclass(frozen=True)
+class FolderImages:
+    """The images of a folder, by their names in natural order.
+
+    Attributes:
+        facts: what each says of itself: prompt, seed, size, ...; empty for most images.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    facts: tuple[dict[str, str], ...]
+
+    @property
+    def say_their_prompts(self) -> bool:
+        """Whether every image says its prompt and seed, each of them once."""
+        pairs = [(facts.get("prompt"), facts.get("seed", "")) for facts in self.facts]
+        return len(set(pairs)) == len(pairs) and all(
+            prompt and seed.isascii() and seed.isdigit() for prompt, seed in pairs
+        )
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that all images say of themselves."""
+        size = self._shared("size").partition("x")
+        steps, guidance = self._shared("num_inference_steps"), self._shared("guidance_scale")
+        try:
+            return Settings(
+                int(size[2]) if size[2] else None,
+                int(size[0]) if size[2] else None,
+                int(steps) if steps else None,
+                float(guidance) if guidance else None,
+            )
+        except ValueError:
+            return Settings()
+
+    def by_facts(self) -> dict[tuple[str, int], Path]:
+        """Return the images by the prompt and seed that they say of themselves."""
+        return {
+            (facts["prompt"], int(facts["seed"])): self.folder / name
+            for name, facts in zip(self.names, self.facts, strict=True)
+        }
+
+    def by_order(self, pairs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Path]:
+        """Return the images by prompts and seeds, which are in their order.
+
+        Raises:
+            UsageError: there are more or fewer.
+        """
+        if len(pairs) != len(self.names):
+            raise UsageError(
+                f"{self.folder} has {count(len(self.names), 'image')}, without prompts, for {len(pairs)} pairs of "
+                "prompt and seed; give as many prompts (--prompts FILE) times --seeds"
+            )
+        return {pair: self.folder / name for pair, name in zip(pairs, self.names, strict=True)}
+
+    def by_name(self) -> dict[tuple[str, int], Path]:
+        """Return the images by name, in the place of a prompt."""
+        return {(name, 0): self.folder / name for name in self.names}
+
+    def _shared(self, name: str) -> str:
+        values = {facts.get(name, "") for facts in self.facts}
+        return values.pop() if len(values) == 1 else ""
+
+
+class Folder:
+    """A folder that draws: it returns the image of a prompt and seed."""
+
+    def __init__(self, images: dict[tuple[str, int], Path]) -> None:
+        self._images = images
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
+        """Return one image; see `Drawer.draw`."""
+        path = self._images.get((prompt, seed))
+        if path is None:
+            raise DrawingFailed("the folder has no image of this prompt and seed")
+        try:
+            content = read_bytes(path, _MAX_BYTES)
+        except (OSError, ValueError) as error:
+            raise DrawingFailed(f"{path} cannot be read: {error}") from None
+        return DrawnImage(content, suffix_of(content))
+
+
+def read_folder(name: str) -> FolderImages:
+    """Return the images of a folder.
+
+    Raises:
+        UsageError: there are none.
+    """
+    folder = user_path(name)
+    names = sorted((p.name for p in folder.iterdir() if p.suffix.lower() in SUFFIXES), key=natural_order)
+    if not names:
+        raise UsageError(f"{folder} has no images ({', '.join(SUFFIXES)})")
+    return FolderImages(folder, tuple(names), tuple(_facts(folder / name) for name in names))
+
+
+def _facts(path: Path) -> dict[str, str]:
+    """Return the text of a PNG file; empty for all other files, and for damaged ones, which are named later."""
+    from PIL import Image
+
+    try:
+        with open_plain(path, _MAX_BYTES) as file, Image.open(file, formats=("PNG",)) as image:
+            info = dict(image.info)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return {}
+    return {key: str(value) for key, value in info.items() if isinstance(key, str) and isinstance(value, str)}

@@ -1,0 +1,176 @@
+"""Legible? Whether the words that prompts ask for can be read in B's images as in A's.
+
+Of each image it is the share of the letters that are missing or wrong (`words.share_missed`), paired, with a test of
+equivalence over the prompts, as of the witnesses. Where A's own words cannot be read, nothing can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.errors import Unsupported, UsageError
+from vivace.proofs.figures import PairFigures, ReadImage
+from vivace.proofs.reader import HOW_TO_INSTALL, TextReader
+from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.words import share_missed, words_of
+from vivace.report.value_text import count
+from vivace.stats import Equivalence, EquivalenceTest, equivalence
+
+MARGIN = 0.05
+"""Share of the letters by which B's images may miss more than A's on average."""
+_ILLEGIBLE = 0.5
+"""Share of the letters missed in A's images from which on its words count as not written."""
+
+
+@dataclass(frozen=True)
+class ImageText:
+    """What was read in an image, and the share of the letters asked for that it misses."""
+
+    read: str
+    missed: float
+
+
+@dataclass(frozen=True)
+class WordsPair:
+    """The words that a prompt asks for, as both images show them."""
+
+    pair: PairFigures
+    texts: tuple[str, ...]
+    a: ImageText
+    b: ImageText
+
+    @property
+    def lost(self) -> float:
+        """The share of the letters that B misses and A does not."""
+        return self.b.missed - self.a.missed
+
+    @property
+    def label(self) -> str:
+        """The words and the seed, e.g. “OPEN” seed 0."""
+        return f"{' '.join(f'“{text[:60]}”' for text in self.texts)} {self.pair.seed_in_words}"
+
+
+@dataclass(frozen=True)
+class Legibility:
+    """The answer, and what it rests on.
+
+    Attributes:
+        pairs: those whose images are both there, the ones in which B loses most first.
+        a, b: mean shares of the letters missed; None if nothing was read.
+        notes: which prompts could not be asked about.
+    """
+
+    answer: ProofAnswer
+    pairs: tuple[WordsPair, ...] = ()
+    a: float | None = None
+    b: float | None = None
+    test: EquivalenceTest | None = None
+    notes: tuple[str, ...] = ()
+
+
+def left_out(reason: str) -> Legibility:
+    """Return that nothing was read, and why."""
+    return Legibility(ProofAnswer(ProofVerdict.LEFT_OUT, reason))
+
+
+NOTHING_READ = left_out("no prompt asks for words in quotes")
+
+
+def num_asking(prompts: Sequence[str]) -> int:
+    """Return how many prompts ask for words."""
+    return sum(bool(words_of(prompt)) for prompt in prompts)
+
+
+def check_words_can_be_read(prompts: Sequence[str], reader: TextReader | None) -> None:
+    """Raise what is missing for the claim that words are legible.
+
+    Raises:
+        UsageError: no prompt asks for words.
+        Unsupported: nothing is installed that reads them.
+    """
+    if not num_asking(prompts):
+        raise UsageError(
+            '--claim legible: no prompt asks for words; put them in quotes, e.g. a shop sign that says "OPEN"'
+        )
+    if reader is None:
+        raise Unsupported(f"--claim legible: no text reader is installed; {HOW_TO_INSTALL}")
+
+
+def legibility(pairs: Sequence[PairFigures], reader: TextReader | None) -> Legibility:
+    """Return whether B's words are as legible as A's.
+
+    Args:
+        reader: None if none is installed.
+    """
+    texts = {
+        prompt: words for prompt in dict.fromkeys(p.prompt for p in pairs) if (words := words_of(prompt))
+    }
+    if not texts:
+        return NOTHING_READ
+    if reader is None:
+        asking = "1 prompt asks" if len(texts) == 1 else f"{len(texts)} prompts ask"
+        return left_out(f"{asking} for words; to read them in the images: {HOW_TO_INSTALL}")
+    unknown = {
+        prompt: letters for prompt, words in texts.items() if (letters := reader.unknown(" ".join(words)))
+    }
+    notes = _unknown(unknown)
+    readable = {prompt: words for prompt, words in texts.items() if prompt not in unknown}
+    if not readable:
+        return left_out(notes[0])
+    complete = [pair for pair in pairs if pair.prompt in readable and pair.is_complete]
+    compared = _read(complete, readable, reader)
+    if not compared:
+        return Legibility(ProofAnswer(ProofVerdict.UNCLEAR, "no pair of images to compare"), notes=notes)
+    a = sum(words.a.missed for words in compared) / len(compared)
+    b = sum(words.b.missed for words in compared) / len(compared)
+    test = equivalence([w.lost for w in compared], [w.pair.prompt for w in compared], MARGIN)
+    ordered = tuple(sorted(compared, key=lambda words: -words.lost))
+    return Legibility(_answer(test, a, b, len(compared)), ordered, a, b, test, notes)
+
+
+def difference_in_words(test: EquivalenceTest) -> str:
+    """Return the mean difference with its 90 % interval, in percent of the letters."""
+    low, high = test.interval.low, test.interval.high
+    ends = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{100 * test.interval.point:+.1f} %{ends}"
+
+
+def _unknown(unknown: dict[str, str]) -> tuple[str, ...]:
+    if not unknown:
+        return ()
+    letters = "".join(dict.fromkeys("".join(unknown.values())))
+    asking = "1 prompt asks" if len(unknown) == 1 else f"{len(unknown)} prompts ask"
+    return (f"{asking} for letters that the text reader does not know: {letters[:40]}",)
+
+
+def _read(
+    pairs: Sequence[PairFigures], texts: dict[str, tuple[str, ...]], reader: TextReader
+) -> list[WordsPair]:
+    by_digest: dict[str, str] = {}
+
+    def text_in(image: ReadImage) -> str:
+        if image.digest not in by_digest:
+            by_digest[image.digest] = reader.read(image.picture)
+        return by_digest[image.digest]
+
+    compared = []
+    for pair in pairs:
+        words = texts[pair.prompt]
+        a, b = (ImageText(text, share_missed(words, text)) for text in map(text_in, (pair.a, pair.b)))
+        compared.append(WordsPair(pair, words, a, b))
+    return compared
+
+
+def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnswer:
+    missed = f"of the letters asked for {100 * a:.0f} % are missing or wrong in A, {100 * b:.0f} % in B"
+    if a > _ILLEGIBLE:
+        return ProofAnswer(ProofVerdict.LEFT_OUT, f"A's own words cannot be read: {missed}")
+    if test.verdict is Equivalence.ABOVE:
+        return ProofAnswer(ProofVerdict.FAILED, f"{missed} ({difference_in_words(test)})")
+    # What is surely not worse need not be shown to be no better.
+    if test.verdict is not Equivalence.UNCLEAR or (test.interval.high or 1.0) < MARGIN:
+        return ProofAnswer(ProofVerdict.PROVEN, f"{missed}, in {count(number, 'pair')}")
+    if test.needed is None:
+        return ProofAnswer(ProofVerdict.UNCLEAR, f"{missed}, too close to the margin of {100 * MARGIN:g} %")
+    return ProofAnswer(ProofVerdict.UNCLEAR, f"{missed}; about {test.needed} prompts with words would tell")

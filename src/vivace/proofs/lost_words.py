@@ -1,0 +1,21 @@
+"""The images in which words were lost, as they are printed."""
+
+from __future__ import annotations
+
+from vivace.proofs.legible import ImageText, Legibility, WordsPair
+
+_MAX_LINES = 6
+_LONGEST = 200  # letters of what was read
+
+
+def lost_most(legibility: Legibility) -> list[WordsPair]:
+    """Return the pairs in which B loses most letters; none in which it loses none."""
+    return [words for words in legibility.pairs if words.lost > 0][:_MAX_LINES]
+
+
+def read_in_words(text: ImageText) -> str:
+    """Return what was read in an image, e.g. “OPFN”, 25 % missed."""
+    read = " ".join(text.read.split())
+    if not read:
+        return "nothing is read"
+    return f"“{read[:_LONGEST]}”, {100 * text.missed:.0f} % missed"

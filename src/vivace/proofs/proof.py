@@ -1,0 +1,267 @@
+"""What a proof found: every figure, the verdicts, and the exit code."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vivace.proofs.as_good import WitnessResult
+from vivace.proofs.by_size import SizeFigures
+from vivace.proofs.checks import ServerCheck
+from vivace.proofs.drawing import Settings
+from vivace.proofs.figures import AGAINST, PairFigures
+from vivace.proofs.findings import ImageFinding
+from vivace.proofs.legible import Legibility
+from vivace.proofs.same import OwnDistances, means, nearness
+from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.report.value_text import count
+
+Claim = Literal["same", "as-good", "legible", "honest"]
+_QUESTIONS: dict[Claim, str] = {
+    "same": "Same image?",
+    "as-good": "As good?",
+    "legible": "Legible?",
+    "honest": "Honest?",
+}
+METRICS = {"psnr_db": (0.0, 100.0), "ssim": (-1.0, 1.0), "match": (-1.0, 1.0), "lpips": (0.0, 10.0)}
+"""The metrics that a mean may be limited of, and between which values."""
+PROVEN, FAILED, CANNOT_TELL = 0, 1, 4
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An image that a side did not draw, or that cannot be read."""
+
+    side: Literal["A", "B"]
+    what: str
+    reason: str
+    request: str = ""
+
+
+@dataclass(frozen=True)
+class FailUnder:
+    """A limit on the mean of a metric, and what was reached."""
+
+    metric: str
+    limit: float
+    reached: float | None
+
+    @property
+    def verdict(self) -> ProofVerdict:
+        if self.reached is None:
+            return ProofVerdict.UNCLEAR
+        is_kept = self.reached <= self.limit if self.metric == "lpips" else self.reached >= self.limit
+        return ProofVerdict.PROVEN if is_kept else ProofVerdict.FAILED
+
+    @property
+    def text(self) -> str:
+        reached = "not measured" if self.reached is None else f"{self.reached:.4g}"
+        return f"mean {self.metric} {reached}, {'at most' if self.metric == 'lpips' else 'at least'} {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result of `prove`.
+
+    Attributes:
+        a, b: both sides as they were written; A is the reference.
+        claims: those that decide the exit code.
+        same, good, legibility, honest: the verdicts.
+        requested_sizes: of --sizes; the settings have the first.
+        sizes: figures by size, the worst first; empty if all images have the same size.
+        findings: what is wrong with B's images as a set.
+        notes: what was remarkable, e.g. that a server was busy.
+    """
+
+    a: str
+    b: str
+    claims: tuple[Claim, ...]
+    settings: Settings
+    requested_sizes: tuple[str, ...]
+    sizes: tuple[SizeFigures, ...]
+    num_seeds: int
+    num_prompts: int
+    knows_prompts: bool
+    pairs: tuple[PairFigures, ...]
+    own: OwnDistances
+    witness_results: tuple[WitnessResult, ...]
+    checks: tuple[ServerCheck, ...]
+    findings: tuple[ImageFinding, ...]
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...]
+    same: ProofAnswer
+    good: ProofAnswer
+    legibility: Legibility
+    honest: ProofAnswer
+    fail_under: tuple[FailUnder, ...] = ()
+
+    @property
+    def answers(self) -> dict[str, ProofAnswer]:
+        """The answers by question."""
+        return {_QUESTIONS[claim]: answer for claim, answer in self.by_claim.items()}
+
+    @property
+    def by_claim(self) -> dict[Claim, ProofAnswer]:
+        """The answers by claim."""
+        return {
+            "same": self.same,
+            "as-good": self.good,
+            "legible": self.legibility.answer,
+            "honest": self.honest,
+        }
+
+    @property
+    def verdict(self) -> ProofVerdict:
+        """The verdict on the claims together."""
+        verdicts = [self.by_claim[claim].verdict for claim in self.claims]
+        verdicts += [limit.verdict for limit in self.fail_under]
+        if ProofVerdict.FAILED in verdicts:
+            return ProofVerdict.FAILED
+        return ProofVerdict.PROVEN if set(verdicts) == {ProofVerdict.PROVEN} else ProofVerdict.UNCLEAR
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the claims are proven, 1 if one failed, 4 if that cannot be told or images are missing."""
+        if self.verdict is ProofVerdict.FAILED:
+            return FAILED
+        return PROVEN if self.verdict is ProofVerdict.PROVEN and not self.failures else CANNOT_TELL
+
+    @property
+    def headline(self) -> str:
+        """The verdict as a sentence, without the names of both sides."""
+        if self.same.verdict is ProofVerdict.PROVEN and self.good.verdict is not ProofVerdict.FAILED:
+            text = "B draws the same images as A"
+        elif self.good.verdict is ProofVerdict.PROVEN:
+            text = "B is as good as A; its images are others"
+        elif self.good.verdict is ProofVerdict.FAILED:
+            text = f"B is worse than A: {self.good.reason}"
+        else:
+            text = f"Cannot tell whether B is as good as A: {self.good.reason}"
+        if self.legibility.answer.verdict is ProofVerdict.FAILED:
+            text += f"; its words are less legible: {self.legibility.answer.reason}"
+        if self.honest.verdict is ProofVerdict.FAILED:
+            text += f"; {self.honest.reason}"
+        if self.failures:
+            text += f"; {count(len(self.failures), 'image')} could not be compared"
+        return text
+
+    def __str__(self) -> str:
+        from vivace.proofs.proof_text import lines
+
+        return "\n".join(lines(self))
+
+    def page(self, command: str | None = None) -> str:
+        """Return the result as HTML, with images, in one file that needs no network.
+
+        Args:
+            command: what repeats it; None to leave it out.
+        """
+        from vivace.proofs.proof_page import page_of
+
+        return page_of(self, command)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; equal images have a PSNR of null and `identical`."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "verdict": self.verdict.value,
+            "headline": self.headline,
+            "claims": list(self.claims),
+            "settings": self.settings.call,
+            "sizes": list(self.requested_sizes),
+            "answers": {
+                claim: {"verdict": answer.verdict.value, "reason": answer.reason}
+                for claim, answer in self.by_claim.items()
+            },
+            "fail_under": [
+                {"metric": f.metric, "limit": f.limit, "mean": _finite(f.reached), "verdict": f.verdict.value}
+                for f in self.fail_under
+            ],
+            "distances": {
+                "b_to_a": _metrics(means([p.against for p in self.pairs if p.against])),
+                "b_to_a_by_size": {size.size: _metrics(size.metrics) for size in self.sizes},
+                "a_to_itself": _metrics(means(self.own.repeats)),
+                "a_to_another_seed": _metrics(means(self.own.other_seeds)),
+            },
+            "witnesses": [_witness_result(t) for t in self.witness_results],
+            "words": _words(self.legibility),
+            "checks": [
+                {"name": c.name, "status": c.status.value, "reason": c.reason, "request": c.request}
+                for c in self.checks
+            ],
+            "findings": [{"text": f.text, "request": f.request} for f in self.findings],
+            "failures": [
+                {"side": f.side, "what": f.what, "reason": f.reason, "request": f.request}
+                for f in self.failures
+            ],
+            "notes": list(self.notes),
+            "pairs": [_pair(pair, self.own) for pair in self.pairs],
+            "exit_code": self.exit_code,
+        }
+
+
+def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
+    return {
+        "prompt": pair.prompt,
+        "seed": pair.seed,
+        "size": None if pair.a.size is None else list(pair.a.size),
+        "a": {"sha256": pair.a.kept.sha256, "faults": list(pair.a.faults), "reason": pair.a.reason}
+        | pair.a.alone,
+        "b": {"sha256": pair.b.kept.sha256, "faults": list(pair.b.faults), "reason": pair.b.reason}
+        | pair.b.alone,
+        "against": _metrics(pair.against),
+        "nearness": nearness(pair.against, own).value if pair.against else None,
+        "reason": pair.reason,
+    }
+
+
+def _witness_result(t: WitnessResult) -> dict[str, Any]:
+    interval = t.test.interval
+    return {
+        "witness": t.witness,
+        "a": _finite(t.a),
+        "b": _finite(t.b),
+        "standing": t.standing.value,
+        "word": t.word,
+        "difference": interval.point,
+        "interval90": None if interval.low is None else [interval.low, interval.high],
+        "margin": t.test.margin,
+        "prompts": t.test.num_groups,
+        "prompts_needed": t.test.needed,
+    }
+
+
+def _words(legibility: Legibility) -> dict[str, Any] | None:
+    if legibility.test is None:
+        return None
+    interval = legibility.test.interval
+    return {
+        "a_missed": legibility.a,
+        "b_missed": legibility.b,
+        "difference": interval.point,
+        "interval90": None if interval.low is None else [interval.low, interval.high],
+        "margin": legibility.test.margin,
+        "prompts": legibility.test.num_groups,
+        "prompts_needed": legibility.test.needed,
+        "pairs": [
+            {
+                "prompt": words.pair.prompt,
+                "seed": words.pair.seed,
+                "texts": list(words.texts),
+                "a": {"read": words.a.read, "missed": words.a.missed},
+                "b": {"read": words.b.read, "missed": words.b.missed},
+            }
+            for words in legibility.pairs
+        ],
+    }
+
+
+def _metrics(metrics: dict[str, float]) -> dict[str, Any]:
+    values: dict[str, Any] = {name: _finite(metrics[name]) for name in AGAINST if name in metrics}
+    return values | ({"identical": True} if math.isinf(metrics.get("psnr_db", 0.0)) else {})
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,187 @@
+"""A proof as one offline HTML file, to be sent to a colleague."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from vivace import __version__
+from vivace.proofs.as_good import Standing, WitnessResult
+from vivace.proofs.checks import Status
+from vivace.proofs.legible import Legibility, difference_in_words
+from vivace.proofs.proof_text import described, distance_rows, metric
+from vivace.proofs.side_by_side import counts, order_in_words, rows_of, rows_of_words
+from vivace.proofs.verdict import ProofVerdict
+from vivace.report.page import environment, policy_for, sorting_script, style_sheet
+from vivace.untrusted.terminal_text import plain
+
+if TYPE_CHECKING:
+    from vivace.proofs.proof import Proof
+
+_LOOKS = {
+    ProofVerdict.PROVEN: "good",
+    ProofVerdict.FAILED: "bad",
+    ProofVerdict.UNCLEAR: "open",
+    ProofVerdict.LEFT_OUT: "open",
+}
+_METRICS = (("PSNR, dB", "psnr_db"), ("SSIM", "ssim"), ("match", "match"), ("LPIPS", "lpips"))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A question with its verdict. `look` is "good", "bad" or "open"."""
+
+    question: str
+    verdict: str
+    reason: str
+    look: str
+
+
+@dataclass(frozen=True)
+class CheckLine:
+    """A check or a finding, with the request that shows it."""
+
+    name: str
+    status: str
+    reason: str
+    look: str
+    request: str
+
+
+@dataclass(frozen=True)
+class WitnessLine:
+    """What a witness says, as it is printed."""
+
+    witness: str
+    a: str
+    b: str
+    difference: str
+    margin: str
+    standing: str
+    note: str
+    look: str
+
+
+@dataclass(frozen=True)
+class WordsLine:
+    """How many letters of the words asked for are missed, as it is printed."""
+
+    pairs: int
+    a: str
+    b: str
+    difference: str
+    margin: str
+    verdict: str
+    look: str
+
+
+def page_of(proof: Proof, command: str | None) -> str:
+    """Return the page as HTML.
+
+    Args:
+        command: what repeats it, a command line or a call; None to leave it out.
+    """
+    style, script = style_sheet() + _own_style(), sorting_script()
+    rows = rows_of(proof)
+    metrics = [name for name in _METRICS if any(name[1] in values for _, _, values in distance_rows(proof))]
+    return (
+        environment("vivace.proofs")
+        .get_template("prove.html")
+        .render(
+            proof=proof,
+            title=plain(f"{proof.headline}."),
+            described=described(proof),
+            finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            tiles=_tiles(proof),
+            rows=rows,
+            order=order_in_words(rows, proof),
+            counts=counts(proof),
+            metrics=[name for name, _ in metrics],
+            distances=[
+                (what, number, [metric(key, values.get(key)) for _, key in metrics])
+                for what, number, values in distance_rows(proof)
+            ],
+            words=_words(proof.legibility),
+            words_rows=rows_of_words(proof.legibility),
+            witnesses=[_witness(t) for t in proof.witness_results],
+            checks=_checks(proof),
+            command=None if command is None else plain(command),
+            version=__version__,
+            style=Markup(style),
+            script=Markup(script),
+            policy=Markup(policy_for(style, script)),
+        )
+    )
+
+
+def _own_style() -> str:
+    return resources.files("vivace.proofs").joinpath("templates", "prove.css").read_text("utf-8")
+
+
+def _tiles(proof: Proof) -> list[Tile]:
+    is_claimed = {"Same image?": "same" in proof.claims}
+    tiles = [
+        Tile(
+            question,
+            answer.word,
+            answer.reason,
+            # An image that need not be the same is no fault.
+            _LOOKS[answer.verdict]
+            if answer.verdict is ProofVerdict.PROVEN or is_claimed.get(question, True)
+            else "open",
+        )
+        for question, answer in proof.answers.items()
+    ]
+    return tiles + [
+        Tile(limit.metric, limit.verdict.value, limit.text, _LOOKS[limit.verdict])
+        for limit in proof.fail_under
+    ]
+
+
+def _witness(t: WitnessResult) -> WitnessLine:
+    notes: Sequence[str] = [t.word] if t.word else []
+    if t.test.needed:
+        notes = [*notes, f"about {t.test.needed} prompts would tell"]
+    look = {Standing.WORSE: "bad", Standing.UNCLEAR: "open"}.get(t.standing, "good")
+    return WitnessLine(
+        t.witness,
+        f"{t.a:.4g}",
+        f"{t.b:.4g}",
+        t.difference,
+        t.margin,
+        t.standing.value,
+        ", ".join(notes),
+        look,
+    )
+
+
+def _words(legibility: Legibility) -> WordsLine | None:
+    if legibility.test is None or legibility.a is None or legibility.b is None:
+        return None
+    looks = {ProofVerdict.FAILED: "bad", ProofVerdict.PROVEN: "good"}
+    return WordsLine(
+        len(legibility.pairs),
+        f"{100 * legibility.a:.1f} %",
+        f"{100 * legibility.b:.1f} %",
+        difference_in_words(legibility.test),
+        f"±{100 * legibility.test.margin:g} %",
+        legibility.answer.word,
+        looks.get(legibility.answer.verdict, "open"),
+    )
+
+
+def _checks(proof: Proof) -> list[CheckLine]:
+    looks = {Status.PASSED: "good", Status.FAILED: "bad", Status.UNCLEAR: "open"}
+    lines = [CheckLine(finding.text, "finding", "", "bad", finding.request) for finding in proof.findings]
+    checks = sorted(
+        proof.checks, key=lambda check: [Status.FAILED, Status.UNCLEAR, Status.PASSED].index(check.status)
+    )
+    return lines + [
+        CheckLine(check.name, check.status.value, check.reason, looks[check.status], check.request)
+        for check in checks
+    ]

@@ -1,0 +1,152 @@
+"""A proof as text, 100 columns wide."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vivace.proofs.legible import Legibility, difference_in_words
+from vivace.proofs.lost_words import lost_most, read_in_words
+from vivace.proofs.same import means
+from vivace.report.value_text import count
+from vivace.untrusted.terminal_text import plain
+
+if TYPE_CHECKING:
+    from vivace.proofs.proof import Proof
+
+WIDTH = 100
+_MOST = 12
+"""Failures that are listed; the others are counted."""
+
+
+def lines(proof: Proof) -> Iterator[str]:
+    """Yield the lines of the answer."""
+    yield from _wrapped(f"A = {proof.a} (the reference)")
+    yield from _wrapped(f"B = {proof.b}")
+    yield from _wrapped(described(proof))
+    yield ""
+    for question, answer in proof.answers.items():
+        yield from _wrapped(f"{question:14} {answer.word}: {answer.reason}", indent=" " * 15)
+    for limit in proof.fail_under:
+        yield from _wrapped(f"{'--fail-under':14} {limit.verdict.value}: {limit.text}", indent=" " * 15)
+    yield from _distances(proof)
+    yield from _witnesses(proof)
+    yield from _words(proof.legibility)
+    yield from _checks(proof)
+    yield from _failures(proof)
+    if proof.notes:
+        yield ""
+    for note in proof.notes:
+        yield from _wrapped(f"note: {note}", indent="  ")
+    yield ""
+    yield from _wrapped(f"{', '.join(proof.claims)}: {proof.verdict.value}. {proof.headline}")
+
+
+def described(proof: Proof) -> str:
+    """Return what was drawn, e.g. "13 prompts × 3 seeds, 512 × 512 px, 20 steps, guidance 7.5"."""
+    if not proof.knows_prompts:
+        return f"{count(len(proof.pairs), 'pair')} of images, paired by name"
+    parts = [f"{count(proof.num_prompts, 'prompt')} × {count(proof.num_seeds, 'seed')}"]
+    settings = proof.settings
+    if proof.requested_sizes:
+        parts[0] += f" × {count(len(proof.requested_sizes), 'size')} ({', '.join(proof.requested_sizes)})"
+    elif settings.width is not None and settings.height is not None:
+        parts.append(f"{settings.width} × {settings.height} px")
+    if settings.num_inference_steps is not None:
+        parts.append(count(settings.num_inference_steps, "step"))
+    if settings.guidance_scale is not None:
+        parts.append(f"guidance {settings.guidance_scale:g}")
+    return ", ".join(parts)
+
+
+def distance_rows(proof: Proof) -> list[tuple[str, int, dict[str, float]]]:
+    """Return the distances of B's images to A's, and A's own: what, the number of pairs, and mean metrics."""
+    compared = [pair.against for pair in proof.pairs if pair.against]
+    rows = [
+        ("B against A", len(compared), means(compared)),
+        *((f"at {size.size}", size.num_pairs, size.metrics) for size in proof.sizes),
+        ("A against itself", len(proof.own.repeats), means(proof.own.repeats)),
+        ("A against another seed", len(proof.own.other_seeds), means(proof.own.other_seeds)),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def metric(name: str, value: float | None) -> str:
+    """Return a metric as it is printed."""
+    if value is None:
+        return "–"
+    if math.isinf(value):
+        return "equal"
+    return f"{value:.1f}" if name == "psnr_db" else f"{value:.3f}"
+
+
+def _distances(proof: Proof) -> Iterator[str]:
+    rows = distance_rows(proof)
+    if not rows:
+        return
+    has_lpips = any("lpips" in values for _, _, values in rows)
+    names = ["psnr_db", "ssim", "match", *(["lpips"] if has_lpips else [])]
+    yield ""
+    yield f"{'distances, means':26}{'pairs':>6}" + "".join(f"{name:>10}" for name in names)
+    for what, number, values in rows:
+        yield f"  {what:24}{number:>6}" + "".join(f"{metric(n, values.get(n)):>10}" for n in names)
+
+
+def _witnesses(proof: Proof) -> Iterator[str]:
+    if not proof.witness_results:
+        return
+    yield ""
+    wide = max(12, *(len(t.witness) + 1 for t in proof.witness_results))
+    yield f"{'witnesses':{wide + 2}}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}{'margin':18}"
+    for t in proof.witness_results:
+        needed = f", {t.test.needed} prompts would tell" if t.test.needed else ""
+        word = f" ({t.word})" if t.word else ""
+        figures = f"{t.a:9.4g}{t.b:9.4g}   {t.difference:38}{t.margin:18}"
+        yield f"  {t.witness:{wide}}{figures}{t.standing.value}{word}{needed}"
+
+
+def _words(legibility: Legibility) -> Iterator[str]:
+    if legibility.test is None or legibility.a is None or legibility.b is None:
+        return
+    a, b = (f"{100 * missed:.1f} %" for missed in (legibility.a, legibility.b))
+    difference = difference_in_words(legibility.test)
+    yield ""
+    yield f"{'words':14}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}margin"
+    yield f"  {'missed':12}{a:>9}{b:>9}   {difference:38}±{100 * legibility.test.margin:g} %"
+    for words in lost_most(legibility):
+        text = f"  {words.label}: A {read_in_words(words.a)}; B {read_in_words(words.b)}"
+        yield from _wrapped(text, indent="    ")
+
+
+def _checks(proof: Proof) -> Iterator[str]:
+    if proof.checks or proof.findings:
+        yield ""
+        yield "checks of B"
+    for check in proof.checks:
+        yield from _wrapped(f"  {check.status.value:13}{check.name}: {check.reason}", indent=" " * 15)
+    for finding in proof.findings:
+        yield from _wrapped(f"  {'finding':13}{finding.text}", indent=" " * 15)
+
+
+def _failures(proof: Proof) -> Iterator[str]:
+    if not proof.failures:
+        return
+    yield ""
+    yield f"{count(len(proof.failures), 'image')} not compared"
+    for failure in proof.failures[:_MOST]:
+        yield from _wrapped(f"  {failure.side} {failure.what}: {failure.reason}", indent="    ")
+    if len(proof.failures) > _MOST:
+        yield f"  and {len(proof.failures) - _MOST} more; --format json lists all"
+
+
+def _wrapped(text: str, indent: str = "") -> Iterator[str]:
+    yield from textwrap.wrap(
+        plain(text),
+        WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    ) or [""]

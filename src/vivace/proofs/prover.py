@@ -1,0 +1,149 @@
+"""`vivace.prove`: what the command `vivace prove` does, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from vivace.benchmark.store import DEFAULT_STORE
+from vivace.errors import UsageError
+from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
+from vivace.proofs.drawing import Settings
+from vivace.proofs.legible import check_words_can_be_read
+from vivace.proofs.proof import METRICS, Claim, Proof
+from vivace.proofs.proving import OnProgress, Options, conclude, draw_side, open_store
+from vivace.proofs.scoring import Judges, find_all
+from vivace.proofs.sources import DEFAULT_NUM_PROMPTS, DrawRequest, Prepared, prepare
+from vivace.spec.input_errors import InputErrors
+from vivace.spec.sizes import Size
+from vivace.spec.study import WorkloadRequest
+
+FOLDER = "prove"
+"""Of the store, for images."""
+
+
+def prove(
+    a: str,
+    b: str,
+    *,
+    prompts: str | Sequence[str] | None = None,
+    prompt_set: str | None = None,
+    num_prompts: int = DEFAULT_NUM_PROMPTS,
+    seed: int = 0,
+    num_seeds: int = NUM_SEEDS,
+    height: int | None = None,
+    width: int | None = None,
+    num_inference_steps: int | None = None,
+    guidance_scale: float | None = None,
+    sizes: Sequence[str | tuple[int, int]] = (),
+    claims: Claim | Sequence[Claim] = (),
+    fail_under: Mapping[str, float] | None = None,
+    scorer: str | None = "auto",
+    witness: str | None = None,
+    timeout_s: float = 600.0,
+    key_a: str | None = None,
+    key_b: str | None = None,
+    reuse: bool = False,
+    device: str = "auto",
+    threads: int | None = None,
+    store: str | Path = DEFAULT_STORE,
+    progress: OnProgress | None = None,
+) -> Proof:
+    """Prove that B draws the same images as A, or as good ones, and does what it is asked for.
+
+    What is drawn is kept in the store: after an interruption the same call goes on. A model is read in this process,
+    without the limits on time and memory that the command has.
+
+    Args:
+        a, b: MODEL:RECIPE, a folder of images, http://HOST:PORT/v1, comfyui:http://HOST:PORT?workflow=FILE or
+            python:MODULE:FUNCTION. A is the reference.
+        prompts: None for `num_prompts` of a prompt set.
+        prompt_set: "real" or "tinyworld"; None for what the model understands, else "real".
+        height, width, num_inference_steps, guidance_scale: of every image; None for the model's own.
+        sizes: draw every prompt at each, e.g. "512x768" (width, height).
+        claims: "same", "as-good", "legible" and "honest", which decide `Proof.verdict`; none for those that apply.
+        fail_under: limits on the means of metrics: psnr_db, ssim, match (least), lpips (most).
+        scorer, witness: the models that judge images, as for `vivace.bench`.
+        timeout_s: longest wait for an answer of a server.
+        key_a, key_b: that requests to a server bear.
+        reuse: take the images of an earlier call that ended, too.
+        progress: called with "a" or "b", the number of its images that are done, and of all.
+
+    Raises:
+        UsageError, RecipeError, UnknownModel, UnusableModel, Unsupported, WorkloadError, StoreError: see
+            `vivace.errors`. What goes wrong with one image is in `Proof.failures`.
+    """
+    claims = (claims,) if isinstance(claims, str) else tuple(claims)
+    _check(claims, fail_under or {}, prompt_set)
+    workload = _workload(
+        {"prompts": prompts, "seed": seed, "num_seeds": num_seeds, "height": height, "width": width}
+        | {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
+    )
+    if num_prompts < 1 or num_seeds < 1:
+        raise UsageError(f"num_prompts={num_prompts}, num_seeds={num_seeds}: give at least 1 of each")
+    request = DrawRequest(
+        prompts=workload.prompts,
+        prompt_set=prompt_set,
+        num_prompts=num_prompts,
+        seed=seed,
+        num_seeds=num_seeds,
+        settings=Settings(height, width, num_inference_steps, guidance_scale),
+        sizes=_sizes(sizes),
+        device=device,
+        threads=threads,
+        timeout_s=timeout_s,
+        key_a=key_a,
+        key_b=key_b,
+    )
+    prepared = prepare(a, b, request)
+    judges = find_judges(prepared, claims, scorer, witness)
+    kept = open_store(prepared, Path(store) / FOLDER, reuse)
+    for letter in ("a", "b"):
+        draw_side(prepared, letter, kept, progress or (lambda side, done, total: None))
+    proof = conclude(prepared, kept, judges, Options(claims, fail_under))
+    kept.end()
+    return proof
+
+
+def find_judges(
+    prepared: Prepared, claims: Sequence[Claim], scorer: str | None, witness: str | None
+) -> Judges:
+    """Return what judges the images.
+
+    Raises:
+        UsageError, Unsupported, UnknownModel: what a claim needs is not there.
+    """
+    judges = find_all(prepared, scorer, witness)
+    if "legible" in claims:
+        check_words_can_be_read(prepared.prompts if prepared.knows_prompts else (), judges.reader)
+    return judges
+
+
+def _check(claims: Sequence[str], fail_under: Mapping[str, float], prompt_set: str | None) -> None:
+    """Raise UsageError for a name that there is not, or a limit that no image reaches."""
+    for kind, names, allowed in (
+        ("claim", claims, get_args(Claim)),
+        ("metric", tuple(fail_under), tuple(METRICS)),
+        ("prompt set", () if prompt_set is None else (prompt_set,), tuple(PROMPT_SETS)),
+    ):
+        for name in names:
+            if name not in allowed:
+                raise UsageError(f"no {kind} {str(name)[:60]!r}; it is one of {', '.join(allowed)}")
+    for name, limit in fail_under.items():
+        low, high = METRICS[name]
+        if not low <= limit <= high:
+            raise UsageError(f"fail_under {name}={limit:g} is not from {low:g} to {high:g}")
+
+
+def _workload(fields: Mapping[str, object]) -> WorkloadRequest:
+    with InputErrors():
+        return WorkloadRequest.model_validate(fields)
+
+
+def _sizes(sizes: Sequence[str | tuple[int, int]]) -> tuple[Size, ...]:
+    texts = [size if isinstance(size, str) else "{}x{}".format(*size) for size in sizes]
+    try:
+        return tuple(dict.fromkeys(Size.of(text) for text in texts))
+    except ValueError as error:
+        raise UsageError(f"sizes: {error}") from None

@@ -1,0 +1,320 @@
+"""The proof, step by step: draw both sides, read the images, compare, ask the witnesses, decide."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivace.proofs.as_good import as_good, witness_results
+from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_size
+from vivace.proofs.checks import ServerCheck, Status, endpoint_checks, honest, probe_check, repeat_check
+from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, Settings
+from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
+from vivace.proofs.findings import (
+    ImageFinding,
+    broken,
+    broken_pairs,
+    duplicates,
+    of_other_sizes,
+    switched,
+)
+from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
+from vivace.proofs.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
+from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
+from vivace.proofs.same import ROUNDING_DB, OwnDistances, means, same_picture
+from vivace.proofs.scoring import Judges, add_all_scores
+from vivace.proofs.sides import EndpointSide
+from vivace.proofs.sources import ImageSource, Prepared
+from vivace.proofs.store import Letter, ProofStore
+from vivace.proofs.verdict import ProofVerdict
+from vivace.report.value_text import count
+
+if TYPE_CHECKING:
+    from vivace.proofs.drawing import Drawer
+
+OnProgress = Callable[[Letter, int, int], None]
+"""Called with the side, how many of its images are done, and their number."""
+_MOST_IN_A_ROW = 5
+"""Failures in a row after which a side is not asked for the rest."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a proof is judged.
+
+    Attributes:
+        claims: that decide the exit code; empty for those that apply.
+        fail_under: limits on the means of metrics.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    fail_under: Mapping[str, float] | None = None
+
+
+def jobs_of(prepared: Prepared, letter: Letter) -> list[DrawJob]:
+    """Return every image that a side draws, those of the prompts first."""
+    jobs = main_jobs(prepared)
+    if letter == "a":
+        jobs += own_jobs(prepared) + [probe.job for probe in reference_probes(prepared)]
+    else:
+        if prepared.b.draws:
+            jobs.append(repeat_job(prepared))
+        jobs += [probe.job for probe in probes(prepared)]
+    return list(dict.fromkeys(jobs))
+
+
+def draw_side(
+    prepared: Prepared,
+    letter: Letter,
+    store: ProofStore,
+    on_progress: OnProgress = lambda letter, done, total: None,
+    is_read: Callable[[], None] = lambda: None,
+    on_note: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Draw what is missing of a side. An image that cannot be drawn is kept with its reason."""
+    jobs = jobs_of(prepared, letter)
+    todo = [job for job in jobs if not store.is_drawn(letter, job)]
+    if not todo:
+        return
+    source = prepared.a if letter == "a" else prepared.b
+    with prepared.open(source, is_read, on_note) as drawer:
+        in_a_row = 0
+        for job in todo:
+            if in_a_row >= _MOST_IN_A_ROW:
+                failure = DrawingFailed(f"not asked for, after {in_a_row} failures in a row")
+                store.keep_failure(letter, job, failure)
+                continue
+            in_a_row = 0 if _draw(drawer, letter, job, store) else in_a_row + 1
+            on_progress(letter, len(jobs) - len(todo) + todo.index(job) + 1, len(jobs))
+
+
+def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore) -> bool:
+    """Draw and keep one image; return whether there is one."""
+    try:
+        image = drawer.draw(job.prompt, job.seed, job.settings)
+    except DrawingFailed as failure:
+        store.keep_failure(letter, job, failure)
+        return False
+    store.keep(letter, job, image)
+    return True
+
+
+def conclude(
+    prepared: Prepared,
+    store: ProofStore,
+    judges: Judges,
+    options: Options,
+    is_read: Callable[[], None] = lambda: None,
+) -> Proof:
+    """Compare what both sides have drawn, and decide. Requests of an endpoint's own checks are sent now.
+
+    Args:
+        is_read: called when the judges' models are loaded.
+    """
+    images = _Images(store)
+    distances = Distances()
+    has_several_sizes = len(prepared.settings_by_size) > 1
+    pairs = [
+        compare_pair(
+            job, images.image("a", job), images.image("b", job), distances, names_size=has_several_sizes
+        )
+        for job in main_jobs(prepared)
+    ]
+    own = _own_distances(prepared, images, distances)
+    limits = add_all_scores(pairs, judges, is_read) if prepared.knows_prompts else {}
+    sizes = figures_by_size(pairs)
+    same = with_worst_size(same_picture(pairs, own), sizes)
+    listed = witness_results(pairs, limits)
+    listed += worse_at_a_size(pairs, limits)
+    good = as_good(
+        listed,
+        is_same_picture=same.verdict is ProofVerdict.PROVEN,
+        is_rounding=all(p.against and p.against["psnr_db"] >= ROUNDING_DB for p in pairs if p.is_complete),
+        num_broken=len(broken_pairs(pairs)),
+        shows_something=prepared.shows_something,
+    )
+    endpoint = _endpoint(prepared, prepared.b)
+    findings = _findings(pairs, own, endpoint)
+    checks = _checks(prepared, images, endpoint)
+    reached = means([pair.against for pair in pairs if pair.against])
+    fail_under = tuple(
+        FailUnder(name, limit, reached.get(name)) for name, limit in (options.fail_under or {}).items()
+    )
+    words = _words(prepared, pairs, judges)
+    return Proof(
+        a=prepared.a.side.text,
+        b=prepared.b.side.text,
+        claims=options.claims or _default_claims(words, endpoint),
+        settings=prepared.settings,
+        requested_sizes=tuple(map(str, prepared.request.sizes)),
+        sizes=sizes,
+        num_seeds=len({seed for _, seed in prepared.pairs}),
+        num_prompts=len(prepared.prompts),
+        knows_prompts=prepared.knows_prompts,
+        pairs=tuple(pairs),
+        own=own,
+        witness_results=tuple(listed),
+        checks=tuple(checks),
+        findings=tuple(findings),
+        failures=tuple(_failures(pairs)),
+        notes=(*_notes(prepared, pairs, own, judges), *words.notes),
+        same=same,
+        good=good,
+        legibility=words,
+        honest=honest(checks, findings),
+        fail_under=fail_under,
+    )
+
+
+def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> Legibility:
+    if not prepared.knows_prompts:
+        return NOTHING_READ
+    if not prepared.shows_something:
+        return left_out("images of random weights have no words")
+    return legibility(pairs, judges.reader)
+
+
+def _default_claims(words: Legibility, endpoint: Endpoint | None) -> tuple[Claim, ...]:
+    claims: list[Claim] = ["as-good"]
+    if words.answer.verdict is not ProofVerdict.LEFT_OUT:
+        claims.append("legible")
+    return (*claims, "honest") if endpoint is not None else tuple(claims)
+
+
+class _Images:
+    """The images of a store, each read once."""
+
+    def __init__(self, store: ProofStore) -> None:
+        self._store = store
+        self._read: dict[tuple[Letter, DrawJob], ReadImage] = {}
+
+    def image(self, letter: Letter, job: DrawJob) -> ReadImage:
+        key = (letter, job)
+        if key not in self._read:
+            self._read[key] = read_image(self._store.image(letter, job))
+        return self._read[key]
+
+    def read(self, image: DrawnImage) -> ReadImage:
+        """Return an image that is of no job."""
+        return read_image(self._store.keep_file(image))
+
+
+def _own_distances(prepared: Prepared, images: _Images, distances: Distances) -> OwnDistances:
+    jobs = main_jobs(prepared)
+    repeats, others = [], []
+    for job in own_jobs(prepared):
+        if job.repeat:
+            repeats.append((replace(job, repeat=0), job))
+    by_prompt: dict[tuple[str, Settings], list[DrawJob]] = {}
+    for job in (*jobs, *(job for job in own_jobs(prepared) if not job.repeat)):
+        by_prompt.setdefault((job.prompt, job.settings), []).append(job)
+    for same_prompt in by_prompt.values():
+        others += list(itertools.pairwise(same_prompt))
+    return OwnDistances(
+        *(tuple(_metrics(part, images, distances)) for part in (repeats, others[: 2 * len(by_prompt)]))
+    )
+
+
+def _metrics(
+    jobs: Sequence[tuple[DrawJob, DrawJob]], images: _Images, distances: Distances
+) -> list[dict[str, float]]:
+    """Return the metrics of A's images against other images of A."""
+    pairs = [compare_pair(a, images.image("a", a), images.image("a", b), distances) for a, b in jobs]
+    return [pair.against for pair in pairs if pair.against]
+
+
+def _endpoint(prepared: Prepared, source: ImageSource) -> Endpoint | None:
+    return prepared.endpoint(source) if isinstance(source.side, EndpointSide) else None
+
+
+def _findings(
+    pairs: Sequence[PairFigures], own: OwnDistances, endpoint: Endpoint | None
+) -> list[ImageFinding]:
+    def request_of(pair: PairFigures) -> str:
+        if endpoint is None:
+            return ""
+        return endpoint.curl(endpoint.body(pair.prompt, pair.seed, pair.settings))
+
+    listed = [*broken(pairs, request_of), *of_other_sizes(pairs, request_of), *duplicates(pairs, request_of)]
+    return [*listed, *switched(pairs, own, request_of)]
+
+
+def _checks(prepared: Prepared, images: _Images, endpoint: Endpoint | None) -> list[ServerCheck]:
+    if not prepared.b.draws:
+        return []
+    job = main_jobs(prepared)[0]
+    first = images.image("b", job)
+    if not first.is_there:
+        return [ServerCheck("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
+
+    def request_of(drawn: DrawJob) -> str:
+        if endpoint is None:
+            return ""
+        return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))
+
+    again = repeat_job(prepared)
+    checks = [repeat_check(first, images.image("b", again), request_of(again))]
+    by_reference = {probe.name for probe in reference_probes(prepared)}
+    for probe in probes(prepared):
+        reference = (
+            (images.image("a", job), images.image("a", probe.job)) if probe.name in by_reference else None
+        )
+        image = images.image("b", probe.job)
+        checks.append(probe_check(probe, first, image, reference, request_of(probe.job)))
+    if endpoint is not None:
+        checks += endpoint_checks(endpoint, job, first, images.read)
+    return checks
+
+
+def _failures(pairs: Sequence[PairFigures]) -> list[Failure]:
+    failures = []
+    for pair in pairs:
+        for side, image in (("A", pair.a), ("B", pair.b)):
+            if not image.is_there:
+                failures.append(
+                    Failure("A" if side == "A" else "B", pair.label, image.reason, image.kept.request)
+                )
+        if pair.reason:
+            failures.append(Failure("B", pair.label, pair.reason))
+    return failures
+
+
+def _notes(prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, judges: Judges) -> list[str]:
+    notes = []
+    for side in ("A", "B"):
+        images = [pair.a if side == "A" else pair.b for pair in pairs]
+        counted = Counter(text for image in images for text in image.notes)
+        notes += [f"{side}: {text} ({number} of {len(images)})" for text, number in counted.items()]
+        notes += _size_note(side, images, pairs)
+        broken_images = [image for image in images if image.faults]
+        if side == "A" and broken_images:
+            notes.append(f"A: {len(broken_images)} broken images: {broken_images[0].faults[0]}")
+    if own.repeats_exactly is False:
+        notes.append("A does not draw the same image twice; B is held to no more than that")
+    if not prepared.shows_something:
+        notes.append("the model has random weights: its images show nothing")
+    return [*notes, *judges.notes]
+
+
+def _size_note(side: str, images: Sequence[ReadImage], pairs: Sequence[PairFigures]) -> list[str]:
+    """Return whether a side's images have another size than was asked for."""
+    asked_for = [(pair.settings.width, pair.settings.height) for pair in pairs]
+    off = [
+        (image.size, size)
+        for image, size in zip(images, asked_for, strict=True)
+        if image.size is not None and None not in size and image.size != size
+    ]
+    if not off:
+        return []
+    got, size = ("{}x{}".format(*each) for each in off[0])
+    return [f"{side}: {count(len(off), 'image')} of another size than asked for, e.g. {got} for {size}"]
+
+
+def open_store(prepared: Prepared, folder: Path, reuse: bool = False) -> ProofStore:
+    """Return the folder of what is compared; see `ProofStore`."""
+    return ProofStore(folder, prepared.identity, reuse)

@@ -1,0 +1,167 @@
+"""Words that prompts ask for: which they are, whether they can be read, and whether B writes them as A does."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests import drawn_words
+from vivace.cli import app
+from vivace.errors import Unsupported, UsageError
+from vivace.proofs import scoring
+from vivace.proofs.reader import find_reader
+from vivace.proofs.words import share_missed, words_of
+
+WORDS = [
+    "OPEN 24 HOURS",
+    "GOOD COFFEE",
+    "SALE",
+    "MIND THE GAP",
+    "HAPPY BIRTHDAY",
+    "BAKERY",
+    "NO PARKING",
+    "LIBRARY",
+]
+PROMPTS = [f'a sign that says "{words}"' for words in WORDS]
+A, DAMAGED = "python:tests.drawn_words:draw", "python:tests.drawn_words:draw_damaged"
+
+
+def prove(folder: Path, a: str, b: str, *more: str, prompts: list[str] = PROMPTS) -> Result:
+    file = folder / "prompts.txt"
+    file.write_text("\n".join(prompts))
+    arguments = ["prove", a, b, "--prompts", str(file), "--seeds", "1", "--store", str(folder / "store")]
+    return CliRunner().invoke(app, [*arguments, "--scorer", "none", *more], standalone_mode=False)
+
+
+def answer(result: Result) -> dict:
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> drawn_words.PixelReader:
+    reader = drawn_words.PixelReader()
+    monkeypatch.setattr(scoring, "find_reader", lambda threads=None: reader)
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ('a sign that says "OPEN", and below it "24 h"', ("OPEN", "24 h")),
+        ("ein Schild: „Grüße“, ein Plakat »Los!« und ‚Halt‘", ("Grüße", "Los!", "Halt")),
+        ("une affiche « Bonjour », “thé” and ‘don’t walk’", ("Bonjour", "thé", "don’t walk")),
+        ("看板「営業中」と『準備中』", ("営業中", "準備中")),
+        ("плакат «ПРИВЕТ»", ("ПРИВЕТ",)),
+        ("a mug with 'don't panic' on it", ("don't panic",)),
+        ("a cat's bowl beside the dogs' basket and the farmers' market", ()),
+        ("a 5\" screen and a 7\" tablet, rock 'n' roll", ()),
+        ('a 55" screen that shows "NEWS"', ("NEWS",)),
+        ('an empty pair of quotes "" and "!?"', ()),
+    ],
+)
+def test_text_in_quotes_is_asked_for(prompt: str, texts: tuple[str, ...]) -> None:
+    assert words_of(prompt) == texts
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "missed"),
+    [
+        ("Open 24 Hours!", "est. 1984\nOPEN24\nHOURS\ncash only", 0),
+        ("HOURS OPEN", "open hours", 0),
+        ("OPEN", "OPFN", 1 / 4),
+        ("OPEN", "", 1),
+        ("Grüße", "GRÜSSE", 0),
+        ("営業中", "営業", 1 / 3),
+        ("COFFEE SHOP", "COFEE", 4 / 10),
+    ],
+)
+def test_letters_that_cannot_be_read_are_missed(text: str, read: str, missed: float) -> None:
+    assert share_missed((text,), read) == pytest.approx(missed)
+
+
+def test_damaged_words_are_named(tmp_path: Path, reader: drawn_words.PixelReader) -> None:
+    page = tmp_path / "page.html"
+    proof = answer(prove(tmp_path, A, DAMAGED, "--claim", "legible", "--format", "json", "-o", str(page)))
+    assert proof["answers"]["legible"]["verdict"] == "failed"
+    assert proof["words"]["a_missed"] == 0
+    assert proof["words"]["b_missed"] > 0.2
+    assert (
+        "its words are less legible: of the letters asked for 0 % are missing or wrong in A"
+        in proof["headline"]
+    )
+    worst = proof["words"]["pairs"][0]
+    assert worst["a"]["read"] in WORDS
+    assert worst["b"]["missed"] == max(pair["b"]["missed"] for pair in proof["words"]["pairs"])
+    assert proof["exit_code"] == 1
+    text = page.read_text()
+    assert 'id="legible-title"' in text
+    assert f"“{worst['b']['read']}”" in text
+    lines = prove(tmp_path, A, DAMAGED).stdout
+    assert re.search(r"Legible\? +no: of the letters asked for", lines)
+    assert f"A “{worst['a']['read']}”, 0 % missed; B “" in " ".join(lines.split())
+
+
+def test_the_same_words_are_legible_and_each_image_is_read_once(
+    tmp_path: Path, reader: drawn_words.PixelReader
+) -> None:
+    proof = answer(prove(tmp_path, A, A, "--format", "json"))
+    assert proof["claims"] == ["as-good", "legible"]
+    assert proof["answers"]["legible"]["verdict"] == "proven"
+    assert proof["exit_code"] == 0
+    assert reader.num_read == len(PROMPTS)
+
+
+def test_few_prompts_and_an_illegible_reference_cannot_tell(
+    tmp_path: Path, reader: drawn_words.PixelReader
+) -> None:
+    few = answer(prove(tmp_path, A, DAMAGED, "--format", "json", "--claim", "legible", prompts=PROMPTS[:2]))
+    assert few["answers"]["legible"]["verdict"] == "cannot tell"
+    assert "about 6 prompts with words would tell" in few["answers"]["legible"]["reason"]
+    assert few["exit_code"] == 4
+    blind = answer(prove(tmp_path, "python:tests.drawn_words:draw_illegible", A, "--format", "json"))
+    assert "A's own words cannot be read" in blind["answers"]["legible"]["reason"]
+    assert "legible" not in blind["claims"]
+
+
+def test_letters_that_the_reader_does_not_know_are_named(
+    tmp_path: Path, reader: drawn_words.PixelReader
+) -> None:
+    prompts = [*PROMPTS, "плакат «ПРИВЕТ»"]
+    proof = answer(prove(tmp_path, A, A, "--format", "json", prompts=prompts))
+    assert "1 prompt asks for letters that the text reader does not know: ПРИВЕТ" in proof["notes"]
+    assert len(proof["words"]["pairs"]) == len(PROMPTS)
+    proof = answer(prove(tmp_path, A, A, "--format", "json", prompts=prompts[-1:]))
+    assert proof["answers"]["legible"]["verdict"] == "not checked"
+
+
+def test_without_a_reader_the_command_to_install_it_is_said_where_words_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "find_reader", lambda threads=None: None)
+    proof = answer(prove(tmp_path, A, A, "--format", "json"))
+    assert "pip install 'vivace[ocr]'" in proof["answers"]["legible"]["reason"]
+    assert proof["answers"]["legible"]["reason"].startswith("8 prompts ask for words")
+    plain = answer(prove(tmp_path, A, A, "--format", "json", prompts=["a cat", "a dog"]))
+    assert plain["answers"]["legible"]["reason"] == "no prompt asks for words in quotes"
+    with pytest.raises(Unsupported, match=r"no text reader is installed; pip install 'vivace\[ocr\]'"):
+        raise prove(tmp_path, A, A, "--claim", "legible").exception
+    with pytest.raises(UsageError, match="put them in quotes"):
+        raise prove(tmp_path, A, A, "--claim", "legible", prompts=["a cat"]).exception
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_rapidocr_reads_rendered_words(tmp_path: Path) -> None:
+    reader = find_reader(threads=1)
+    if reader is None:
+        pytest.skip("vivace[ocr] is not installed; the other tests have a reader of their own")
+    for prompt, words in zip(PROMPTS[:4], WORDS, strict=False):
+        assert share_missed((words,), reader.read(drawn_words.draw(prompt, 0))) == 0
+        assert share_missed((words,), reader.read(drawn_words.draw_illegible(prompt, 0))) > 0.5
+    assert reader.unknown("Grüße 営業中 カフェ") == ""
+    assert set(reader.unknown("ПРИВЕТ")) == set("ПРИВЕТ")
+    proof = answer(prove(tmp_path, A, DAMAGED, "--format", "json", "--claim", "legible"))
+    assert proof["exit_code"] == 1
+    assert proof["words"]["a_missed"] < 0.02
