@@ -44,6 +44,7 @@ LAYERS = {
     "studies": 10,
     "recommendation": 11,
     "serve": 11,
+    "calibrating": 11,
     "tuning": 11,
     "load_testing": 11,
     "proofs": 11,
