@@ -299,7 +299,7 @@ def multiply(
 _NUM_ALGORITHMS = 6
 _ROUNDS, _CALLS = 3, 8
 _HOPELESS = 1.2
-"""Times the fastest of a round, beyond which an algorithm is not timed again: each new size of an image waits for this."""
+"""Times the fastest, beyond which an algorithm is not timed again: a new size of an image waits for this."""
 _fastest: dict[tuple[Kind, int], int] = {}
 
 
