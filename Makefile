@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept: tests start many processes, each of which would compile what it imports.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo contract test test-long test-kernels check soak docs site wheel format clean
+.PHONY: demo contract test test-long test-kernels test-ray check soak docs site wheel format clean
 
 demo: $(READY)
 	$(BIN)/vivace demo
@@ -28,13 +28,19 @@ test-long: $(READY)
 test-kernels: .venv/.triton
 	PYTHONPATH=.venv/triton $(BIN)/python -m pytest -n 2 -m long tests/unit/kernels
 
+# The server on a Ray cluster of two nodes. What Ray Serve needs is in a folder of its own (tests/ray-serve.txt).
+test-ray: .venv/.ray
+	PYTHONPATH=$(CURDIR)/.venv/ray $(BIN)/python -m pytest -m long tests/unit/serve/test_ray_cluster.py
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
 
+# The server's record goes on where it was interrupted; so does a part that is missing from it.
 soak: $(READY)
+	$(BIN)/python -m benchmarks.serving_soak --record results/serving-soak-cpu.json
 	$(BIN)/python -m pytest -m soak --timeout 7200 -s
 
 docs: $(READY)
@@ -67,6 +73,10 @@ $(READY): pyproject.toml constraints.txt
 .venv/.triton: $(READY)
 	$(PIP) --no-deps --target .venv/triton triton==3.6.0
 	touch .venv/.triton
+
+.venv/.ray: $(READY) tests/ray-serve.txt
+	$(PIP) --no-deps --target .venv/ray -r tests/ray-serve.txt
+	touch .venv/.ray
 
 .venv/.docs: $(READY)
 	$(PIP) -c constraints.txt -e ".[docs]"

@@ -66,13 +66,18 @@ class Soak:
     rows: list[SoakRow] = field(default_factory=list)
 
     def of(self, part: Part) -> list[SoakRow]:
-        """Return the runs of a part that the record has of this recipe, device and version."""
-        own = (self.model, self.recipe, self.environment.device_name, self.environment.vivace, part)
+        """Return the runs of a part that the record has of this recipe, device and commit."""
         return [
-            row
-            for row in self.rows
-            if (row.model, row.recipe, row.environment.device_name, row.environment.vivace, row.part) == own
+            row for row in self.rows if row.part == part and self._is_own(row) and self._is_of_commit(row)
         ]
+
+    def _is_own(self, row: SoakRow) -> bool:
+        own = self.model, self.recipe, self.environment.device_name
+        return (row.model, row.recipe, row.environment.device_name) == own
+
+    def _is_of_commit(self, row: SoakRow) -> bool:
+        of_row, here = row.environment, self.environment
+        return (of_row.vivace, of_row.source_revision) == (here.vivace, here.source_revision)
 
     @contextlib.contextmanager
     def server(self, *more: str) -> Iterator[Client]:
@@ -83,10 +88,9 @@ class Soak:
             yield Client(url)
 
     def keep(self, row: SoakRow) -> None:
-        """Write a run to the record, in the place of an earlier state of it."""
-        self.rows = [other for other in self.rows if (other.part, other.began) != (row.part, row.began)] + [
-            row
-        ]
+        """Write a run to the record, in the place of an earlier state of it, and of runs of other commits."""
+        kept = [other for other in self.rows if other.part != row.part or not self._is_own(other)]
+        self.rows = [*kept, *(other for other in self.of(row.part) if other.began != row.began), row]
         write_list(self.record, [each.model_dump_json() for each in self.rows])
 
     def row(self, part: Part, began: str, **fields: Any) -> SoakRow:

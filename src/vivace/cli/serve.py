@@ -163,12 +163,13 @@ def serve(
     from vivace.serve.settings import ServeSettings
 
     located = find_model(model)
+    replicas_on = _gpus(gpus)
     settings = ServeSettings(
         model=located.model.name,
         recipe=resolve(chosen).text,
         why=why,
-        device=device,
-        gpus=_gpus(gpus),
+        device="cuda" if replicas_on and device == "auto" else device,
+        gpus=replicas_on,
         threads=threads,
         sizes=_sizes(sizes),
         task=task,
@@ -319,6 +320,10 @@ def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
 def _gpus(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
+    from vivace.hardware.this_machine import gpu_uuids
+
+    if text == "all" and (uuids := gpu_uuids()):
+        return uuids
     from vivace.benchmark.places.local_pool import gpus_of_this_host
     from vivace.benchmark.requests import WORKER
     from vivace.processes.launcher import Launcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,46 @@ def present_gpu() -> Present | None:
     except AttributeError:  # a library of that name without these functions
         return None
     return Present(name.value.decode(errors="replace"), int(memory.total)) if is_there else None
+
+
+_UUID_BYTES = 96
+_MIG_IS_ON = 1
+
+
+def gpu_uuids(load: Any = ctypes.CDLL) -> tuple[str, ...]:
+    """Return the UUIDs of all of this machine's GPUs, by the driver; empty where CUDA may see others.
+
+    That is without NVIDIA's driver, with CUDA_VISIBLE_DEVICES, and where a GPU is divided into several (MIG).
+
+    Args:
+        load: opens the driver's library by its name.
+    """
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return ()
+    try:
+        nvml = load("libnvidia-ml.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_uint()
+    try:
+        if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return ()
+        uuids = [_uuid(nvml, index) for index in range(count.value)]
+        nvml.nvmlShutdown()
+    except AttributeError:  # a library of that name without these functions
+        return ()
+    return tuple(uuid for uuid in uuids if uuid is not None) if None not in uuids else ()
+
+
+def _uuid(nvml: Any, index: int) -> str | None:
+    """Return the UUID of a GPU; None if it cannot be told, or the GPU is divided."""
+    handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
+    current, pending = ctypes.c_uint(), ctypes.c_uint()
+    if (
+        nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0
+        or nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_UUID_BYTES)) != 0
+    ):
+        return None
+    mode = nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(current), ctypes.byref(pending))
+    is_divided = mode == 0 and current.value == _MIG_IS_ON  # GPUs that cannot be divided answer with an error
+    return None if is_divided else uuid.value.decode()

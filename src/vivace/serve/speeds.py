@@ -68,7 +68,8 @@ def time_size(session: Session, width: int, height: int) -> TimedSize:
 def time_batches(session: Session, width: int, height: int, numbers: tuple[int, ...]) -> dict[str, Any]:
     """Time several images at once beside one by one; return `vivace.serve.settings.Batching` as plain data.
 
-    A number is allowed if it gains a tenth over single images, and something over smaller numbers.
+    A number is allowed if it gains a tenth over single images, and something over smaller numbers. Twice as many as
+    gained next to nothing are not timed: a second doubling brings no more than the first.
     """
     steps = _few_steps(session)
     try:
@@ -76,11 +77,13 @@ def time_batches(session: Session, width: int, height: int, numbers: tuple[int, 
     except WorkloadError:
         steps = int(session.defaults["num_inference_steps"])
         alone_s, _ = _timed(session, width, height, steps, 1)
-    alone = [np.asarray(_draw(session, width, height, steps, (seed,))[0]) for seed in range(max(numbers))]
+    alone: list[np.ndarray[Any, Any]] = []
     gains: dict[int, float] = {}
     allowed: list[int] = []
     difference = 0
     for number in sorted(numbers):
+        if gains.get(number // 2, 2.0) ** 2 < _LEAST_GAIN:
+            break
         try:
             seconds, images = _timed(session, width, height, steps, number)
         except VivaceError:
@@ -93,6 +96,8 @@ def time_batches(session: Session, width: int, height: int, numbers: tuple[int, 
         if gains[number] < max(_LEAST_GAIN, *(gains[each] for each in allowed), 0.0):
             continue
         allowed.append(number)
+        for seed in range(len(alone), number):
+            alone.append(np.asarray(_draw(session, width, height, steps, (seed,))[0]))
         difference = max(difference, *(_difference(image, alone[k]) for k, image in enumerate(images)))
     return {"width": width, "height": height, "gains": gains, "allowed": allowed, "difference": difference}
 

@@ -127,6 +127,23 @@ def test_batches_are_allowed_where_they_gain_a_tenth(
     assert tuple(speeds.time_batches(None, 8, 8, (2, 4))["allowed"]) == allowed
 
 
+@pytest.mark.parametrize(("gain", "timed"), [(1.02, [1, 2]), (1.06, [1, 2, 4])])
+def test_four_at_once_are_not_timed_where_two_gain_nothing(
+    monkeypatch: pytest.MonkeyPatch, gain: float, timed: list[int]
+) -> None:
+    numbers = []
+
+    def time(session: object, width: int, height: int, steps: int, number: int) -> Any:
+        numbers.append(number)
+        return 1.0 if number == 1 else number / gain, [Image.new("RGB", (8, 8))] * number
+
+    monkeypatch.setattr(speeds, "_few_steps", lambda session: 4)
+    monkeypatch.setattr(speeds, "_timed", time)
+    batching = speeds.time_batches(None, 8, 8, (2, 4))
+    assert numbers == timed
+    assert batching["allowed"] == [], "and nothing is drawn to compare with"
+
+
 def test_a_server_of_one_task_has_no_other(tmp_path: Path) -> None:
     drawing = load(tmp_path, task="inpaint", recipe="tiny_vae+cfg_cutoff(0.5)")
     state = state_of(drawing.state())

@@ -28,7 +28,7 @@ IMAGES = 24
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head without CPUs, and two nodes of one CPU."""
-    pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'vivace[ray]'")
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed: make test-ray")
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path, os.environ.get("PYTHONPATH", "")])
     )

@@ -298,6 +298,8 @@ def multiply(
 
 _NUM_ALGORITHMS = 6
 _ROUNDS, _CALLS = 3, 8
+_HOPELESS = 1.2
+"""Times the fastest, beyond which an algorithm is not timed again: a new size of an image waits for this."""
 _fastest: dict[tuple[Kind, int], int] = {}
 
 
@@ -322,6 +324,7 @@ def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
             end.record()
             end.synchronize()
             best[index] = min(best.get(index, float("inf")), begin.elapsed_time(end))
+        candidates = [index for index in candidates if best[index] <= _HOPELESS * min(best.values())]
     return min(best, key=best.__getitem__)
 
 

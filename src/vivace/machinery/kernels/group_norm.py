@@ -27,29 +27,31 @@ _SMALL = 16384
 (results/unet-kernels.jsonl)."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# Sizes of images are no part of what is compiled, so that another size is not another kernel. That addresses can be
+# divided by 16 is known by the channels.
+@triton.jit(do_not_specialize=["pixels", "num_chunks", "chunk"])  # type: ignore[untyped-decorator, unused-ignore]
 def _moments(  # type: ignore[no-untyped-def]
     x,
     means,
     deviations,
     pixels,
     channels,
+    chunk,
     num_chunks,
-    CHUNK: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
     part, image = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
-    first = part * CHUNK
-    last = tl.minimum(first + CHUNK, pixels)
+    first = part * chunk
+    last = tl.minimum(first + chunk, pixels)
     base = x + image.to(tl.int64) * pixels * channels
     # Deviations from a first pixel are summed, so that nothing cancels if the mean is large.
     origin = tl.load(base + first.to(tl.int64) * channels + channel, mask=exists, other=0.0).to(tl.float32)
     totals = tl.zeros([ROWS, BLOCK], tl.float32)
     all_squares = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, CHUNK, ROWS):
+    for start in range(0, chunk, ROWS):
         row = first + start + tl.arange(0, ROWS)
         inside = (row < last)[:, None] & exists[None, :]
         at = row.to(tl.int64)[:, None] * channels + channel[None, :]
@@ -65,7 +67,7 @@ def _moments(  # type: ignore[no-untyped-def]
     tl.store(deviations + to, squares - total * shift, mask=exists)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=["pixels", "chunk", "num_chunks"])  # type: ignore[untyped-decorator, unused-ignore]
 def _factors(  # type: ignore[no-untyped-def]
     means,
     deviations,
@@ -151,7 +153,7 @@ def _finish(  # type: ignore[no-untyped-def]
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=["pixels", "width"])  # type: ignore[untyped-decorator, unused-ignore]
 def _apply(  # type: ignore[no-untyped-def]
     x,
     factors,
@@ -180,7 +182,7 @@ def _apply(  # type: ignore[no-untyped-def]
     _finish(value, out, scale, image, row, channel, exists, pixels, channels, width, SILU, PADDED, HAS_SCALE)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@triton.jit(do_not_specialize=["pixels", "width"])  # type: ignore[untyped-decorator, unused-ignore]
 def _whole_group(  # type: ignore[no-untyped-def]
     x,
     out,
@@ -283,7 +285,7 @@ def group_norm(
         return
     block = min(triton.next_power_of_2(channels), _MEASURED)
     columns = triton.cdiv(channels, block)
-    # A power of two, so that few kernels are compiled for many sizes of an image.
+    # At most, and of how many pixels each.
     chunks = max(_PROGRAMS // (batch * columns), 1)
     chunk = max(triton.next_power_of_2(triton.cdiv(pixels, chunks)), _MIN_PIXELS)
     num_chunks = triton.cdiv(pixels, chunk)
@@ -291,7 +293,7 @@ def group_norm(
     factors = x.new_empty((batch, 2, channels), dtype=torch.float32)
     rows = min(_ELEMENTS // block, chunk)
     _moments[(num_chunks, batch, columns)](
-        x, means, deviations, pixels, channels, num_chunks, CHUNK=chunk, ROWS=rows, BLOCK=block, num_warps=4
+        x, means, deviations, pixels, channels, chunk, num_chunks, ROWS=rows, BLOCK=block, num_warps=4
     )
     _factors[(num_groups, batch)](
         means,
@@ -307,7 +309,7 @@ def group_norm(
         per_group,
         added.stride(0) if added is not None else 0,
         eps,
-        CHUNKS=triton.next_power_of_2(num_chunks),
+        CHUNKS=triton.next_power_of_2(chunks),
         BLOCK=group_block,
         HAS_ADDED=added is not None,
         num_warps=8,

@@ -17,8 +17,9 @@ from vivace.machinery.kernels.blocks import two_blocks
 from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout
 
 _WARPS = 4
-_FEW_CHANNELS, _MANY_ROWS = 1280, 2048
-"""Of up to so many channels, and from so many rows on, a program takes four tokens: two would leave it little to do."""
+_FEW_CHANNELS, _MANY_ROWS = 1280, 1792
+"""Of up to so many channels, and from so many rows on, a program takes four tokens: two would leave it little to do.
+SDXL's deepest layers have 1,920 rows or more at every size of a megapixel."""
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -58,7 +59,8 @@ def _modulate(normed, scale, shift, by, out, at, channel, inside, exists):  # ty
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)  # the cast to e4m3 saturates
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# Numbers of tokens are no part of what is compiled, so that another size of an image is not another kernel.
+@triton.jit(do_not_specialize=["num_text_rows", "text", "image"])  # type: ignore[untyped-decorator, unused-ignore]
 def _residual_norm(  # type: ignore[no-untyped-def]
     x,
     y,

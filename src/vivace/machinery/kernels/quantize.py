@@ -50,7 +50,8 @@ def quantize(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# The number of rows is no part of what is compiled, so that another size of an image is not another kernel.
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
 def _quantize_rows(  # type: ignore[no-untyped-def]
     x,
     out,

@@ -9,7 +9,8 @@ import triton.language as tl
 _ELEMENTS = 4096
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# The number of rows is no part of what is compiled, so that another size of an image is not another kernel.
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
 def _add(  # type: ignore[no-untyped-def]
     x,
     y,
