@@ -30,12 +30,12 @@ TIMES = (0.75, 0.5)
 """In bf16 as they are."""
 
 
-def transformer(causal: bool = True) -> Any:
+def transformer(causal: bool = True, num_layers: int = LAYERS) -> Any:
     torch.manual_seed(0)
     made = QwenImage21Transformer2DModel(
         in_channels=16,
         out_channels=16,
-        num_layers=LAYERS,
+        num_layers=num_layers,
         num_attention_heads=HEADS,
         attention_head_dim=CHANNELS,
         context_in_dim=48,
@@ -46,28 +46,38 @@ def transformer(causal: bool = True) -> Any:
     return made.eval().requires_grad_(False)
 
 
-def inputs(words: tuple[int, ...], *shapes: tuple[int, int]) -> dict[str, Any]:
+def inputs(
+    words: tuple[int, ...],
+    *shapes: tuple[int, int],
+    channels: tuple[int, int] = (16, 48),
+    like: torch.Tensor | None = None,
+) -> dict[str, Any]:
     """Of images with texts of so many words, the last; shapes of those to be edited and of the image, in tokens.
 
     An image to be edited takes a place among the words for each four of its tokens, behind two words.
+
+    Args:
+        channels: of latents and of the text.
+        like: has their device and dtype.
     """
+    like = torch.zeros(0) if like is None else like
     generator = torch.Generator().manual_seed(2)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator).to(like)
 
     batch, counts = len(words), [height * width for height, width in shapes]
     slots: list[bool] = []
     for count in counts[:-1]:
         slots += [False] * 2 + [True] * (count // 4)
     slots += [False] * max(words)
-    places = torch.tensor(slots + [True] * (counts[-1] // 4)).expand(batch, -1)
+    places = torch.tensor(slots + [True] * (counts[-1] // 4), device=like.device).expand(batch, -1)
     mask = torch.arange(len(slots))[None] < torch.tensor(words)[:, None] + len(slots) - max(words)
     return {
-        "hidden_states": random(batch, sum(counts), 16),
-        "encoder_hidden_states": random(batch, len(slots), 48),
-        "encoder_hidden_states_mask": None if mask.all() else mask,
-        "timestep": torch.full((batch,), TIMES[0]),
+        "hidden_states": random(batch, sum(counts), channels[0]),
+        "encoder_hidden_states": random(batch, len(slots), channels[1]),
+        "encoder_hidden_states_mask": None if mask.all() else mask.to(like.device),
+        "timestep": torch.full((batch,), TIMES[0]).to(like),
         "img_shapes": [[(1, *shape) for shape in shapes]] * batch,
         "img_mask": places,
         "return_dict": False,
@@ -91,7 +101,7 @@ def steps(made: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
     for time, mode in zip(TIMES, ("extract", "cached"), strict=True):
         timestep = torch.full_like(arguments["timestep"], time)
         (output,) = made(**(arguments | {"timestep": timestep}), kv_cache=cache, kv_cache_mode=mode)
-        assert output.dtype == torch.float32
+        assert output.dtype == arguments["hidden_states"].dtype
         outputs.append(output[:, -count:])
     return outputs
 

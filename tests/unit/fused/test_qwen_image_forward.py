@@ -27,12 +27,12 @@ HEADS, CHANNELS = 2, 128
 MODEL = "qwen-image"
 
 
-def transformer(**config: Any) -> Any:
+def transformer(num_layers: int = 3, **config: Any) -> Any:
     torch.manual_seed(0)
     made = QwenImageTransformer2DModel(
         in_channels=16,
         out_channels=4,
-        num_layers=3,
+        num_layers=num_layers,
         num_attention_heads=HEADS,
         attention_head_dim=CHANNELS,
         joint_attention_dim=48,
