@@ -12,8 +12,9 @@ from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVC
 from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
-from tests.unit.fused.rounded import outliers, round_by_row
+from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
 from tests.unit.fused.test_flux_forward import target
+from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
 from vivace.memory.predict import predict
@@ -113,8 +114,8 @@ def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
         made = transformer()
         Fused(precision=precision).apply(target(made))
-        for output, wanted_output in zip(steps(made, arguments), expected, strict=True):
-            assert error(output, wanted_output) < allowed, precision
+        for output, right in zip(steps(made, arguments), expected, strict=True):
+            assert error(output, right) < allowed, precision
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -143,6 +144,27 @@ def test_a_later_step_asks_diffusers_for_nothing_but_its_small_layers() -> None:
     assert torch.equal(first, again[0])
     assert error(later, again[1]) < 1e-6
     assert error(later, steps(plain, CASES[3])[1]) < 0.015
+
+
+@torch.no_grad()
+def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_calls: list[int] = []
+
+    def counted(*arguments: Any) -> None:
+        num_calls.append(1)
+        attend_in_e4m3(*arguments)
+
+    monkeypatch.setattr(cudnn_fp8, "attend", counted)
+    for case, in_fp8 in zip(CASES, (True, True, False, True), strict=True):
+        expected = steps(transformer(), case)
+        made = transformer()
+        Fused(precision="fp8", attention="fp8").apply(target(made))
+        num_calls.clear()
+        for output, right in zip(steps(made, case), expected, strict=True):
+            assert error(output, right) < 0.08
+        assert len(num_calls) == (LAYERS if in_fp8 else 0), (
+            "of the later step; a mask takes attention in bf16"
+        )
 
 
 @pytest.mark.parametrize("largest", [1, 10, 50])
