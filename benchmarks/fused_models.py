@@ -44,6 +44,7 @@ _OF_OTHERS = (
     f"fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS}",
     "quantize(fp8)+compile(blocks=repeated)",
     f"fused(bf16)@denoiser,vae+{_GRAPHS}",
+    f"trim_text+fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS}",
 )
 """The third was the fastest before these models had a fused form."""
 _OF_Z_IMAGE = (
