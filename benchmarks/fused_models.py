@@ -44,6 +44,7 @@ _OF_OTHERS = (
     f"fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS}",
     "quantize(fp8)+compile(blocks=repeated)",
     f"fused(bf16)@denoiser,vae+{_GRAPHS}",
+    f"trim_text+fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS}",
 )
 """The third was the fastest before these models had a fused form."""
 _OF_Z_IMAGE = (
@@ -53,6 +54,13 @@ _OF_Z_IMAGE = (
     "fused(bf16)@denoiser,vae+cuda_graph@text_encoder,vae+gpu_postprocess",
 )
 """Its denoiser takes prompts at their own length, and a graph of each would be captured anew."""
+_OF_QWEN = (
+    "baseline",
+    "fused(fp8, attention=fp8)+gpu_postprocess",
+    "quantize(fp8)+compile(blocks=repeated)",
+    "fused(bf16)+gpu_postprocess",
+)
+"""They take prompts at their own length, too, and their VAEs have no fused form."""
 RECIPES = {
     "flux-dev": _OF_FLUX,
     "flux-schnell": _OF_FLUX,
@@ -60,6 +68,9 @@ RECIPES = {
     "flux2-klein-9b": _OF_OTHERS,
     "flux2-dev": _OF_OTHERS,
     "z-image-turbo": _OF_Z_IMAGE,
+    "qwen-image-2.1": _OF_QWEN,
+    "qwen-image-2512": _OF_QWEN,
+    "qwen-image-edit-2511": _OF_QWEN,
 }
 """Of each model; the first is what the others are compared with."""
 

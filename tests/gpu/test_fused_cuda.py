@@ -206,7 +206,10 @@ def too_far(
         plain,
         Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()),
         lambda layer, name: (
-            isinstance(layer, torch.nn.Linear) and any(part in name for part in lists) and "adaLN" not in name
+            isinstance(layer, torch.nn.Linear)
+            and any(part in name for part in lists)
+            and "adaLN" not in name
+            and "_mod." not in name
         ),
     )
     torchaos = max(

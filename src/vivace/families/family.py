@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Family:
         not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         cells: latent cells on a side of a token, by the denoiser.
+        last_text_state: for each pipeline that reads of a language model nothing but the states behind some layers, the
+            last of them: 27 is that behind 27 layers, -1 that behind all.
         side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
     """
 
@@ -142,6 +144,7 @@ class Family:
     text_of_any_length: bool = False
     not_captured: Callable[[Any], str] = lambda _: ""
     cells: Callable[[Any], int] = lambda _: 2
+    last_text_state: Mapping[str, int] = field(default_factory=dict)
     side_in_tokens: int = 1
 
 

@@ -36,4 +36,5 @@ FLUX2 = Family(
         grid=grid_of_ids,
         joined=("single_transformer_blocks",),
     ),
+    last_text_state={"Flux2Pipeline": 30, "Flux2KleinPipeline": 27},
 )

@@ -44,4 +44,9 @@ QWEN_IMAGE = Family(
     ),
     text_of_any_length=True,
     not_captured=_not_captured,
+    last_text_state={
+        "QwenImagePipeline": -1,
+        "QwenImageEditPipeline": -1,
+        "QwenImageEditPlusPipeline": -1,
+    },
 )

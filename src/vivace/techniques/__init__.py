@@ -37,6 +37,7 @@ from vivace.techniques.teacache import Teacache
 from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
 from vivace.techniques.token_merging import TokenMerging
+from vivace.techniques.trim_text import TrimText
 from vivace.techniques.vae_slicing import VaeSlicing
 from vivace.techniques.vae_tiling import VaeTiling
 
@@ -47,6 +48,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         TinyVae,
         Lora,
         Prune,
+        TrimText,
         Dtype,
         FuseQkv,
         Fused,

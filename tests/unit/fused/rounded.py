@@ -1,4 +1,4 @@
-"""Layers as torchao's fp8 computes them, to compare with."""
+"""Layers as torchao's fp8 computes them, to compare with, and attention as cuDNN does in e4m3."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,3 +37,18 @@ def outliers(
                 layer.weight[:: layer.out_features // 4] *= largest
                 if change is not None:
                     change(layer)
+
+
+def attend_in_e4m3(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qk_scales: torch.Tensor,
+    v_scales: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Take the place of `vivace.machinery.attention_backends.cudnn_fp8.attend` on a CPU."""
+    assert {each.dtype for each in (q, k, v, out)} == {torch.float8_e4m3fn}
+    wide = (q.float() * qk_scales[0], k.float() * qk_scales[1], v.float() * v_scales[0])
+    made = torch.nn.functional.scaled_dot_product_attention(*(each.transpose(1, 2) for each in wide))
+    out.copy_(reference.to_e4m3(made.transpose(1, 2) * v_scales[1]))

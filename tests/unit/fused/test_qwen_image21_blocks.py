@@ -12,8 +12,9 @@ from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVC
 from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
-from tests.unit.fused.rounded import outliers, round_by_row
+from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
 from tests.unit.fused.test_flux_forward import target
+from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
 from vivace.memory.predict import predict
@@ -30,12 +31,12 @@ TIMES = (0.75, 0.5)
 """In bf16 as they are."""
 
 
-def transformer(causal: bool = True) -> Any:
+def transformer(causal: bool = True, num_layers: int = LAYERS) -> Any:
     torch.manual_seed(0)
     made = QwenImage21Transformer2DModel(
         in_channels=16,
         out_channels=16,
-        num_layers=LAYERS,
+        num_layers=num_layers,
         num_attention_heads=HEADS,
         attention_head_dim=CHANNELS,
         context_in_dim=48,
@@ -46,28 +47,38 @@ def transformer(causal: bool = True) -> Any:
     return made.eval().requires_grad_(False)
 
 
-def inputs(words: tuple[int, ...], *shapes: tuple[int, int]) -> dict[str, Any]:
+def inputs(
+    words: tuple[int, ...],
+    *shapes: tuple[int, int],
+    channels: tuple[int, int] = (16, 48),
+    like: torch.Tensor | None = None,
+) -> dict[str, Any]:
     """Of images with texts of so many words, the last; shapes of those to be edited and of the image, in tokens.
 
     An image to be edited takes a place among the words for each four of its tokens, behind two words.
+
+    Args:
+        channels: of latents and of the text.
+        like: has their device and dtype.
     """
+    like = torch.zeros(0) if like is None else like
     generator = torch.Generator().manual_seed(2)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator).to(like)
 
     batch, counts = len(words), [height * width for height, width in shapes]
     slots: list[bool] = []
     for count in counts[:-1]:
         slots += [False] * 2 + [True] * (count // 4)
     slots += [False] * max(words)
-    places = torch.tensor(slots + [True] * (counts[-1] // 4)).expand(batch, -1)
+    places = torch.tensor(slots + [True] * (counts[-1] // 4), device=like.device).expand(batch, -1)
     mask = torch.arange(len(slots))[None] < torch.tensor(words)[:, None] + len(slots) - max(words)
     return {
-        "hidden_states": random(batch, sum(counts), 16),
-        "encoder_hidden_states": random(batch, len(slots), 48),
-        "encoder_hidden_states_mask": None if mask.all() else mask,
-        "timestep": torch.full((batch,), TIMES[0]),
+        "hidden_states": random(batch, sum(counts), channels[0]),
+        "encoder_hidden_states": random(batch, len(slots), channels[1]),
+        "encoder_hidden_states_mask": None if mask.all() else mask.to(like.device),
+        "timestep": torch.full((batch,), TIMES[0]).to(like),
         "img_shapes": [[(1, *shape) for shape in shapes]] * batch,
         "img_mask": places,
         "return_dict": False,
@@ -91,7 +102,7 @@ def steps(made: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
     for time, mode in zip(TIMES, ("extract", "cached"), strict=True):
         timestep = torch.full_like(arguments["timestep"], time)
         (output,) = made(**(arguments | {"timestep": timestep}), kv_cache=cache, kv_cache_mode=mode)
-        assert output.dtype == torch.float32
+        assert output.dtype == arguments["hidden_states"].dtype
         outputs.append(output[:, -count:])
     return outputs
 
@@ -103,8 +114,8 @@ def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
         made = transformer()
         Fused(precision=precision).apply(target(made))
-        for output, wanted_output in zip(steps(made, arguments), expected, strict=True):
-            assert error(output, wanted_output) < allowed, precision
+        for output, right in zip(steps(made, arguments), expected, strict=True):
+            assert error(output, right) < allowed, precision
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -133,6 +144,27 @@ def test_a_later_step_asks_diffusers_for_nothing_but_its_small_layers() -> None:
     assert torch.equal(first, again[0])
     assert error(later, again[1]) < 1e-6
     assert error(later, steps(plain, CASES[3])[1]) < 0.015
+
+
+@torch.no_grad()
+def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_calls: list[int] = []
+
+    def counted(*arguments: Any) -> None:
+        num_calls.append(1)
+        attend_in_e4m3(*arguments)
+
+    monkeypatch.setattr(cudnn_fp8, "attend", counted)
+    for case, in_fp8 in zip(CASES, (True, True, False, True), strict=True):
+        expected = steps(transformer(), case)
+        made = transformer()
+        Fused(precision="fp8", attention="fp8").apply(target(made))
+        num_calls.clear()
+        for output, right in zip(steps(made, case), expected, strict=True):
+            assert error(output, right) < 0.08
+        assert len(num_calls) == (LAYERS if in_fp8 else 0), (
+            "of the later step; a mask takes attention in bf16"
+        )
 
 
 @pytest.mark.parametrize("largest", [1, 10, 50])

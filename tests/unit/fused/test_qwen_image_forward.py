@@ -11,9 +11,10 @@ from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
 from tests.fused_unets import size
-from tests.unit.fused.rounded import outliers, round_by_row
+from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
 from tests.unit.fused.test_flux_forward import target
 from vivace.errors import Unsupported
+from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import modulations, operations
 from vivace.machinery.kernels import reference
 from vivace.memory.predict import predict
@@ -27,12 +28,12 @@ HEADS, CHANNELS = 2, 128
 MODEL = "qwen-image"
 
 
-def transformer(**config: Any) -> Any:
+def transformer(num_layers: int = 3, **config: Any) -> Any:
     torch.manual_seed(0)
     made = QwenImageTransformer2DModel(
         in_channels=16,
         out_channels=4,
-        num_layers=3,
+        num_layers=num_layers,
         num_attention_heads=HEADS,
         attention_head_dim=CHANNELS,
         joint_attention_dim=48,
@@ -119,6 +120,24 @@ def test_after_fuse_qkv() -> None:
     Fused(precision="bf16").apply(target(made))
     assert error(made(**CASES[0])[0], expected) < 0.015
     assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
+
+
+@torch.no_grad()
+def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_calls: list[int] = []
+
+    def counted(*arguments: Any) -> None:
+        num_calls.append(1)
+        attend_in_e4m3(*arguments)
+
+    monkeypatch.setattr(cudnn_fp8, "attend", counted)
+    for case, in_fp8 in zip(CASES, (True, True, False, True), strict=True):
+        expected = transformer()(**case)[0]
+        made = transformer()
+        Fused(precision="fp8", attention="fp8").apply(target(made))
+        num_calls.clear()
+        assert error(made(**case)[0], expected) < 0.08
+        assert len(num_calls) == (3 if in_fp8 else 0), "a mask takes attention in bf16"
 
 
 @pytest.mark.parametrize("largest", [1, 10, 50])

@@ -6,10 +6,17 @@ to the first: a program that writes what is another's would otherwise go unseen,
 
 import random
 from typing import Any
+from unittest import mock
 
+import torch
 from triton.runtime import interpreter
 
 from tests import fused_kernels as kernels
+from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
+from tests.unit.fused import test_qwen_image_forward as qwen_image
+from tests.unit.fused.test_flux_forward import target
+from vivace.machinery.fused import operations
+from vivace.techniques.fused import Fused
 
 
 def accept_loop_bounds() -> None:
@@ -58,6 +65,26 @@ def count_launches() -> list[str]:
     return names
 
 
+@torch.no_grad()
+def check_models() -> None:
+    """Whole transformers of one block over the kernels, in bf16, against diffusers' in fp32."""
+    an_edit, two_texts = ((5,), (2, 2), (2, 2)), ((2, 3), (2, 2))
+    with mock.patch.object(operations, "takes_kernels", lambda x: not x.is_meta):
+        for config, shapes in (({"zero_cond_t": True}, an_edit), ({}, two_texts)):
+            arguments = qwen_image.inputs(*shapes)
+            made, plain = (qwen_image.transformer(num_layers=1, **config) for _ in range(2))
+            Fused(precision="bf16").apply(target(made))
+            assert kernels.error(made(**arguments)[0], plain(**arguments)[0]) < 0.02
+        for shapes in (an_edit, two_texts):
+            arguments = qwen_image21.inputs(*shapes)
+            made, plain = (qwen_image21.transformer(num_layers=1) for _ in range(2))
+            Fused(precision="bf16").apply(target(made))
+            for output, expected in zip(
+                *(qwen_image21.steps(of, arguments) for of in (made, plain)), strict=True
+            ):
+                assert kernels.error(output, expected) < 0.02
+
+
 if __name__ == "__main__":
     accept_loop_bounds()
     reverse_launches(seed=0)
@@ -86,5 +113,6 @@ if __name__ == "__main__":
     kernels.check_convolve("normal", (2, 5, 7), 48, 48, "cpu")
     kernels.check_convolve("zeros", (1, 9, 16), 16, 16, "cpu")
     kernels.check_convolve("normal", (2, 5, 7), 48, 48, "cpu", enlarges=True)
+    check_models()
     for name in sorted(set(launched)):
         print(f"{name}: {launched.count(name)} launches")

@@ -14,6 +14,8 @@ import torch
 from tests import fused_unets
 from tests.unit.fused import test_flux2_forward as flux2
 from tests.unit.fused import test_flux_forward as flux
+from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
+from tests.unit.fused import test_qwen_image_forward as qwen_image
 from tests.unit.fused import test_z_image_blocks as z_image
 from vivace.hardware import shared_memory_bytes
 from vivace.machinery.fused import image_operations, operations
@@ -96,6 +98,12 @@ def fused_models(allowed: dict[str, Fused]) -> None:
         model = z_image.transformer()
         technique.apply(flux.target(model))
         model(**z_image.inputs((7, 40), 4, 8))
+        model = qwen_image.transformer(zero_cond_t=True)
+        technique.apply(flux.target(model))
+        model(**qwen_image.inputs((7,), (4, 8), (3, 5)))
+        model = qwen_image21.transformer()
+        technique.apply(flux.target(model))
+        qwen_image21.steps(model, qwen_image21.inputs((7,), (4, 4), (4, 8)))
 
 
 def group_norms_of_sd15(is_padded_in_fp8: bool) -> None:

@@ -226,12 +226,11 @@ def write_attention_inputs(
         of_rounding = None if scales is None else (scales.queries_keys, scales.values)
         qk_norm_rope(*arguments, *onto, of_rounding, preparation.eps)
     elif not qkv.is_meta:
-        assert scales is None, "attention in fp8 is for GPUs"
-        for made, new in zip(
-            onto, reference.qk_norm_rope(*arguments, num_heads, preparation.eps), strict=True
-        ):
-            if made is not None:
-                made.copy_(new)
+        made = reference.qk_norm_rope(*arguments, num_heads, preparation.eps)
+        factors = (None,) * 3 if scales is None else (*scales.queries_keys, scales.values[0])
+        for out, new, factor in zip(onto, made, factors, strict=True):
+            if out is not None:
+                out.copy_(new if factor is None else reference.to_e4m3(new / factor))
 
 
 def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = None) -> Rows:

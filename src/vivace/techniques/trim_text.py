@@ -1,0 +1,133 @@
+"""Leave out what nothing reads of a language model that encodes the text: its last layers, its words' probabilities.
+
+Why: FLUX.2 reads the states behind layers 9, 18 and 27 of 36 ([klein]), or 10, 20 and 30 of 40 ([dev]), and its
+    pipelines compute all layers. FLUX.2 and Qwen-Image also have their language model predict the next word behind
+    each of the prompt's, among 130,000 to 152,000, and throw that away: a tenth of the text encoder's operations.
+Costs: nothing: prompt embeddings have the same bits. The model can no longer write text (`caption_upsample_temperature`
+    of FLUX.2 [dev]), or give states behind later layers (`text_encoder_out_layers`); both are refused.
+Needs: a pipeline of FLUX.2 or Qwen-Image.
+Source: Schuster et al., "Confident Adaptive Language Modeling", arXiv 2207.07061 (early exits; this one is fixed).
+
+It frees the memory of a quarter of the layers: of [dev]'s text encoder 11 of 48 GB. Not measured on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+from vivace.errors import NoEffect, Unsupported
+from vivace.families import family_of_pipeline
+from vivace.technique import Component, Effect, Facts, Stage, Target, Technique
+from vivace.technique.anatomy import component_of
+
+
+class TrimText(Technique):
+    name: ClassVar[str] = "trim_text"
+    summary: ClassVar[str] = "layers of the text encoder that nothing reads are left out"
+    stage: ClassVar[Stage] = Stage.PRUNE
+    owns: ClassVar[str] = "layers"
+    same_picture: ClassVar[bool] = True
+    targetable: ClassVar[tuple[Component, ...]] = ("text_encoder",)
+    default_targets: ClassVar[tuple[Component, ...]] = ("text_encoder",)
+
+    @property
+    def is_stored(self) -> bool:
+        return True
+
+    def unsupported(self, target: Target) -> str | None:
+        if target.pipe is None or _last_state(target.pipe) is not None:
+            return None
+        return (
+            f"it is not known which layers of its text encoder {type(target.pipe).__name__} reads; known are FLUX.2's "
+            "and Qwen-Image's pipelines"
+        )
+
+    def apply(self, target: Target) -> Effect:
+        pipe = target.pipe
+        last = _last_state(pipe)
+        assert last is not None
+        encoder = component_of(pipe, "text_encoder")
+        before = sum(p.numel() for p in encoder.parameters())
+        num_layers = _trim(encoder, last)
+        if num_layers is None:
+            raise NoEffect("nothing of it is left to leave out", already_so=True)
+        _refuse_other_uses(pipe, last)
+        after = sum(p.numel() for p in encoder.parameters())
+        return Effect(
+            changed={
+                "text_encoder.layers_left_out": num_layers,
+                "text_encoder.parameters_less": f"{1 - after / before:.1%}",
+            }
+        )
+
+    def rebuild(self, target: Target, changed: Facts) -> None:
+        encoder, num_layers = (
+            target.module("text_encoder"),
+            int(changed.get("text_encoder.layers_left_out", 0)),
+        )
+        _trim(encoder, len(_decoder(encoder).layers) - num_layers if num_layers else -1)
+
+    def resume(self, target: Target) -> None:
+        if (last := _last_state(target.pipe)) is not None:
+            _refuse_other_uses(target.pipe, last)
+
+
+def _last_state(pipe: Any) -> int | None:
+    """Return the last of the states behind layers that a pipeline reads, -1: that of all layers; None: unknown."""
+    family = family_of_pipeline(type(pipe).__name__)
+    return None if family is None else family.last_text_state.get(type(pipe).__name__)
+
+
+def _trim(encoder: Any, last: int) -> int | None:
+    """Return how many layers are left out; None: nothing was to leave out."""
+    import torch
+
+    class NoWords(torch.nn.Module):  # type: ignore[misc]
+        """In the place of the layer that predicts words."""
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return states[..., :0]
+
+    trims = False
+    if isinstance(getattr(encoder, "lm_head", None), torch.nn.Linear):
+        encoder.lm_head, trims = NoWords(), True
+    num_left_out = 0
+    if last >= 0:
+        model = _decoder(encoder)
+        num_left_out = max(0, len(model.layers) - last)
+        if num_left_out:
+            del model.layers[last:]
+            # The state behind the last layer is read as it is: in the whole model no norm follows this one.
+            model.norm, trims = torch.nn.Identity(), True
+    return num_left_out if trims else None
+
+
+def _decoder(encoder: Any) -> Any:
+    """Return the part of a language model that has its layers."""
+    return next(part for part in encoder.modules() if hasattr(part, "embed_tokens"))
+
+
+def _refuse_other_uses(pipe: Any, last: int) -> None:
+    """Let a pipeline's methods refuse what needs more of its text encoder than was left."""
+    encode = pipe.encode_prompt
+
+    @functools.wraps(encode)
+    def encode_prompt(*args: Any, **kwargs: Any) -> Any:
+        layers = kwargs.get("text_encoder_out_layers") or ()
+        if last >= 0 and any(not 0 <= layer <= last for layer in layers):
+            raise Unsupported(
+                f"trim_text: text_encoder_out_layers={tuple(layers)} reads layers that were left out; those up to "
+                f"{last} are there. Leave trim_text out, or read those"
+            )
+        return encode(*args, **kwargs)
+
+    def upsample_prompt(*_: Any, **__: Any) -> Any:
+        raise Unsupported(
+            "trim_text: the text encoder has no layers left to write text with (caption_upsample_temperature); leave "
+            "trim_text out, or do not upsample"
+        )
+
+    pipe.encode_prompt = encode_prompt
+    if hasattr(pipe, "upsample_prompt"):
+        pipe.upsample_prompt = upsample_prompt
