@@ -15,6 +15,7 @@ from vivace.errors import RecipeError
 from vivace.evidence.tables import EvidenceTable, Kind
 from vivace.hardware import Near, known_gpu, near
 from vivace.recipes.describe import choices, states, variants
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.technique import Machine
 from vivace.techniques import TECHNIQUES
@@ -87,6 +88,19 @@ def devices_of(tables: Iterable[EvidenceTable], kind: Kind) -> dict[tuple[object
         choice: sorted({device for of, device in found if of == kind})
         for choice, found in _records(tables).items()
     }
+
+
+def only_compiled(recipe: Recipe, capability: tuple[int, int] | None) -> list[str]:
+    """Return the techniques of a recipe whose kernels were compiled for a GPU of this capability, and not measured."""
+    compiled = compiled_recipes(capability)
+    return [
+        technique.text
+        for technique in recipe
+        if any(
+            text in compiled and choices(variant) == choices(technique)
+            for text, variant in variants(type(technique)).items()
+        )
+    ]
 
 
 def compiled_recipes(capability: tuple[int, int] | None) -> frozenset[str]:

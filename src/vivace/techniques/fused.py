@@ -102,6 +102,10 @@ class Fused(Technique):
         return self.attention
 
     @property
+    def made_for(self) -> tuple[int, int] | None:
+        return _HOPPER if self.convolutions == "fp8" else None  # matmuls are cuBLASLt's
+
+    @property
     def provides(self) -> frozenset[Trait]:
         return frozenset({Trait.FUSED})
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from importlib import resources
 
 from vivace.errors import RecipeError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
 from vivace.evidence.recorded import RecordedFigures, all_recorded
-from vivace.hardware import architecture_of
+from vivace.hardware import Near, architecture_of, near
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -134,7 +136,7 @@ def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) 
 def known_sources(
     model: str, device_name: str, objective: Objective, without: Iterable[str] = (), is_cpu: bool = False
 ) -> tuple[PriorSource, ...]:
-    """Return the gains that vivace's own records and published studies say of recipes, for a device.
+    """Return the gains that vivace's records, owners of cards and published studies say of recipes, for a device.
 
     What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
     work out is taken over: it gains on any device.
@@ -152,6 +154,7 @@ def known_sources(
     sources = (
         [] if "records" in left_out else [PriorSource("vivace's records", tuple(_of_records(name, mine)))]
     )
+    sources.append(PriorSource("reports of others", tuple(_of_reports(name, mine))))
     sources += [
         PriorSource(f"study {study}", tuple(_of_study(study, name, mine)))
         for study in ("000", "001", "003", "004")
@@ -191,6 +194,31 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
         data = _data(gains, _error(name == model, architecture_of(device), mine))
         # 15 steps of 30 halve the time, and 15 of 20 do not.
         yield from (datum for datum in data if not any(isinstance(t, Steps) for t in datum.recipe))
+
+
+def _of_reports(model: str, mine: str | None) -> Iterable[Datum]:
+    """Yield what owners of cards contributed: the gain of each recipe over its table's baseline."""
+    for table in community_tables():
+        gains = {
+            row.recipe: math.log(row.gain.point)
+            for row in table.rows
+            if row.gain is not None and row.outcome == "measured" and row.batch == 1
+        }
+        error = _error(table.model == model, architecture_of(table.gpu), mine)
+        yield from _data(gains, error + (0.0 if table.baseline == "baseline" else _NOT_THE_BASELINE))
+
+
+def no_record(device_name: str, device: str = "cuda") -> str | None:
+    """Return that no record is of this GPU or its generation, in words; None if there is one, and for a CPU."""
+    if device == "cpu":
+        return None
+    names = {table.gpu for table in (*committed_tables(), *community_tables()) if table.device == "cuda"}
+    if any(near(device_name, name) is not Near.OTHER for name in names):
+        return None
+    return (
+        f"no record is of {device_name} or its generation, so that the search begins with what was measured on other "
+        "GPUs; `vivace contribute` makes yours known"
+    )
 
 
 def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
