@@ -9,6 +9,17 @@ from typing import Any
 _MEASURED = "9.0"
 
 
+def content(path: Path) -> str:
+    """Return the recipes whose kernels were compiled for a capability and not measured there, for the package."""
+    rows = json.loads(path.read_text())["capabilities"]
+    compiled = {
+        row["capability"]: row["recipes"]
+        for row in rows
+        if not row["failures"] and row["capability"] != _MEASURED
+    }
+    return json.dumps(compiled, indent=1) + "\n"
+
+
 class CompiledKernels:
     """A record of `tests.unit.kernels.compiled`."""
 

@@ -2,7 +2,8 @@
 
 A candidate keeps the image (only rounding or the order of sums differs), runs on one GPU, and was timed with random
 weights at the model's own size and number of steps; where no record has that many steps, the most that one has count.
-A recipe counts once, as the records that ship with vivace have it: the best of several would be the luckiest.
+A recipe counts once, as the records that ship with vivace have it: the best of several would be the luckiest. What
+owners of cards reported counts on cards that these records lack, and is marked.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.technique_records import read_records
 from docs.technique_lines import lines_of
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
 from vivace.evidence.tables import EvidenceTable
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
@@ -55,6 +57,7 @@ class Measurement:
         is_apart: the reference is of another run or card.
         is_encoded_before: the call leaves the text encoders out.
         record: the file's path in the repository.
+        is_reported: an owner of the card sent it.
     """
 
     model: str
@@ -71,6 +74,7 @@ class Measurement:
     timed_steps: int | None = None
     is_apart: bool = False
     is_encoded_before: bool = False
+    is_reported: bool = False
 
     @property
     def is_surely_faster(self) -> bool:
@@ -102,9 +106,8 @@ class Fastest:
             gain = f"{ratio(best.gain)}{f' {APART}' if best.is_apart else ''}{over}"
             recipe = recipe if best.is_surely_faster else f"not proven: {recipe}"
         card = best.card.removeprefix("NVIDIA ")
-        return [
-            best.model, card, steps, *start, recipe, _time(best), gain, _peak(best), f"[record](../{best.record})"
-        ]  # fmt: skip
+        record = f"[{'reported by others' if best.is_reported else 'record'}](../{best.record})"
+        return [best.model, card, steps, *start, recipe, _time(best), gain, _peak(best), record]
 
 
 def _time(measured: Measurement) -> str:
@@ -153,6 +156,7 @@ def _is_candidate(measured: Measurement) -> bool:
 
 
 def _fastest_of(group: Sequence[Measurement]) -> Fastest:
+    group = [measured for measured in group if not measured.is_reported] or group
     native = CATALOGUE[group[0].model].num_inference_steps
     numbers = {measured.steps for measured in group if measured.steps is not None}
     steps = native if native in numbers else max(numbers)
@@ -193,6 +197,10 @@ def all_measurements(results: Path = RESULTS) -> tuple[Measurement, ...]:
     for evidence in committed_tables():
         if evidence.place not in others and evidence.random_weights and not evidence.profiled:
             measurements += _of_table(evidence)
+    for reported in community_tables():
+        if reported.random_weights:
+            place = f"results/community/{reported.place}"
+            measurements += [replace(m, record=place, is_reported=True) for m in _of_table(reported)]
     for file in beside:
         measurements += of_every_model(read_records(results / file), _place(file))
     for file in fused:

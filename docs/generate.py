@@ -26,6 +26,7 @@ from docs import (
     api,
     choosing,
     command_line,
+    compiled_kernels,
     composition,
     costs,
     coverage,
@@ -75,6 +76,7 @@ def _searches() -> list[Path]:
 PAGES: dict[str, Callable[[], str]] = {
     "src/vivace/evidence/committed.json": committed_tables.content,
     "src/vivace/evidence/community.json": community_tables.content,
+    "src/vivace/evidence/compiled.json": partial(compiled_kernels.content, RESULTS / "kernels-compiled.json"),
     "README.md": _readme,
     "docs/api.md": partial(api.page, NOTE),
     "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),

@@ -4,11 +4,16 @@ matmuls, as the techniques declare it."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from docs.compiled_kernels import CompiledKernels
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
+from vivace.evidence.standing import devices_of
+from vivace.evidence.tables import EvidenceTable
 from vivace.hardware import CHIPS, Chip
-from vivace.recipes.describe import states
+from vivace.recipes.describe import choices, states, variants
 from vivace.technique import Arithmetic, Machine
 from vivace.techniques import TECHNIQUES
 
@@ -34,32 +39,36 @@ MACHINES: dict[str, Machine] = {
 }
 
 
-def page(note: str, compiled: Path) -> str:
+def page(note: str, compiled: Path, tables: Sequence[EvidenceTable] | None = None) -> str:
     """Return the page as Markdown.
 
     Args:
         compiled: the record of kernels compiled for each compute capability.
+        tables: records; None for those that ship with vivace.
     """
     kernels = CompiledKernels(compiled)
+    bases = _bases((*committed_tables(), *community_tables()) if tables is None else tables)
     lines = [
         note,
         "# What runs on which hardware\n",
         "From the techniques' own declarations, assuming that every optional package is installed; a ✓ is declared, "
         "not measured; *compiled* is declared, and vivace's own kernels [compile](#kernels-compiled) for it and are "
-        "not measured. `vivace techniques` checks your machine and what is installed on it. A model can still be "
+        "not measured. `vivace doctor` says of each technique what it rests on for your GPU. A model can still be "
         "refused, for its precision or the size of its attention heads.\n",
         "*Weights*: how the affected layers store their weights. *Matmuls*: the precision of their matmuls (and "
         "convolutions). Only fewer bits here can make them faster; fewer bits for the weights alone save memory, "
         "and the weights are dequantised before each matmul. *As before* means the recipe's own precision: fp16 or "
         "bf16 on a GPU. [Techniques](techniques.md) says why each helps and what it costs; a "
         "[decision](adr/0005-no-tensorrt.md) says what to use instead of TensorRT's int8 convolutions.\n",
+        "*Rests on*: the devices of which the tables that ship with vivace have a time, and those of which owners of "
+        "cards [reported](contribute.md) one. *Declared*: those tables have none.\n",
         "**What has been run**: x86 CPUs (every test), and NVIDIA's H100 and H200, from which all GPU records are. On "
         "NVIDIA's other GPUs the rules follow what NVIDIA, PyTorch and the packages document. On AMD's (ROCm), Intel's "
         "(XPU) and Apple's (MPS) GPUs nothing has been run: PyTorch's own device functions are used there, what is "
         "known not to work is refused in words, and tests check the rules with such machines faked. If you have one, "
         "the output of `vivace doctor` and a record are welcome.\n",
-        f"| recipe | weights | matmuls | {' | '.join(MACHINES)} |",
-        "| --- | --- | --- |" + " :-: |" * len(MACHINES),
+        f"| recipe | weights | matmuls | rests on | {' | '.join(MACHINES)} |",
+        "| --- | --- | --- | --- |" + " :-: |" * len(MACHINES),
     ]
     everywhere: list[str] = []
     reasons: dict[str, int] = {}
@@ -87,7 +96,8 @@ def page(note: str, compiled: Path) -> str:
                 for column, machine in zip(columns, MACHINES.values(), strict=True)
             ]
             weights, products = numbers[recipe].weights, numbers[recipe].products
-            lines.append(f"| `{recipe}` | {weights} | {products} | {' | '.join(cells)} |")
+            basis = bases.get(choices(variants(technique)[recipe]), "declared")
+            lines.append(f"| `{recipe}` | {weights} | {products} | {basis} | {' | '.join(cells)} |")
     lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
     lines += [
         "",
@@ -110,6 +120,16 @@ def page(note: str, compiled: Path) -> str:
         *(_chip(chip) for chip in CHIPS),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _bases(tables: Sequence[EvidenceTable]) -> dict[tuple[object, ...], str]:
+    """Return on which devices there are records of each choice of a technique, in words."""
+    measured, reported = devices_of(tables, "committed"), devices_of(tables, "community")
+    words = {}
+    for choice in measured | reported:
+        parts = {"measured": measured.get(choice), "reported by others": reported.get(choice)}
+        words[choice] = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    return {choice: text for choice, text in words.items() if text}
 
 
 def _chip(chip: Chip) -> str:

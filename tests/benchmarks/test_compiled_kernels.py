@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from docs import hardware
+from vivace.evidence.standing import compiled_recipes
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.hardware import shared_memory_bytes
 from vivace.recipes.describe import states
+from vivace.stats import Interval
 from vivace.technique import Machine
 from vivace.techniques import TECHNIQUES
 
@@ -41,6 +44,20 @@ def test_other_techniques_keep_their_ticks(tmp_path: Path) -> None:
     assert "compiled" not in cells_of(page_of(tmp_path / "record.json"), "quantize(fp8)").values()
 
 
+def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
+    page = page_of(tmp_path / "record.json")
+    assert cells_of(page, "fused(fp8)")["rests on"] == "measured: H100, H200"
+    assert cells_of(page, "quantize(nvfp4)")["rests on"] == "declared"
+    row = EvidenceRow(
+        recipe="bf16+quantize(fp8)", num_techniques=2, same_picture=True, latency=Interval(1.0, None, None)
+    )
+    table = EvidenceTable(
+        kind="community", place="x.json", model="sdxl", gpu="NVIDIA L4", baseline="baseline", rows=(row,)
+    )
+    page = hardware.page("", tmp_path / "record.json", [table])
+    assert cells_of(page, "quantize(fp8)")["rests on"] == "reported by others: L4"
+
+
 def test_a_kernel_that_does_not_compile_is_named(tmp_path: Path) -> None:
     page = page_of(tmp_path / "record.json", failures={"_convolve": "OutOfResources: 110,680 bytes"})
     assert "`_convolve`: OutOfResources: 110,680 bytes" in page
@@ -56,3 +73,5 @@ def test_what_is_allowed_compiles(capability: tuple[int, int]) -> None:
     assert set(row["recipes"]) == allowed - {"fused(fp8, attention=fp8)"}
     assert row["failures"] == {}
     assert row["most_shared_memory"] <= row["shared_memory_limit"] == shared_memory_bytes(capability)
+    is_measured = capability == (9, 0)
+    assert compiled_recipes(capability) == (set() if is_measured else set(row["recipes"]))

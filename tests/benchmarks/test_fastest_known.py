@@ -8,6 +8,7 @@ import pytest
 from docs import fastest, readme
 from docs.choosing import FULL_SIZE
 from docs.fastest import Measurement, all_measurements, fastest_known
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.spec.recipe import BASELINE
 from vivace.stats import Interval
 
@@ -120,3 +121,41 @@ def test_a_gain_says_what_it_is_over_and_whether_it_is_proven() -> None:
     assert gain(gain=Interval(1.05, 0.98, 1.1))[0] == "not proven: `compile`"
     assert gain(gain=Interval(1.08, 1.06, 1.1), num_rounds=1)[0] == "not proven: `compile`"
     assert gain(gain=Interval(1.08, 1.06, 1.1), num_rounds=2)[0] == "`compile`"
+
+
+def test_what_others_reported_counts_where_there_is_no_record() -> None:
+    reported = {"is_reported": True, "record": "results/community/a.json"}
+    own = [measured(BASELINE, 4.0), measured("compile", 3.0)]
+    elsewhere = [
+        measured(recipe, seconds, card="NVIDIA GeForce RTX 4090", **reported)
+        for recipe, seconds in ((BASELINE, 6.0), ("compile", 5.0))
+    ]
+    faster = measured("compile", 1.0, **reported)
+    lines = [each.cells for each in fastest_known([*own, faster, *elsewhere])]
+    assert [(cells[1], cells[-1]) for cells in lines] == [
+        ("H200", "[record](../results/a.json)"),
+        ("GeForce RTX 4090", "[reported by others](../results/community/a.json)"),
+    ]
+    assert lines[0][5] == "`compile`"
+    assert lines[0][6] == "3.00 s"
+
+
+def test_the_tables_take_in_what_others_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = EvidenceRow(
+        recipe="compile", num_techniques=1, same_picture=True, latency=Interval(5.0, None, None), num_rounds=2
+    )
+    table = EvidenceTable(
+        kind="community",
+        place="card.json",
+        model="sdxl",
+        random_weights=True,
+        gpu="NVIDIA GeForce RTX 4090",
+        height=1024,
+        width=1024,
+        steps=50,
+        baseline=BASELINE,
+        rows=(row,),
+    )
+    monkeypatch.setattr(fastest, "community_tables", lambda: (table,))
+    (made,) = (each for each in all_measurements.__wrapped__() if each.is_reported)
+    assert (made.card, made.record) == ("NVIDIA GeForce RTX 4090", "results/community/card.json")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,8 +14,10 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
+    from vivace.evidence.standing import Claim
     from vivace.spec.ceilings import Ceilings
     from vivace.spec.environment import Environment
+    from vivace.technique import Machine
 
 
 @options.command()
@@ -36,7 +40,10 @@ if TYPE_CHECKING:
 def doctor(
     device: str, measure: bool, rerun: bool, time_limit: float, threads: int | None, as_json: bool
 ) -> int:
-    """Show what this machine can run, and which dtypes are slow on it.
+    """Show what this machine can run, what that rests on, and which dtypes are slow on it.
+
+    Of each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or was
+    only compiled for this GPU; or has no record; or is refused.
 
     With --measure it also finds the highest rates that the GPU reaches in single operations. They are kept in the cache
     folder for this GPU, driver and PyTorch (on a CPU also for the number of threads). `vivace bench` then says how far
@@ -50,9 +57,7 @@ def doctor(
     from vivace.measure.environment import conditions, environment
     from vivace.measure.machine import choose_device, this_machine
     from vivace.processes.system import limitations
-    from vivace.recipes.describe import states
     from vivace.report.summary import size
-    from vivace.techniques import TECHNIQUES
 
     if rerun and not measure:
         raise click.UsageError("--rerun goes with --measure.")
@@ -64,10 +69,10 @@ def doctor(
     probed = probe_dtypes(chosen)
     slow = slow_dtypes(probed)
     fails = {name: ms for name, ms in probed.items() if isinstance(ms, str)}
-    here = [state for technique in TECHNIQUES.values() for state in states(technique, machine)]
+    here, advice = _claims(machine, facts.device_name)
     now = conditions()
     limits = _limits(facts, measure, rerun, time_limit)
-    advice = [
+    advice += [
         f"{name} takes {factor:.1f} times as long as fp32 here; recipes with {name} will be slow"
         for name, factor in slow.items()
     ]
@@ -100,7 +105,10 @@ def doctor(
             "dtype_ms": {name: None if name in fails else ms for name, ms in probed.items()},
             "processes": limitations(),
             "limits": None if limits is None else limits.model_dump(mode="json"),
-            "techniques": here,
+            "techniques": [
+                {**claim.state, "rests_on": claim.standing.value, "records_of": claim.devices}
+                for claim in here
+            ],
             "advice": advice,
         }
         click.echo(json.dumps(report, indent=2))
@@ -124,15 +132,48 @@ def doctor(
         click.echo(f"limits       {line}")
     for line in advice:
         click.echo(f"advice       {line}")
-    runs = [s["recipe"] for s in here if s["unsupported"] is None]
-    click.echo("runs here    " + _wrapped(runs))
-    reasons: dict[str, list[str]] = {}
-    for state in here:
-        if state["unsupported"] is not None:
-            reasons.setdefault(state["unsupported"], []).append(state["recipe"])
-    for reason, recipes in reasons.items():
-        click.echo(f"cannot       {_wrapped(recipes)}: {reason}")
+    for line in _claims_in_words(here):
+        click.echo(line)
     return 0
+
+
+def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]:
+    """Return what is known of each technique on this device, and what stands in the way of knowing it."""
+    from vivace.benchmark.store import DEFAULT_STORE
+    from vivace.errors import StoreError
+    from vivace.evidence.committed import committed_tables
+    from vivace.evidence.community import community_tables
+    from vivace.evidence.measured import tables_of_store
+    from vivace.evidence.standing import claims
+
+    own, problems = [], []
+    folder = Path(DEFAULT_STORE)
+    if (folder / "records.sqlite").is_file():
+        try:
+            own = tables_of_store(folder)
+        except StoreError as error:
+            problems.append(f"what was measured here is not known: {error}")
+    tables = [*own, *committed_tables(), *community_tables()]
+    return claims(machine, device_name, tables), problems
+
+
+def _claims_in_words(here: Sequence[Claim]) -> list[str]:
+    """Return lines: the techniques that run by what that rests on, and those that do not by the reason."""
+    from vivace.evidence.standing import Standing
+
+    groups: dict[tuple[Standing, str], list[str]] = {}
+    for claim in here:
+        groups.setdefault((claim.standing, claim.why), []).append(claim.recipe)
+    lines = []
+    for (standing, why), recipes in sorted(
+        groups.items(), key=lambda group: list(Standing).index(group[0][0])
+    ):
+        if standing is Standing.REFUSED:
+            lines.append(f"cannot       {_wrapped(recipes)}: {why}")
+        else:
+            devices = f" ({why})" if why else ""
+            lines.append(f"runs here    {standing}{devices}:\n             {_wrapped(recipes)}")
+    return lines
 
 
 def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float) -> Ceilings | None:

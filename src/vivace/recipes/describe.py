@@ -49,8 +49,7 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
     """
     target = Target.of_machine(machine)
     states = []
-    for text, knobs in _variants(technique).items():
-        chosen = technique(**knobs)
+    for text, chosen in variants(technique).items():
         states.append(
             {
                 "recipe": text,
@@ -60,6 +59,17 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
             }
         )
     return states
+
+
+def variants(technique: type[Technique]) -> dict[str, Technique]:
+    """Return what there is to choose from, as `states` lists it, by its recipe."""
+    return {text: technique(**knobs) for text, knobs in _variants(technique).items()}
+
+
+def choices(technique: Technique) -> tuple[object, ...]:
+    """Return which variant a technique is: its name, and the knobs that are choices, whatever its numbers are."""
+    knobs = technique.knobs()
+    return (technique.name, *(getattr(technique, name) for name, field in knobs.items() if _choices(field)))
 
 
 def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:

@@ -140,7 +140,7 @@ class RowFilter:
         is_measured_here = near is Near.SAME and table.kind != "predicted"
         if gpu is None or is_measured_here or (capability := capability_of(gpu)) is None:
             return ""
-        return refused(recipe, gpu, capability)
+        return refused(recipe, gpu, capability) or unknown_speed(recipe, gpu, capability)
 
 
 @lru_cache(maxsize=4096)
@@ -149,6 +149,14 @@ def refused(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
     machine = Machine("cuda", f"the {gpu}", capability, "c++", has_all_packages=True)
     target = Target.of_machine(machine)
     return next((why for technique in recipe if (why := technique.unsupported(target))), "")
+
+
+def unknown_speed(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
+    """Return why a time of another GPU says nothing of a recipe on this one; "" if it does."""
+    names = [t.text for t in recipe if t.made_for not in (None, capability)]
+    if not names:
+        return ""
+    return f"kernels of {', '.join(names)} are made for another generation, and were never measured on {gpu}"
 
 
 def _has_failed(judged: JudgedQuality | None) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from vivace.hardware import Gpu, known_gpu
+from vivace.evidence.parsed import resolve
+from vivace.evidence.standing import only_compiled
+from vivace.hardware import Gpu, capability_of, known_gpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.summary import ratio, seconds, size
@@ -154,6 +156,9 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         grave.append(f"it was measured on another GPU, {basis.gpu}")
     elif basis.near == "generation":
         light.append(f"it was measured on {basis.gpu}, another GPU of the same generation")
+    if answer.gpu is not None and (basis.near != "same" or basis.kind == "predicted"):
+        names = only_compiled(resolve(chosen.recipe), capability_of(answer.gpu))
+        grave += [f"{name} was compiled for {answer.gpu}, and never measured on it" for name in names]
     if chosen.is_counted:
         grave.append("its gain is that of the denoiser's operations, counted and not timed")
     if basis.kind == "predicted":

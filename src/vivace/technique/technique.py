@@ -228,6 +228,12 @@ class Technique(BaseModel, ABC):
         """The precision of attention's matmuls, if it changes that; None: as before."""
         return None
 
+    @property
+    def made_for(self) -> tuple[int, int] | None:
+        """The compute capability on which the speed of kernels of vivace's own was tuned and measured, where a time
+        there says nothing of other GPUs; None: it has none."""
+        return None
+
     def using_memory(self, num_bytes: float) -> Technique | None:
         """A faster variant of itself that uses this much free GPU memory; None: it has no use for it."""
         return None

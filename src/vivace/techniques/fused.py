@@ -14,8 +14,8 @@ Costs: other rounding than diffusers'; with fp8 also that of weights and activat
     `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
 Needs: a transformer of FLUX.1, FLUX.2, Qwen-Image or Z-Image, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or
     their VAE. On GPUs Triton and cuBLASLt; fp8 compute capability 8.9; `attention=fp8` Hopper, a transformer and the
-    package nvidia-cudnn-frontend; `convolutions=fp8` Hopper, and a UNet or a VAE. Elsewhere plain PyTorch computes the
-    same, which is right and slow.
+    package nvidia-cudnn-frontend; `convolutions=fp8` a UNet or a VAE. Elsewhere plain PyTorch computes the same, which
+    is right and slow. On GPUs other than Hopper it is compiled, and not measured (docs/hardware.md).
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.machinery.kernels.
 
@@ -29,6 +29,7 @@ docs/performance/unets.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -43,6 +44,8 @@ from vivace.technique.anatomy import Component
 
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places
+
+    _Evidence = Callable[[], Mapping[str, int | float | str | list[str]]]
 
 _MIN_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 _HOPPER = (9, 0)
@@ -68,7 +71,7 @@ class Fused(Technique):
     convolutions: Literal["bf16", "fp8"] = knob(
         "bf16",
         tune=["bf16", "fp8"],
-        about="of the residual blocks of a UNet and a VAE; fp8 is vivace's own, on Hopper",
+        about="of the residual blocks of a UNet and a VAE; fp8 is vivace's own",
     )
     bf16_blocks: int = knob(
         0, ge=0, le=100, about="attention=fp8: the first and last blocks whose attention stays in bf16"
@@ -89,6 +92,10 @@ class Fused(Technique):
     @property
     def attention_precision(self) -> str | None:
         return self.attention
+
+    @property
+    def made_for(self) -> tuple[int, int] | None:
+        return _HOPPER if self.convolutions == "fp8" else None  # matmuls are cuBLASLt's
 
     @property
     def provides(self) -> frozenset[Trait]:
@@ -123,15 +130,12 @@ class Fused(Technique):
             return f"the fused kernels are written for NVIDIA's GPUs, and this one is {machine.maker}'s; take compile"
         if machine.is_cuda:
             have = machine.capability
-            needs = {f"matmuls in {self.precision}": _MIN_CAPABILITY[self.precision]}
-            if self.convolutions == "fp8":
-                needs["convolutions in fp8"] = _HOPPER
-            for what, least in needs.items():
-                if have is not None and have < least:
-                    return (
-                        f"{what} need a GPU of compute capability {least[0]}.{least[1]}, and this one has "
-                        f"{have[0]}.{have[1]}"
-                    )
+            least = _MIN_CAPABILITY[self.precision]
+            if have is not None and have < least:
+                return (
+                    f"matmuls in {self.precision} need a GPU of compute capability {least[0]}.{least[1]}, and this "
+                    f"one has {have[0]}.{have[1]}"
+                )
             if runs_here and not machine.has_package("triton"):
                 return "the fused kernels are Triton's, which is not installed (pip install triton)"
         if target.pipe is None:
@@ -175,7 +179,7 @@ class Fused(Technique):
                 effect = fuse(target, _places(target, module))
                 changed |= {**effect.changed, "denoiser.matmuls": self.precision}
             changed[f"{name}.fused_by"] = by
-        return replace(effect, changed=changed)
+        return replace(effect, changed=changed, evidence=_with_passes(effect.evidence))
 
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
@@ -256,6 +260,12 @@ class Fused(Technique):
             evidence=fused.evidence,
             refuted=refuted,
         )
+
+
+def _with_passes(evidence: _Evidence | None) -> _Evidence:
+    from vivace.machinery.fused import separate_passes
+
+    return lambda: {**(evidence() if evidence else {}), **separate_passes.evidence()}
 
 
 def _places(target: Target, module: Any) -> Places:

@@ -9,6 +9,7 @@ from vivace.report.summary import seconds, size
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
 from vivace.tuning.measuring import Bench
+from vivace.tuning.priors import no_record
 from vivace.tuning.results import Result, Rung, latest
 from vivace.tuning.search import Search
 from vivace.tuning.utility import best_of
@@ -18,7 +19,11 @@ _GOES_ON = "The same command goes on from here."
 
 def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | None) -> list[str]:
     """Return what a reader of the answer must know."""
-    notes = []
+    notes = (
+        [unknown]
+        if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None
+        else []
+    )
     if trusted is not None:
         notes.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
     elif bench.judged_by.reason:

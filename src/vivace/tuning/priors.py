@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vivace.errors import RecipeError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recorded import RecordedFigures, all_recorded
-from vivace.hardware import architecture_of
+from vivace.evidence.tables import EvidenceTable
+from vivace.hardware import Near, architecture_of, near
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.studies.published_tables import published_tables
@@ -132,7 +135,7 @@ def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) 
 def known_sources(
     model: str, device_name: str, objective: Objective, without: Iterable[str] = (), is_cpu: bool = False
 ) -> tuple[PriorSource, ...]:
-    """Return the gains that vivace's own records and published studies say of recipes, for a device.
+    """Return the gains that vivace's records, owners of cards and published studies say of recipes, for a device.
 
     What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
     work out is taken over: it gains on any device.
@@ -150,8 +153,9 @@ def known_sources(
     sources = (
         [] if "records" in left_out else [PriorSource("vivace's records", tuple(_of_records(name, mine)))]
     )
+    sources.append(PriorSource("reports of others", tuple(_of_tables(community_tables(), name, mine))))
     sources += [
-        PriorSource(f"study {study}", tuple(_of_study(study, name, mine)))
+        PriorSource(f"study {study}", tuple(_of_tables(published_tables([study]), name, mine)))
         for study in ("000", "001", "003", "004")
         if study not in left_out
     ]
@@ -191,9 +195,27 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
         yield from (datum for datum in data if not any(isinstance(t, Steps) for t in datum.recipe))
 
 
-def _of_study(study: str, model: str, mine: str | None) -> Iterable[Datum]:
-    for table in published_tables([study]):
-        gains = {row.recipe: math.log(row.gain.point) for row in table.rows if row.gain is not None}
+def no_record(device_name: str, device: str = "cuda") -> str | None:
+    """Return that no record is of this GPU or its generation, in words; None if there is one, and for a CPU."""
+    if device == "cpu":
+        return None
+    names = {table.gpu for table in (*committed_tables(), *community_tables()) if table.device == "cuda"}
+    if any(near(device_name, name) is not Near.OTHER for name in names):
+        return None
+    return (
+        f"no record is of {device_name} or its generation, so that the search begins with what was measured on other "
+        "GPUs; `vivace contribute` makes yours known"
+    )
+
+
+def _of_tables(tables: Iterable[EvidenceTable], model: str, mine: str | None) -> Iterable[Datum]:
+    """Yield the gain of each recipe over its table's baseline."""
+    for table in tables:
+        gains = {
+            row.recipe: math.log(row.gain.point)
+            for row in table.rows
+            if row.gain is not None and row.outcome == "measured" and row.batch == 1
+        }
         error = _error(table.model == model, architecture_of(table.gpu), mine)
         yield from _data(gains, error + (0.0 if table.baseline == "baseline" else _NOT_THE_BASELINE))
 

@@ -34,7 +34,7 @@ from vivace.tuning.measurer import Unwatched, Watcher
 from vivace.tuning.measuring import Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.objective import Goal, Objective
-from vivace.tuning.priors import PriorSource, effects, known_sources, reported
+from vivace.tuning.priors import PriorSource, effects, known_sources, no_record, reported
 from vivace.tuning.proof import final_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.results import Result, latest
@@ -178,6 +178,8 @@ def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tun
         watcher.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
         for note in judge.notes(bench.command):
             watcher.note(f"note: {note}")
+        if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None:
+            watcher.note(f"note: {unknown}")
         watcher.note("measuring the baseline")
         base = _measured_baseline(bench, settings.minutes, began)
         bench.time.spend(settings.allowed_minutes, began)

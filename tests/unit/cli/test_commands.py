@@ -246,6 +246,10 @@ def test_listings_as_json(tmp_path: Path) -> None:
     assert doctor["environment"]["device"] == "cpu"
     assert doctor["compiled_code"] == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     assert any(s["unsupported"] and "CPU" in s["unsupported"] for s in doctor["techniques"])
+    by_recipe = {s["recipe"]: (s["rests_on"], s["records_of"]) for s in doctor["techniques"]}
+    assert by_recipe["steps(8)"] == ("measured by vivace", "CPU")
+    assert by_recipe["quantize(nvfp4)"] == ("no record", "")
+    assert by_recipe["tf32"] == ("refused", "")
 
 
 @pytest.mark.long

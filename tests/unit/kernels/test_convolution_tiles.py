@@ -8,6 +8,7 @@ from vivace.machinery.kernels import reference
 from vivace.machinery.kernels.convolution_tiles import HOPPER, BlockLimits, Tiles, candidates, choose
 
 RTX_50 = BlockLimits(101_376, (12, 0))
+RTX_40 = BlockLimits(101_376, (8, 9))
 BOUNDLESS = BlockLimits(1 << 40, (9, 0))
 COMPILED = {
     (12, 0): {
@@ -24,6 +25,18 @@ COMPILED = {
     },
 }
 """Bytes of shared memory of tiles that Triton 3.6 compiled for these chips, by rows and output channels."""
+
+
+ON_ADA = {
+    (128, 64, 0): 32_768,
+    (128, 128, 0): 32_768,
+    (128, 128, 32): 65_536,
+    (128, 128, 128): 65_536,
+    (256, 64, 0): 36_864,
+    (256, 128, 0): 65_536,
+    (256, 128, 32): 65_536,
+}
+"""The same for Ada, the most of programs with steps over 64 and 128 bytes and of those that share a sum."""
 
 
 def layers(dtype: torch.dtype) -> list[tuple[reference.PaddedImages, torch.Tensor]]:
@@ -49,6 +62,25 @@ def test_shared_memory_is_what_the_compiler_wants(capability: tuple[int, int]) -
         predicted = Tiles(*size, 128, 1).shared_memory(1, capability)
         assert num_bytes <= predicted <= num_bytes + 128
         assert predicted == Tiles(*size, 64, 3).shared_memory(2, capability)
+
+
+def test_every_tile_fits_an_rtx_40() -> None:
+    for size, num_bytes in ON_ADA.items():
+        for block in (64, 128):
+            tiles = Tiles(*size, block, 1)
+            assert num_bytes <= tiles.shared_memory(1, (8, 9)) <= RTX_40.shared_memory
+    for x, weight in layers(torch.float8_e4m3fn):
+        assert candidates(weight, RTX_40) == candidates(weight, BOUNDLESS)
+        assert choose(x, weight, RTX_40) == choose(x, weight, HOPPER)
+
+
+def test_fewer_multiprocessors_share_fewer_sums() -> None:
+    """A small GPU is full with the tiles of a deep layer, and gains nothing from dividing their sums."""
+    rows = torch.empty(2 * 17 * 17, 1280, dtype=torch.float8_e4m3fn, device="meta")
+    images = reference.PaddedImages(rows, 2, 16, 16, None)
+    weight = torch.empty(9, 1280, 1280, dtype=torch.float8_e4m3fn, device="meta")
+    small = BlockLimits(RTX_40.shared_memory, (8, 9), multiprocessors=8)
+    assert choose(images, weight, small).splits < choose(images, weight, RTX_40).splits
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])

@@ -8,6 +8,7 @@ import torch
 from vivace.machinery.offloading import pinned_memory
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
 from vivace.machinery.offloading.pinned_memory import PinnedMemory
+from vivace.machinery.quantization.block_tensors import nvfp4_weight
 from vivace.machinery.quantization.packed_int4 import pack
 
 
@@ -81,6 +82,21 @@ def test_packed_int4_is_onloaded() -> None:
     assert isinstance(layer.weight, torch.nn.Parameter)
     assert layer.weight.packed.data_ptr() != on_host.packed.data_ptr()
     assert torch.equal(layer(inputs), wanted)
+    part.offload()
+    assert layer.weight is on_host
+
+
+def test_blocks_and_their_low_rank_branch_are_onloaded() -> None:
+    layer = torch.nn.Linear(64, 32, bias=False)
+    layer.weight = torch.nn.Parameter(nvfp4_weight(layer.weight, rank=4), requires_grad=False)
+    part = OffloadedModule(torch.nn.Sequential(layer), torch.device("cpu"))
+    part.move_to_host(None)
+    on_host, inputs = layer.weight, torch.randn(3, 64)
+    expected = layer(inputs)
+    names = ("packed", "scale", "tensor_scale", "up", "down")
+    assert part.onload() == sum(getattr(on_host, name).nbytes for name in names)
+    assert all(getattr(layer.weight, n).data_ptr() != getattr(on_host, n).data_ptr() for n in names)
+    assert torch.equal(layer(inputs), expected)
     part.offload()
     assert layer.weight is on_host
 

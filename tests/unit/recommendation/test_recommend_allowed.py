@@ -29,6 +29,40 @@ def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:
     assert ask(several).recipe == "compile"
 
 
+def test_a_time_of_kernels_made_for_another_generation_is_no_time_here() -> None:
+    """Convolutions in e4m3 are vivace's own, made and measured on Hopper; elsewhere they were only compiled."""
+    recipe = "fused(fp8, convolutions=fp8)"
+    tables = table(seen(recipe, 3.0), seen("fused(fp8)", 2.0), kind="committed", model="sdxl")
+    assert ask(tables, model="sdxl").recipe == recipe
+    assert ask(tables, model="sdxl", gpu="H200").recipe == recipe
+    for gpu in ("RTX 4090", "RTX 5090", "B200"):
+        answer = ask(tables, model="sdxl", gpu=gpu)
+        assert answer.recipe == "fused(fp8)"
+        (out,) = (out for out in answer.left_out if out.recipe == recipe)
+        assert f"are made for another generation, and were never measured on {gpu}" in out.why
+        assert f"fused(fp8) was compiled for {gpu}, and never measured on it" in answer.doubts
+        assert answer.sure == "low"
+    measured = table(seen(recipe, 3.0), kind="community", model="sdxl", gpu="RTX 4090")
+    answer = ask(tables, measured, model="sdxl", gpu="RTX 4090")
+    assert answer.recipe == recipe
+    assert not any("compiled" in doubt for doubt in answer.doubts)
+
+
+@pytest.mark.parametrize("gpu", ["RTX 3090", "A100", "A40"])
+def test_fp8_is_never_recommended_where_the_tensor_cores_lack_it(gpu: str) -> None:
+    recipes = (
+        "fused(fp8)",
+        "fused(fp8, attention=fp8)",
+        "quantize(fp8)",
+        "quantize(nvfp4)",
+        "attention(flash3_fp8)",
+    )
+    rows = [seen(recipe, 2.0 + number) for number, recipe in enumerate(recipes)]
+    answer = ask(table(*rows, seen("cuda_graph", 1.2), kind="committed"), gpu=gpu)
+    assert answer.recipe == "cuda_graph"
+    assert {out.recipe for out in answer.left_out if out.kind == "hardware"} == set(recipes)
+
+
 def test_the_limit_on_memory_is_hard_and_unknown_does_not_fit() -> None:
     rows = (
         seen("compile", 2.0, peak_bytes=24_100_000_000),

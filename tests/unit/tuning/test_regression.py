@@ -5,12 +5,15 @@ import math
 import numpy as np
 import pytest
 
+from tests.unit.recommendation.tables import seen
+from tests.unit.recommendation.tables import table as community_table
 from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.tuning import priors
 from vivace.tuning.improvement import improvement
 from vivace.tuning.objective import Objective
-from vivace.tuning.priors import effects, known_sources, touched_share
+from vivace.tuning.priors import effects, known_sources, no_record, touched_share
 from vivace.tuning.regression import Datum, Prior, Regression
 
 
@@ -140,6 +143,28 @@ def test_all_generations_learn_from_their_own(gpu: str, least: float) -> None:
     """Of these, tuning once knew none, and took an H100's records for as good as an A100's."""
     sources = known_sources("flux-dev", gpu, Objective())
     assert min(datum.error for source in sources for datum in source.data) == pytest.approx(least)
+
+
+def test_what_owners_of_cards_reported_is_learnt_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = community_table(
+        seen("compile", 1.5), seen("quantize(fp8)", 1.2), kind="community", gpu="NVIDIA GeForce RTX 4090"
+    )
+    monkeypatch.setattr(priors, "community_tables", lambda: (reported,))
+    (source,) = (
+        s for s in known_sources("flux-dev", "NVIDIA L40S", Objective()) if s.name == "reports of others"
+    )
+    gains = {datum.recipe.text: (datum.value, datum.error) for datum in source.data}
+    assert gains["compile"] == (pytest.approx(math.log(1.5)), 0.05)
+    assert set(gains) == {"compile", "quantize(fp8)"}
+    assert no_record("NVIDIA L40S") is None
+
+
+def test_a_card_that_nobody_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priors, "community_tables", lambda: ())
+    for name in ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 5090", "NVIDIA A100-SXM4-80GB", "some card"):
+        assert f"no record is of {name} or its generation" in (no_record(name) or "")
+    assert no_record("NVIDIA H100 NVL") is None
+    assert no_record("AMD EPYC", "cpu") is None
 
 
 def test_what_fewer_steps_gained_is_not_taken_from_records() -> None:

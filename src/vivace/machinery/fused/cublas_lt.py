@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import Unsupported
+from vivace.machinery.fused import separate_passes
 
 if TYPE_CHECKING:
     import torch
@@ -290,6 +291,9 @@ def multiply(
     )
     device = out.device.index or 0
     plan = _plan(kind, device)
+    if plan is None:
+        separate_passes.multiply(values, weight, scales, bias, out, gelu, onto)
+        return
     index = _fastest.get((kind, device))
     if index is None and not torch.cuda.is_current_stream_capturing():
         index = _fastest[kind, device] = _timed(plan, (values, weight, scales, bias, onto, out))
@@ -304,8 +308,14 @@ _fastest: dict[tuple[Kind, int], int] = {}
 
 
 @functools.cache
-def _plan(kind: Kind, device: int) -> Plan:
-    return Plan(kind, device, _NUM_ALGORITHMS)
+def _plan(kind: Kind, device: int) -> Plan | None:
+    """Return how cuBLASLt multiplies, or None if it does not on this GPU."""
+    _library()
+    try:
+        return Plan(kind, device, _NUM_ALGORITHMS)
+    except Unsupported:
+        separate_passes.note(kind)
+        return None
 
 
 def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:

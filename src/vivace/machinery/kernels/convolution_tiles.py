@@ -2,8 +2,9 @@
 
 A step copies a tile's pixels and weights to shared memory, and the copies of the next steps run ahead of the matmuls,
 so that each has a buffer of its own. How many the compiler keeps differs by generation (Triton 3.6, compiled for each):
-one for every step in flight on Hopper and on Blackwell's data centre chips, whose matmuls read shared memory, and one
-less on an RTX 50, which has two fifths of their shared memory.
+one for every step in flight on Hopper and on Blackwell's data centre chips, whose matmuls read shared memory, one less
+on an RTX 50, which has two fifths of their shared memory, and a single one on Ada, where nothing is copied ahead.
+Times are measured on Hopper, and a guess elsewhere: only the number of multiprocessors is the GPU's own.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 _LINE = 128
 """The bytes of a row that are copied to shared memory in a step, at best."""
 _SPLITS = (1, 2, 3, 5, 9)
-_PROGRAMS = 132
-"""Multiprocessors of a Hopper GPU."""
 _STEPS_US = {
     (128, 64, 0): 0.332,
     (128, 128, 0): 0.437,
@@ -39,6 +38,8 @@ _HALF_LINE = 0.627
 """What a step over 64 bytes takes of it."""
 _BARRIERS = 128
 """Bytes for the barriers of the copies; up to 88 were seen."""
+_MOST_SUMS = 65_536
+"""Bytes of sums in fp32 that are rearranged at a time on Ada."""
 _LAUNCH_US, _EPILOGUE_US = 2.325, 2.779
 """Of a kernel, and to write a tile of 128 x 128."""
 _SUM_US, _SUM_US_A_MEGABYTE = 1.189, 0.511
@@ -76,19 +77,26 @@ class Tiles:
     def shared_memory(self, element_bytes: int, capability: tuple[int, int]) -> int:
         """Return the bytes of shared memory that the compiler wants for it, rounded up.
 
-        Below Hopper, Triton has no TMA, and copies no step ahead.
+        Below Hopper, Triton has no TMA, and copies no step ahead. What is left is a step, or the sums on their way to
+        threads that store neighbours.
         """
+        step = (self.rows + self.channels) * self.block * element_bytes
+        if capability[0] < 9:
+            return max(step, min(4 * self.rows * self.main, _MOST_SUMS)) + _BARRIERS
         is_read_by_matmuls = capability[0] in (9, 10)
-        buffers = 1 if capability[0] < 9 else self.stages if is_read_by_matmuls else self.stages - 1
-        return buffers * (self.rows + self.channels) * self.block * element_bytes + _BARRIERS
+        return (self.stages if is_read_by_matmuls else self.stages - 1) * step + _BARRIERS
 
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """What a GPU gives to one program: bytes of shared memory. Compute capability, which says what it makes of them."""
+    """What a GPU gives to one program: bytes of shared memory. Compute capability, which says what it makes of them.
+
+    multiprocessors: programs that run at a time.
+    """
 
     shared_memory: int
     capability: tuple[int, int]
+    multiprocessors: int = 132
 
 
 HOPPER = BlockLimits(232_448, (9, 0))
@@ -107,7 +115,7 @@ def _limits_of_gpu(index: int) -> BlockLimits:
     capability = (int(gpu.major), int(gpu.minor))
     # AMD's builds of PyTorch do not say it.
     optin = getattr(gpu, "shared_memory_per_block_optin", None) or shared_memory_bytes(capability)
-    return BlockLimits(optin or HOPPER.shared_memory, capability)
+    return BlockLimits(optin or HOPPER.shared_memory, capability, int(gpu.multi_processor_count))
 
 
 def candidates(weight: torch.Tensor, limits: BlockLimits | None = None) -> list[Tiles]:
@@ -125,10 +133,11 @@ def candidates(weight: torch.Tensor, limits: BlockLimits | None = None) -> list[
 
 
 def choose(x: PaddedImages, weight: torch.Tensor, limits: BlockLimits | None = None) -> Tiles:
-    """Return the division that should take the least time on a Hopper GPU, of those that a GPU has memory for.
+    """Return the division that should take the least time, of those that a GPU has memory for.
 
     Copies from the L2 cache, not tensor cores, are the limit, so tiles differ in what a step takes.
     """
+    limits = limits or limits_of(weight.device)
     planes, channels, inputs = weight.shape
     side, scale = side_and_scale(planes)
     places = scale * scale
@@ -143,7 +152,7 @@ def choose(x: PaddedImages, weight: torch.Tensor, limits: BlockLimits | None = N
         if tiles.block * weight.element_size() < _LINE:
             step *= _HALF_LINE
         epilogue = _EPILOGUE_US * tiles.rows * tiles.channels / 128**2
-        took = _LAUNCH_US + _ceil(programs, _PROGRAMS) * (steps * step + epilogue)
+        took = _LAUNCH_US + _ceil(programs, limits.multiprocessors) * (steps * step + epilogue)
         if splits > 1:
             megabytes = x.num_pixels * places * channels * (4 * splits + 2) / 1e6
             took += _SUM_US + _SUM_US_A_MEGABYTE * megabytes

@@ -1,0 +1,171 @@
+"""What it rests on that a technique runs on a device: records of it here, of others, a compiler, or a declaration."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from vivace.errors import RecipeError
+from vivace.evidence.tables import EvidenceTable, Kind
+from vivace.hardware import Near, known_gpu, near
+from vivace.recipes.describe import choices, states, variants
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.technique import Machine
+from vivace.techniques import TECHNIQUES
+
+FILE = "compiled.json"
+CPU = "CPU"
+
+
+class Standing(StrEnum):
+    """What a claim rests on, the best first."""
+
+    HERE = "measured here"
+    VIVACE = "measured by vivace"
+    OTHERS = "measured by others"
+    GENERATION = "measured on its generation"
+    COMPILED = "compiled only"
+    DECLARED = "no record"
+    REFUSED = "refused"
+
+
+_OF_KIND: Mapping[Kind, Standing] = {
+    "own": Standing.HERE,
+    "committed": Standing.VIVACE,
+    "community": Standing.OTHERS,
+}
+"""What a table on the device itself makes of a claim. Published numbers are of other programs."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a technique, with one of its choices, runs on a device.
+
+    Attributes:
+        state: as `vivace.recipes.describe.states` has it.
+        why: the reason of a refusal; the devices of the records; "" otherwise.
+    """
+
+    state: Mapping[str, Any]
+    standing: Standing
+    why: str = ""
+
+    @property
+    def recipe(self) -> str:
+        return str(self.state["recipe"])
+
+    @property
+    def devices(self) -> str:
+        """Those of the records; "" without one."""
+        return "" if self.standing is Standing.REFUSED else self.why
+
+
+def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list[Claim]:
+    """Return a claim for each choice of each technique on a device.
+
+    Args:
+        name: of the GPU, as its driver gives it; of a CPU any.
+        tables: the user's own, those that ship with vivace, and those that others contributed.
+    """
+    records = _records(tables)
+    return [
+        _claim(state, records[choices(variant)], machine, name)
+        for technique in TECHNIQUES.values()
+        for state, variant in zip(states(technique, machine), variants(technique).values(), strict=True)
+    ]
+
+
+def devices_of(tables: Iterable[EvidenceTable], kind: Kind) -> dict[tuple[object, ...], list[str]]:
+    """Return the devices that tables of a kind have records of, by `choices` of techniques."""
+    return {
+        choice: sorted({device for of, device in found if of == kind})
+        for choice, found in _records(tables).items()
+    }
+
+
+def only_compiled(recipe: Recipe, capability: tuple[int, int] | None) -> list[str]:
+    """Return the techniques of a recipe whose kernels were compiled for a GPU of this capability, and not measured."""
+    compiled = compiled_recipes(capability)
+    return [
+        technique.text
+        for technique in recipe
+        if any(
+            text in compiled and choices(variant) == choices(technique)
+            for text, variant in variants(type(technique)).items()
+        )
+    ]
+
+
+def compiled_recipes(capability: tuple[int, int] | None) -> frozenset[str]:
+    """Return the recipes whose kernels compile for a GPU of this compute capability, and were not measured there."""
+    return (
+        frozenset()
+        if capability is None
+        else _compiled().get(f"{capability[0]}.{capability[1]}", frozenset())
+    )
+
+
+@cache
+def _compiled() -> dict[str, frozenset[str]]:
+    content = json.loads(resources.files("vivace.evidence").joinpath(FILE).read_bytes())
+    return {capability: frozenset(recipes) for capability, recipes in content.items()}
+
+
+def _claim(
+    state: Mapping[str, Any], records: Iterable[tuple[Kind, str]], machine: Machine, name: str
+) -> Claim:
+    if state["unsupported"] is not None:
+        return Claim(state, Standing.REFUSED, state["unsupported"])
+    nearest: dict[Standing, set[str]] = defaultdict(set)
+    for kind, device in records:
+        nearness = _nearness(machine, name, device)
+        if nearness is Near.SAME:
+            nearest[_OF_KIND[kind]].add(device)
+        elif nearness is Near.GENERATION:
+            nearest[Standing.GENERATION].add(device)
+    best = next((standing for standing in Standing if standing in nearest), None)
+    if best is not None:
+        return Claim(state, best, ", ".join(sorted(nearest[best])))
+    if state["recipe"] in compiled_recipes(machine.capability):
+        return Claim(state, Standing.COMPILED)
+    return Claim(state, Standing.DECLARED)
+
+
+def _nearness(machine: Machine, name: str, device: str) -> Near:
+    if not machine.is_gpu or device == CPU:
+        return Near.SAME if not machine.is_gpu and device == CPU else Near.OTHER
+    return near(name, device)
+
+
+def _records(tables: Iterable[EvidenceTable]) -> dict[tuple[object, ...], set[tuple[Kind, str]]]:
+    """Return of which kind of table, and on which devices, each choice of a technique was timed."""
+    records: dict[tuple[object, ...], set[tuple[Kind, str]]] = defaultdict(set)
+    for table in tables:
+        if table.kind not in _OF_KIND:
+            continue
+        device = CPU if table.device == "cpu" else _chip(table.gpu)
+        for row in table.rows:
+            if row.latency is not None:
+                for choice in _choices_of(row.recipe):
+                    records[choice].add((table.kind, device))
+    return records
+
+
+def _chip(name: str) -> str:
+    gpu = known_gpu(name)
+    return name if gpu is None else gpu.chip.name
+
+
+@cache
+def _choices_of(recipe: str) -> tuple[tuple[object, ...], ...]:
+    try:
+        return tuple(choices(technique) for technique in resolve(recipe))
+    except RecipeError:  # of another version of vivace
+        return ()
