@@ -63,7 +63,7 @@ def plan(
 
     Shows which cards the model fits and, for a card that is too small, what to change; and the time that the operations
     take at least on a GPU. MODEL is a model name (flux-dev,
-    synthetic:flux-dev), a folder in diffusers' format, or a .safetensors file of SD 1.5, SDXL or FLUX.1.
+    synthetic:flux-dev), a folder in diffusers' format, or a .safetensors file.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8

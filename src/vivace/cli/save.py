@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -19,11 +19,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model")
-@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("destination", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--recipe", required=True, metavar="R", help="Recipe to apply.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["folder", "comfyui"]),
+    default="folder",
+    show_default=True,
+    help="comfyui: the denoiser alone, as one .safetensors file that ComfyUI reads, with weights in fp8.",
+)
 @options.device
 @options.store
-def save(model: str, folder: Path, recipe: str, device: str, store: Path) -> int:
+def save(
+    model: str,
+    destination: Path,
+    recipe: str,
+    kind: Literal["folder", "comfyui"],
+    device: str,
+    store: Path,
+) -> int:
     """Save a model with its recipe in a new folder DIR, so that loading it quantises and merges nothing again.
 
     What changes weights is saved: dtype, quantize (torchao), tiny_vae, prune, fuse_qkv, distilled, lora. The rest of
@@ -34,6 +49,7 @@ def save(model: str, folder: Path, recipe: str, device: str, store: Path) -> int
     \b
         vivace save tiny-sd small --recipe "bf16+quantize(int8)"
         vivace generate "a red circle" --model small
+        vivace save tiny-flux flux.safetensors --recipe "quantize(fp8_weight)" --format comfyui
     """
     from vivace.benchmark.proofs import proving_records
     from vivace.cli.guarded import guarded
@@ -42,8 +58,10 @@ def save(model: str, folder: Path, recipe: str, device: str, store: Path) -> int
 
     resolved = resolve(recipe)
     located = obtain(find_model(model))
+    if kind == "comfyui":
+        return guarded(located, lambda is_read: _write(located, resolved, device, destination, is_read))
     proof = proving_records(store, located.model, resolved.pinned().text)
-    status = guarded(located, lambda is_read: _save(located, resolved, device, folder, proof, is_read))
+    status = guarded(located, lambda is_read: _save(located, resolved, device, destination, proof, is_read))
     if status == 0 and not proof:
         measure = shlex.join(
             ["vivace", "bench", "--model", model, "--recipe", "baseline", "--recipe", recipe]
@@ -79,4 +97,27 @@ def _save(
         click.echo(f"note: applied when it is loaded: {'+'.join(saved.later)}", err=True)
     sizes = f"{size(saved.num_bytes)}; the weights of {saved.model.model.name} are {size(saved.source_bytes)}"
     click.echo(f"wrote {saved.folder}: {saved.model.model.name} with {saved.model.recipe.text}, {sizes}")
+    return 0
+
+
+def _write(
+    located: LocatedModel, recipe: Recipe, device: str, destination: Path, is_read: Callable[[], None]
+) -> int:
+    """Write the denoiser as one file, and say what is in it."""
+    import torch
+
+    from vivace.measure.machine import choose_device
+    from vivace.models.load import explained
+    from vivace.report.summary import size
+    from vivace.runtime.denoiser_file import write_denoiser
+    from vivace.runtime.workloads import default_threads
+
+    torch.set_num_threads(default_threads(located))
+    click.echo(f"loading {located.model.name}", err=True)
+    with explained(located):
+        written = write_denoiser(located, recipe, choose_device(device), destination, is_read)
+    for note in written.notes:
+        click.echo(f"note: {note}", err=True)
+    weights = f"{written.num_quantised} weights in fp8, {size(written.num_bytes)}"
+    click.echo(f"wrote {written.path}: the denoiser of {located.model.name}, {weights}")
     return 0

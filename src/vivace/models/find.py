@@ -160,7 +160,7 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
     Args:
         name: a catalogue name; `synthetic:` and a catalogue name, for its architecture with random weights; `org/repo`,
             optionally with `@` and a branch, tag or commit; the path of a folder in diffusers' format; the path of a
-            .safetensors file of a complete SD 1.5, SDXL or FLUX.1 model.
+            .safetensors or .gguf file of a model or its denoiser.
         download: False uses only the hub's cache.
 
     Raises:

@@ -75,14 +75,14 @@ def save(
         Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
         OutputError: the folder is not empty, or cannot be written. Nothing of it is left.
     """
-    _check_source(located)
+    check_source(located)
     check_works(device)
     located, recipe = obtain(located), recipe.pinned()
     stored = Recipe(tuple(technique for technique in recipe if technique.is_stored))
     _check_order(recipe, stored, device)
     try:
         with atomic_folder(user_path(destination)) as folder:  # checked before the model is loaded
-            session = _session(located, stored, device)
+            session = session_with(located, stored, device)
             is_read()
             effects = {t.text: session.applied[t.label] for t in stored if t.label in session.applied}
             kept = recipe.without(*(t for t in stored if t.text not in effects))
@@ -109,7 +109,7 @@ def _is_path_error(error: Exception) -> bool:
     return type(error) is ValueError and "null byte" in str(error)
 
 
-def _check_source(located: LocatedModel) -> None:
+def check_source(located: LocatedModel) -> None:
     if located.model.is_synthetic:
         raise UsageError(
             f"{located.model.name} has random weights, which are made faster than they are read; save a model "
@@ -137,7 +137,7 @@ def _check_order(recipe: Recipe, stored: Recipe, device: str) -> None:
             raise Unsupported(f"{technique.name}: {why}")
 
 
-def _session(located: LocatedModel, stored: Recipe, device: str) -> Session:
+def session_with(located: LocatedModel, stored: Recipe, device: str) -> Session:
     """Apply the techniques whose result is saved; those that change nothing are left out."""
     pipe = pipeline_for(located, stored, device, None, None)
     try:

@@ -32,8 +32,8 @@ which are cached in $VIVACE_CACHE, so that every process chooses the same. It ne
 `vivace plan`, random weights, or checkpoints that are quantised already. Patterns may stand beside it,
 `skip='auto, proj_out'`. `compile(blocks=repeated)` compiles blocks in which other layers are left apart.
 GGUF's `q8_0`, `q5_1`, `q5_0`, `q4_1` and `q4_0` are the formats of GGUF files: llama.cpp's Python package quantises the
-weights, and diffusers dequantises them in each call. A FLUX.1 transformer in such a file, of any kind, is given as the
-model itself (`--model FILE.gguf`).
+weights, and diffusers dequantises them in each call. A denoiser in such a file, of any kind, is given as the model
+itself (`--model FILE.gguf`).
 """
 
 from __future__ import annotations
@@ -331,6 +331,10 @@ class Quantize(Technique):
         if not any(choice.chosen for choice in choices.values()):
             refuse(choices)
         return choices
+
+    def layers(self, target: Target) -> dict[Component, LayerChoice]:
+        """Return which layers are quantised, without `skip=auto`, and why the others are not."""
+        return self._sorted_layers(target)
 
     def _sorted_layers(self, target: Target) -> dict[Component, LayerChoice]:
         scheme, settings, skip = self._scheme(), self._settings(target), self._patterns

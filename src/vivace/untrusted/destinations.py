@@ -65,11 +65,16 @@ def write_new(path: Path, content: bytes) -> bool:
     Raises:
         OutputError: it cannot be written. No partial file is left.
     """
+    return fill_new(path, lambda file: file.write(content))
+
+
+def fill_new(path: Path, fill: Fill) -> bool:
+    """Write a new file whose content `fill` writes; see `write_new`."""
     with _explained(path):
-        if _written_as_stream(path, lambda file: file.write(content)):
+        if _written_as_stream(path, fill):
             return True
         target = Path(os.path.realpath(path))
-        with _temporary(target, lambda file: file.write(content)) as temporary:
+        with _temporary(target, fill) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:

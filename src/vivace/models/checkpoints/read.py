@@ -41,16 +41,20 @@ def read_denoiser(
     """
     layout = original_layout(skeleton)
     files = {own: name for name, own in names.items() if not is_marker(name) and own not in _UNUSED}
-    _check(path, files, layout, codes)
+    check_tensors(path, files, layout, codes)
     if path.suffix == SUFFIX:
         return _of_gguf(path, files, layout, skeleton, dtype)
     return _of_safetensors(path, files, layout, codes, dtype)
 
 
-def _check(
+def check_tensors(
     path: Path, files: Mapping[str, str], layout: Mapping[str, OriginalTensor], codes: Mapping[str, Codes]
 ) -> None:
-    """Raise UnusableModel unless a file has the tensors of a layout, no others, and each in its shape."""
+    """Raise UnusableModel unless a file has the tensors of a layout, no others, and each in its shape.
+
+    Args:
+        files: the name in the file of each tensor, by the authors' name.
+    """
     advice = "it is another model, or a part of one; give it as a folder in diffusers' format"
     if missing := [name for name in layout if name not in files]:
         raise UnusableModel(

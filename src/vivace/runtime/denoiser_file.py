@@ -1,0 +1,221 @@
+"""Write a model's denoiser, with what a recipe makes of its weights, as one file that ComfyUI reads.
+
+Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
+granularity, because the format has one. They are rounded once, from the weights before they are quantised. What is no
+weight of the denoiser, such as caches, compilation and the VAE, is left out, and said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vivace import __version__
+from vivace.errors import OutputError, Unsupported, UsageError
+from vivace.machinery.quantization.layers import summarise
+from vivace.measure.machine import check_works, this_machine
+from vivace.models.find import LocatedModel, obtain
+from vivace.models.load import precision
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.saving import check_source, session_with
+from vivace.runtime.session import Session
+from vivace.saved.comfyui_file import DenoiserFile
+from vivace.technique import Placement, Target, Technique, component_of
+from vivace.techniques.distilled import Distilled
+from vivace.techniques.dtype import Dtype
+from vivace.techniques.fuse_qkv import FuseQkv
+from vivace.techniques.lora import Lora
+from vivace.techniques.prune import Prune
+from vivace.techniques.quantize import Quantize
+from vivace.untrusted.destinations import check_writable, fill_new, is_stream, is_taken
+from vivace.untrusted.files import user_path
+
+SUFFIX = ".safetensors"
+_SCHEMES = ("fp8", "fp8_weight")
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class WrittenDenoiser:
+    """A file that was written.
+
+    Attributes:
+        num_quantised: weights in fp8.
+        notes: what of the recipe is not in the file, or otherwise than on this machine.
+    """
+
+    path: Path
+    num_bytes: int
+    num_quantised: int
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Parts:
+    """A recipe, divided by what becomes of its techniques."""
+
+    applied: list[Technique] = field(default_factory=list)
+    quantize: Quantize | None = None
+    dtype: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def write_denoiser(
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    destination: Path,
+    is_read: Callable[[], None] = lambda: None,
+) -> WrittenDenoiser:
+    """Load a model, apply what changes its denoiser's weights, and write that in the authors' names.
+
+    Args:
+        device: torch's type of device on which LoRAs are merged.
+        destination: a .safetensors file that does not exist yet.
+        is_read: called once the model is loaded and the recipe applied.
+
+    Raises:
+        UsageError: random weights, a saved folder, or another kind of file.
+        Unsupported: the format cannot hold what the recipe makes, or the authors' names are not known.
+        NoEffect, UnusableModel: as for `vivace.load`.
+        OutputError: the file exists, or cannot be written. Nothing of it is left.
+    """
+    import torch
+
+    path = user_path(destination)
+    _check_destination(path)
+    check_source(located)
+    parts = _divided(recipe)
+    check_works(device)
+    located = obtain(located)
+    applied = Recipe(tuple(parts.applied))
+    session = session_with(located, applied, device)
+    is_read()
+    denoiser = component_of(session.pipe, "denoiser")
+    file = DenoiserFile.of(denoiser, _quantised_layers(session, parts.quantize))
+    dtype = getattr(torch, _DTYPES[parts.dtype or precision(located, "cuda")])
+    described = {
+        "model": located.entry.name if located.entry else type(session.pipe).__name__,
+        "recipe": recipe.text,
+    }
+    is_new = fill_new(
+        path,
+        lambda stream: file.write(
+            stream,
+            dtype,
+            in_sixteen_bits=parts.quantize is None or parts.quantize.scheme == "fp8_weight",
+            markers=_markers(session.pipe),
+            metadata={"vivace": json.dumps(described | {"version": __version__})},
+        ),
+    )
+    if not is_new:
+        raise _exists(path)
+    file.check(path)
+    notes = [*session.warnings, *parts.notes, *_notes_of(file)]
+    return WrittenDenoiser(path, path.stat().st_size, len(file.quantised), tuple(notes))
+
+
+def _check_destination(path: Path) -> None:
+    if path.suffix != SUFFIX or is_stream(path):
+        raise UsageError(f"{path} is no name of a {SUFFIX} file, which ComfyUI's loaders look for")
+    if is_taken(path):
+        raise _exists(path)
+    check_writable(path)
+
+
+def _exists(path: Path) -> OutputError:
+    return OutputError(f"{path} exists and was not changed; give another name")
+
+
+def _divided(recipe: Recipe) -> _Parts:
+    """Sort a recipe's techniques.
+
+    Raises:
+        Unsupported: the file cannot hold what one of them makes of the denoiser's weights.
+    """
+    parts = _Parts()
+    left: list[str] = []
+    for technique in recipe.pinned():
+        if isinstance(technique, Quantize) and "denoiser" in technique.targets:
+            parts.quantize = _expressible(technique)
+            left += [f"{technique.name}@{target}" for target in technique.targets if target != "denoiser"]
+        elif isinstance(technique, Lora | Dtype | Distilled) and technique.is_stored:
+            parts.applied.append(technique)
+            if isinstance(technique, Dtype) and "denoiser" in technique.targets:
+                parts.dtype = technique.dtype
+            if isinstance(technique, Distilled):
+                parts.notes.append(f"{technique.text}: set its steps, guidance and sampler in ComfyUI")
+        elif isinstance(technique, Lora):
+            raise Unsupported(
+                f"{technique.text}: a hot LoRA is no part of the weights; merge it (without hot)"
+            )
+        elif isinstance(technique, Prune):
+            raise Unsupported(
+                f"{technique.text}: ComfyUI builds the model with all of its blocks; leave it out"
+            )
+        elif not isinstance(technique, FuseQkv):  # its weights are the same
+            left.append(technique.text)
+    if parts.quantize is not None and parts.quantize.scheme == "fp8":
+        parts.notes.append(
+            "ComfyUI multiplies these weights in fp8 by inputs without a scale, clipped at 448; "
+            "quantize(fp8_weight) makes it multiply in 16 bits"
+        )
+    if left:
+        parts.notes.append(f"not in a file of the denoiser's weights: {', '.join(left)}")
+    return parts
+
+
+def _expressible(technique: Quantize) -> Quantize:
+    """Return the technique if the format can hold its weights.
+
+    Raises:
+        Unsupported: it cannot.
+    """
+    if technique.backend != "torchao" or technique.scheme not in _SCHEMES:
+        raise Unsupported(
+            f"{technique.text}: files for ComfyUI are written in fp8 only; take quantize(fp8_weight), "
+            "or quantize(fp8) to multiply in fp8 too"
+        )
+    if "auto" in technique.skip:
+        raise Unsupported(
+            f"{technique.text}: skip=auto is measured by `vivace bench`, whose record names the layers; name them, "
+            "e.g. skip='proj_out, *.ff.*'"
+        )
+    return technique
+
+
+def _quantised_layers(session: Session, technique: Quantize | None) -> tuple[str, ...]:
+    """Return diffusers' names of the denoiser's layers that the recipe quantises."""
+    if technique is None:
+        return ()
+    # Limits of kernels on this machine are none of the file's.
+    target = Target(Placement(this_machine("cpu")), session.pipe)
+    choice = technique.layers(target)["denoiser"]
+    if not choice.chosen:
+        reasons = ", ".join(sorted(set(choice.skipped.values())))
+        raise Unsupported(f"{technique.text} quantises no layer of the denoiser ({reasons})")
+    return tuple(choice.chosen)
+
+
+def _markers(pipe: Any) -> tuple[str, ...]:
+    """Return the marks of a UNet that predicts v."""
+    config = pipe.scheduler.config
+    if getattr(pipe, "unet", None) is None or config.get("prediction_type") != "v_prediction":
+        return ()
+    return ("v_pred", "ztsnr") if config.get("rescale_betas_zero_snr") else ("v_pred",)
+
+
+def _notes_of(file: DenoiserFile) -> list[str]:
+    notes = []
+    if file.quantised:
+        notes.append("each weight in fp8 has one scale, as the format wants: like granularity=tensor")
+    if joined := [name for name in file.quantised if len(file.layout[name].parts) > 1]:
+        number = f"{len(joined)} weights join layers of diffusers and have one scale together"
+        notes.append(f"{number}: {', '.join(summarise(joined))}")
+    if file.divided:
+        names = ", ".join(summarise(file.divided))
+        notes.append(f"not in fp8, since only some of the layers that they join are quantised: {names}")
+    return notes
