@@ -93,14 +93,12 @@ def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
 def limit_note(model: str, scorer: str, kind: JudgeKind) -> str:
     """Return where the limit of one scorer comes from; "" if it was calibrated with vivace."""
     usual = CLIP_LIMIT if kind == "clip" else WITNESS_LIMIT
-    name = scorer.partition("@")[0]
+    name = _name(scorer)
     calibration = kept(model, scorer) if model else None
     if calibration is None:
-        if scorer in CLIP_LIMITS or name in CLIP_LIMITS:
+        if scorer in CLIP_LIMITS or name in CLIP_LIMITS:  # calibrated with vivace
             return ""
-        command = (
-            f"vivace calibrate witness --model {_name(model) or 'MODEL'} --witness {kind}:{_name(scorer)}"
-        )
+        command = f"vivace calibrate witness --model {_name(model) or 'MODEL'} --witness {kind}:{name}"
         return (
             f"no calibration of {name} for photographs: its limit ({100 * usual:g} %) comes from drawn shapes; "
             f"{command}"

@@ -43,6 +43,8 @@ def find_judge(text: str, *, download: bool = True) -> LocatedJudge:
         raise UsageError(
             f"--witness {text}: {_NOT_LOADED[word]}; give clip:NAME, blip:NAME, pickscore or hpsv2:NAME"
         )
+    if not colon and word in _KINDS and not user_path(head).is_dir():
+        colon = ":"  # the kind alone
     if word == "pickscore" and not name:
         return LocatedJudge("clip", find_scorer(PICKSCORE, download=download))
     if not colon or len(head) == 1:  # a drive of Windows
