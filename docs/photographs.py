@@ -100,8 +100,8 @@ def _table(rows: dict[tuple[str, str], dict[str, Any]], what: str) -> list[str]:
     return lines
 
 
-def _cell(seen: dict[str, float | None], lowest: float) -> str:
-    strength, low, high = seen["strength"], seen["low"], seen["high"]
+def _cell(least: dict[str, float | None], lowest: float) -> str:
+    strength, low, high = least["strength"], least["low"], least["high"]
     if strength is None:
         return _BLIND if low is None else f"{_BLIND} ({low:g} to {_BLIND})"
     if strength <= lowest and high is not None and high <= lowest:

@@ -216,7 +216,7 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
     """Return the answer in lines."""
     from vivace.measure.witness_limits import file_of
 
-    seen = [_seen(row, calibration.grade) for row in calibration.damage if _is_seen(row, calibration)]
+    visible = [_seen(row, calibration.grade) for row in calibration.damage if _is_seen(row, calibration)]
     unseen = [row.damage for row in calibration.damage if not _is_seen(row, calibration)]
     harmless = ", ".join(f"{name} {100 * low:.1f} %" for name, low in calibration.harmless.items())
     limit = (
@@ -231,7 +231,7 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
         "margin": f"{calibration.margin:.2f} points over other prompts",
         "limit": limit,
         "harmless": f"keeps at least {harmless}",
-        "sees": ", ".join(seen) or "nothing",
+        "sees": ", ".join(visible) or "nothing",
         "does not": f"see {', '.join(unseen)}: other figures have to" if unseen else "-",
         "saved to": str(file_of(calibration.model, calibration.scorer)),
     }
