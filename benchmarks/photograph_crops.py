@@ -12,7 +12,7 @@ import numpy as np
 from vivace.errors import UsageError
 from vivace.measure.damage import Pixels
 
-CROPS = 18
+CROPS = 12
 """Of each photograph."""
 SIZES = (256, 256, 256, 256, 320, 256, 256, 256, 384)
 """Pixels a side, in turn; never more than the photograph has."""

@@ -116,6 +116,7 @@ def record(out: Path, record: Path) -> int:
         ],
         "sizes": sorted({size for of in values.values() for size in of["sizes"]}),
         "slow": list(SLOW),
+        "slow_crops": sum(len(of["embeddings"]) for of in values.values()),
         "scorer": scorer().id,
         "harmless": [change.name for change in HARMLESS],
         "captions": caption_figures(

@@ -19,6 +19,7 @@ from benchmarks import (
     technique_cases,
 )
 from benchmarks import coverage as simulated
+from benchmarks import photographs as photograph_witnesses
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
 from benchmarks.step_curves import RESULTS as CURVE_RECORDS
@@ -33,6 +34,7 @@ from docs import (
     hardware,
     lint,
     models_measured,
+    photographs,
     readme,
     several_gpus,
     skipped_work,
@@ -104,6 +106,8 @@ if measured_gpus.RECORD.exists():
     PAGES["docs/several-gpus.md"] = partial(several_gpus.page, NOTE, measured_gpus.RECORD)
 if record_of("cpu", named=False).exists():
     PAGES["docs/composition.md"] = _composition_page
+if photograph_witnesses.RECORD.exists():
+    PAGES["docs/quality-photographs.md"] = partial(photographs.page, NOTE, photograph_witnesses.RECORD)
 if simulated.RESULTS.exists():
     PAGES["docs/coverage.md"] = partial(coverage.page, NOTE, simulated.RESULTS)
 for _family in step_curves.families(CURVE_RECORDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vivace.benchmark.invocation import Invocation
+from vivace.measure.witness_limits import calibrated_limits, limit_notes
 from vivace.report.rows import Row, rows_of
 from vivace.spec.figures import QualityPass
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
@@ -25,7 +26,25 @@ class Compared:
     _rows: dict[Limits, list[Row]] = field(default_factory=dict, compare=False, repr=False)
 
     def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
-        """Return each record with its statistics, compared with the baseline and judged by the quality limits."""
+        """Return each record with its statistics, compared with the baseline and judged by the quality limits.
+
+        Limits that are not set are those that `vivace calibrate witness` chose on this machine, if it did, and if the
+        records are from a store: what is published is judged alike everywhere.
+        """
         if limits not in self._rows:
-            self._rows[limits] = rows_of(list(self.records), self.quality, limits)
+            used = limits
+            if self.run is not None:
+                used = calibrated_limits(limits, self._model, self.quality.scorer)
+            self._rows[limits] = rows_of(list(self.records), self.quality, used)
         return list(self._rows[limits])
+
+    def limit_notes(self, limits: Limits = DEFAULT_LIMITS) -> list[str]:
+        """Return where the limits of the models that judge images come from, where the user set none."""
+        if len(self.records) < 2:  # nothing is judged
+            return []
+        return limit_notes(self._model, self.quality.scorer, limits)
+
+    @property
+    def _model(self) -> str:
+        """NAME@REVISION; "" without records."""
+        return next((f"{r.trial.model.name}@{r.trial.model.revision}" for r in self.records), "")

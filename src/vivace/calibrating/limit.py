@@ -22,8 +22,8 @@ from vivace.spec.figures import ImageFigures
 from vivace.spec.witness_calibration import SeenDamage
 from vivace.stats import MIN_GROUPS
 
-STRICTEST = 0.995
-"""No limit is above this: rounding alone would fail some runs."""
+STRICTEST = 0.985
+"""No limit is above this, the strictest that was shown to be right (docs/quality.md, on the embedded models)."""
 _STEP = 0.005
 _SURE_FAIL = 0.9
 

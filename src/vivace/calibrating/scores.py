@@ -73,11 +73,11 @@ def score_images(
     scores = [_kept(folder / f"{k:05d}.json", prompt) for k, prompt in enumerate(images.prompts)]
     todo = [k for k, row in enumerate(scores) if not _is_complete(row, names)]
     if todo:
-        asked = list(dict.fromkeys(images.prompts))
-        score = _scorer(judge, asked, device)
+        distinct = list(dict.fromkeys(images.prompts))
+        score = _scorer(judge, distinct, device)
         is_read()
         for done, (k, image) in enumerate(((k, i) for k, i in images.read() if k in set(todo)), start=1):
-            row = _scores_of(pixels(image), images.prompts[k], asked, kinds, score, k)
+            row = _scores_of(pixels(image), images.prompts[k], distinct, kinds, score, k)
             replace(folder / f"{k:05d}.json", json.dumps(_as_json(row)).encode())
             scores[k] = row
             on_image(len(scores) - len(todo) + done, len(scores))

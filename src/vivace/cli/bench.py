@@ -198,6 +198,9 @@ def show(
         click.echo("\n".join(titled), nl=False)
     else:
         click.echo(render(rows, format_), nl=False)
+    notes = [note for compared in run.comparisons for note in compared.limit_notes(limits or DEFAULT_LIMITS)]
+    for note in dict.fromkeys(notes):
+        click.echo(f"note: {note}", err=True)
     if format_ == "table":
         if any(row.outcome is Outcome.CRASHED for row in rows):
             click.echo(f"output of crashed rounds: {store / 'logs'}", err=True)

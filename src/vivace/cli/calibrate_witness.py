@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vivace.models.judges import LocatedJudge
     from vivace.runtime.request import CheckedRequest
     from vivace.spec.study import WorkloadRequest
-    from vivace.spec.witness_calibration import WitnessCalibration
+    from vivace.spec.witness_calibration import SeenDamage, WitnessCalibration
 
 _WIDTH = 10
 """Of the labels of the answer."""
@@ -216,8 +216,8 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
     """Return the answer in lines."""
     from vivace.measure.witness_limits import file_of
 
-    seen = [row for row in calibration.damage if row.seen_from is not None]
-    unseen = [row.damage for row in calibration.damage if row.seen_from is None]
+    visible = [_seen(row, calibration.grade) for row in calibration.damage if _is_seen(row, calibration)]
+    unseen = [row.damage for row in calibration.damage if not _is_seen(row, calibration)]
     harmless = ", ".join(f"{name} {100 * low:.1f} %" for name, low in calibration.harmless.items())
     limit = (
         f"{100 * calibration.limit:.4g} % of the margin"
@@ -231,8 +231,19 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
         "margin": f"{calibration.margin:.2f} points over other prompts",
         "limit": limit,
         "harmless": f"keeps at least {harmless}",
-        "sees": ", ".join(f"{row.damage} from {row.seen_from:g} {row.unit}" for row in seen) or "nothing",
+        "sees": ", ".join(visible) or "nothing",
         "does not": f"see {', '.join(unseen)}: other figures have to" if unseen else "-",
         "saved to": str(file_of(calibration.model, calibration.scorer)),
     }
     return [f"{name:{_WIDTH}}{text}" for name, text in rows.items()]
+
+
+def _is_seen(row: SeenDamage, calibration: WitnessCalibration) -> bool:
+    return row.seen_from is not None or row.damage not in calibration.faint
+
+
+def _seen(row: SeenDamage, grade: int) -> str:
+    """Return from where on damage is seen. What failed here may pass in another run of as few prompts."""
+    if row.seen_from is None:
+        return f"{row.damage} of {row.strengths[grade - 1]:g} {row.unit} here, but not in nine of ten runs"
+    return f"{row.damage} from {row.seen_from:g} {row.unit}"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from vivace.errors import OutputError, StoreError
 from vivace.spec.limits import CLIP_LIMIT, CLIP_LIMITS, WITNESS_LIMIT, Limits
-from vivace.spec.witness_calibration import WitnessCalibration
+from vivace.spec.witness_calibration import JudgeKind, WitnessCalibration
 from vivace.technique.cache_folder import cache_folder
 from vivace.untrusted.destinations import replace
 from vivace.untrusted.files import read_text
@@ -67,9 +67,9 @@ def calibrated_limits(limits: Limits, model: str, scorer: str | None) -> Limits:
     first, _, second = (scorer or "").partition(_TOGETHER)
     changed: dict[str, Any] = {}
     if first and limits.clip == "auto":
-        changed["clip"] = _limit(model, first)
+        changed["clip"] = calibrated_limit(model, first)
     if second and "witness" not in limits.model_fields_set:
-        changed["witness"] = _limit(model, second)
+        changed["witness"] = calibrated_limit(model, second)
     changed = {name: limit for name, limit in changed.items() if limit is not None}
     return limits.model_copy(update=changed) if changed else limits
 
@@ -84,21 +84,21 @@ def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
     first, _, second = (scorer or "").partition(_TOGETHER)
     notes = []
     if first and limits.clip == "auto":
-        notes.append(_note(model, first, "clip", CLIP_LIMIT))
+        notes.append(limit_note(model, first, "clip"))
     if second and "witness" not in limits.model_fields_set:
-        notes.append(_note(model, second, "blip", WITNESS_LIMIT))
+        notes.append(limit_note(model, second, "blip"))
     return [note for note in notes if note]
 
 
-def _note(model: str, scorer: str, kind: str, usual: float) -> str:
-    name = scorer.partition("@")[0]
+def limit_note(model: str, scorer: str, kind: JudgeKind) -> str:
+    """Return where the limit of one scorer comes from; "" if it was calibrated with vivace."""
+    usual = CLIP_LIMIT if kind == "clip" else WITNESS_LIMIT
+    name = _name(scorer)
     calibration = kept(model, scorer) if model else None
     if calibration is None:
-        if scorer in CLIP_LIMITS or name in CLIP_LIMITS:
+        if scorer in CLIP_LIMITS or name in CLIP_LIMITS:  # calibrated with vivace
             return ""
-        command = (
-            f"vivace calibrate witness --model {_name(model) or 'MODEL'} --witness {kind}:{_name(scorer)}"
-        )
+        command = f"vivace calibrate witness --model {_name(model) or 'MODEL'} --witness {kind}:{name}"
         return (
             f"no calibration of {name} for photographs: its limit ({100 * usual:g} %) comes from drawn shapes; "
             f"{command}"
@@ -111,8 +111,9 @@ def _note(model: str, scorer: str, kind: str, usual: float) -> str:
     )
 
 
-def _limit(model: str, scorer: str) -> float | None:
-    calibration = kept(model, scorer)
+def calibrated_limit(model: str, scorer: str) -> float | None:
+    """Return the limit of one scorer that was chosen for the model; None if none was."""
+    calibration = kept(model, scorer) if model else None
     return None if calibration is None else calibration.limit
 
 

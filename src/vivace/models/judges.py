@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from vivace.errors import UsageError, nearest
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
+from vivace.spec.witness_calibration import JudgeKind
 from vivace.untrusted.files import read_json, user_path
 
-JudgeKind = Literal["clip", "blip"]
 PICKSCORE = "yuvalkirstain/PickScore_v1"
 _KINDS: dict[str, JudgeKind] = {"clip": "clip", "pickscore": "clip", "hpsv2": "clip", "blip": "blip"}
 _NOT_LOADED = {
@@ -44,6 +43,8 @@ def find_judge(text: str, *, download: bool = True) -> LocatedJudge:
         raise UsageError(
             f"--witness {text}: {_NOT_LOADED[word]}; give clip:NAME, blip:NAME, pickscore or hpsv2:NAME"
         )
+    if not colon and word in _KINDS and not user_path(head).is_dir():
+        colon = ":"  # the kind alone
     if word == "pickscore" and not name:
         return LocatedJudge("clip", find_scorer(PICKSCORE, download=download))
     if not colon or len(head) == 1:  # a drive of Windows

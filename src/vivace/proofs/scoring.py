@@ -8,6 +8,7 @@ from typing import Any
 
 from vivace.benchmark.studies import USUAL_SCORER
 from vivace.errors import UnknownModel, Unsupported
+from vivace.measure.witness_limits import calibrated_limit, calibrated_limits, limit_note
 from vivace.models.scorers import EMBEDDED, LocatedScorer, find_scorer, find_witness
 from vivace.proofs.figures import PairFigures, add_scores
 from vivace.proofs.legible import num_asking
@@ -22,13 +23,15 @@ class Judges:
 
     Attributes:
         reader: None if it is not installed, or no prompt asks for words.
-        notes: why one is missing.
+        notes: why one is missing, and where the limits come from.
+        model: NAME@REVISION of the reference; "" where it is not known.
     """
 
     clip: LocatedScorer | None = None
     blip: LocatedScorer | None = None
     reader: TextReader | None = None
     notes: tuple[str, ...] = ()
+    model: str = ""
 
     @property
     def all(self) -> list[LocatedScorer]:
@@ -50,25 +53,32 @@ def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | Non
         return Judges()
     clip, notes = _find_clip(prepared, scorer)
     blip = find_witness(witness) if witness is not None else None
+    clip, notes = _find_clip(prepared, scorer)
+    located = prepared.a.located
+    model = "" if located is None else f"{located.model.name}@{located.model.revision}"
+    if clip is not None:
+        notes.append(limit_note(model, clip.id, "clip"))
+    if blip is not None:
+        notes.append(limit_note(model, blip.id, "blip"))
     reader = find_reader(prepared.request.threads) if num_asking(prepared.prompts) else None
-    return Judges(clip, blip, reader, notes)
+    return Judges(clip, blip, reader, tuple(note for note in notes if note), model)
 
 
-def _find_clip(prepared: Prepared, scorer: str | None) -> tuple[LocatedScorer | None, tuple[str, ...]]:
+def _find_clip(prepared: Prepared, scorer: str | None) -> tuple[LocatedScorer | None, list[str]]:
     """Return the CLIP model, and why there is none."""
     if scorer is None:
-        return None, ()
+        return None, []
     if scorer != "auto":
-        return find_scorer(scorer), ()
+        return find_scorer(scorer), []
     own = [s.located.entry.scorer for s in (prepared.a, prepared.b) if s.located and s.located.entry]
     if own and own[0] is not None:
-        return find_scorer(own[0]), ()
+        return find_scorer(own[0]), []
     if prepared.prompt_set == "tinyworld":
-        return find_scorer(EMBEDDED), ()
+        return find_scorer(EMBEDDED), []
     try:
-        return find_scorer(USUAL_SCORER, download=False), ()
+        return find_scorer(USUAL_SCORER, download=False), []
     except (Unsupported, UnknownModel):
-        return None, (f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)",)
+        return None, [f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)"]
 
 
 def add_all_scores(
@@ -86,11 +96,13 @@ def add_all_scores(
     scores, limits = {}, {}
     if judges.clip is not None:
         scores["CLIP"] = _clip(judges.clip, prompts)
-        limit = DEFAULT_LIMITS.for_scorer(judges.clip.id).clip
+        limit = (
+            calibrated_limits(DEFAULT_LIMITS, judges.model, judges.clip.id).for_scorer(judges.clip.id).clip
+        )
         limits["CLIP"] = limit if isinstance(limit, float) else CLIP_LIMIT
     if judges.blip is not None:
         scores["BLIP"] = _blip(judges.blip)
-        limits["BLIP"] = WITNESS_LIMIT
+        limits["BLIP"] = calibrated_limit(judges.model, judges.blip.id) or WITNESS_LIMIT
     is_read()
     for name, score in scores.items():
         add_scores(images, prompts, name, score)

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from vivace.spec.base import Spec
 
+JudgeKind = Literal["clip", "blip"]
+"""How a model that scores images is asked."""
+
 
 class SeenDamage(Spec):
     """What the witness sees of one kind of damage.
@@ -44,7 +47,7 @@ class WitnessCalibration(Spec):
 
     model: str
     scorer: str
-    kind: Literal["clip", "blip"]
+    kind: JudgeKind
     limit: float | None = Field(gt=0, le=1)
     grade: int = Field(ge=1)
     num_images: int

@@ -9,6 +9,7 @@ from vivace.benchmark.comparison import check_judged
 from vivace.benchmark.store import Invocation
 from vivace.benchmark.studies import USUAL_SCORER, find_judges
 from vivace.errors import UsageError
+from vivace.measure.witness_limits import calibrated_limits, limit_notes
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
@@ -28,6 +29,7 @@ class QualityJudge:
         trusts: whether quality is taken from another model.
         reason: why there is no CLIP model; "" if there is one, or if images show nothing anyway.
         usual: the CLIP model that would judge this model's images.
+        limits_from: where the limits of the models that judge come from, in sentences.
     """
 
     quality: QualityRequest = field(default_factory=QualityRequest)
@@ -37,6 +39,7 @@ class QualityJudge:
     trusts: bool = False
     reason: str = ""
     usual: str = USUAL_SCORER
+    limits_from: tuple[str, ...] = ()
 
     @property
     def same_picture_only(self) -> bool:
@@ -58,9 +61,12 @@ class QualityJudge:
         return replace(result, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
 
     def notes(self, command: str) -> list[str]:
-        """Describe what is searched without a judge, what a judge would add, and the line to type; nothing with one."""
+        """Describe what is searched without a judge, what a judge would add, and the line to type.
+
+        With a judge, where its limits come from.
+        """
         if not self.reason:
-            return []
+            return list(self.limits_from)
         number = sum(not kind.same_picture for kind in TECHNIQUES.values())
         return [
             f"{self.reason}, so only techniques that keep the image are searched; their images are compared with the "
@@ -97,7 +103,9 @@ def judge_of(
         return QualityJudge(quality, limits, compares=False, trusts=trusts)
     scorer = find_judges(located, quality)
     if scorer is not None:
-        return QualityJudge(quality, limits, scorer)
+        model = f"{located.model.name}@{located.model.revision}"
+        used = calibrated_limits(limits, model, scorer.id)
+        return QualityJudge(quality, used, scorer, limits_from=tuple(limit_notes(model, scorer.id, limits)))
     if isinstance(limits.clip, float):
         raise UsageError(
             f"--min-quality clip={limits.clip:g}: {_why_none(quality)}; add --scorer NAME, e.g. {USUAL_SCORER}, or "

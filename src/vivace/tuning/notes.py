@@ -26,8 +26,8 @@ def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | N
     )
     if trusted is not None:
         notes.append(f"random weights: quality is taken from {trusted}, a small model of the same kind")
-    elif bench.judged_by.reason:
-        notes += bench.judged_by.notes(bench.command)
+    elif of_judge := bench.judged_by.notes(bench.command):
+        notes += of_judge
     elif bench.request.has_random_controlnet:
         notes.append(
             "a ControlNet with random weights: quality cannot be judged, so only techniques that keep the image were "

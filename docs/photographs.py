@@ -1,0 +1,113 @@
+"""The page on what witnesses see on photographs, from the record of `benchmarks.photographs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vivace.measure.damage import DAMAGE, HARMLESS
+
+WITNESSES = (
+    "match",
+    "PSNR",
+    "SSIM",
+    "sharpness",
+    "noise",
+    "contrast",
+    "brightness",
+    "saturation",
+    "colourfulness",
+    "colours",
+    "shapes",
+    "tiny-clip",
+)
+"""In the order of the columns."""
+_BLIND = "–"
+
+
+def page(note: str, record: Path) -> str:
+    result = json.loads(record.read_text())
+    rows = {(row["damage"], row["witness"]): row for row in result["rows"]}
+    return note + "\n".join(
+        [
+            "# What witnesses see on photographs",
+            "",
+            *_introduction(result),
+            "",
+            "## In one pair of images",
+            "",
+            *_table(rows, "single"),
+            "",
+            "## In a run of 39 pairs",
+            "",
+            "The mean over the pairs decides, so weaker damage is seen, and harmless changes are told from none too.",
+            "",
+            *_table(rows, "run"),
+            "",
+            "## What the damage and the harmless changes are",
+            "",
+            "| damage | like | unit | strengths |",
+            "| --- | --- | --- | --- |",
+            *(
+                f"| {kind.name} | {kind.like} | {kind.unit} | {', '.join(f'{s:g}' for s in kind.strengths)} |"
+                for kind in DAMAGE
+            ),
+            "",
+            f"Harmless are: {', '.join(change.name for change in HARMLESS)}. *Rounding* is noise of half a grey level, "
+            "*other arithmetic* smooth noise of one. A large model in another dtype draws images that differ more; "
+            "`vivace bench` measures that as the noise floor.",
+            "",
+            "## The photographs",
+            "",
+            "| photograph | package | licence | crops |",
+            "| --- | --- | --- | --- |",
+            *(
+                f"| {p['name']} | `{p['package']}`: {p['file']} | {p['licence']} | {p['crops']} |"
+                for p in result["photographs"]
+            ),
+            "",
+        ]
+    )
+
+
+def _introduction(result: dict[str, Any]) -> list[str]:
+    crops = sum(p["crops"] for p in result["photographs"])
+    captions = result["captions"]
+    return [
+        "From which strength on each figure of `vivace bench` and `vivace prove` sees damage, measured on "
+        f"{crops} crops of {len(result['photographs'])} photographs that Python packages ship ({result['sizes'][0]} to "
+        f"{result['sizes'][-1]} pixels a side). [Image quality](quality.md) says what the figures are.",
+        "",
+        "A crop is compared with itself after damage. A witness sees it if its value is beyond 95 % of its values for "
+        "each harmless change (5 % false alarms); the tables have the strength that it sees in 90 % of cases, with a "
+        "90 % interval over the photographs. ≤ is the lowest strength that was tried, – means that the highest is not "
+        f"seen. {' and '.join(result['slow'])} looked at {result['slow_crops']} of the crops. "
+        "[Record](../results/photographs-witnesses.json); `python -m benchmarks.photographs`.",
+        "",
+        f"**`tiny-clip` is no judge of photographs.** It was trained on coloured shapes: asked which of "
+        f"{len(result['photographs'])} captions belongs to a crop, it is right in {100 * captions['right']:.0f} % of "
+        f"cases (chance: {100 * captions['chance']:.0f} %), and its margin is {captions['margin']:+.1f} ± "
+        f"{captions['margin_error']:.1f} points. The last column is only the distance between its embeddings.",
+    ]
+
+
+def _table(rows: dict[tuple[str, str], dict[str, Any]], what: str) -> list[str]:
+    lines = [f"| damage | {' | '.join(WITNESSES)} |", "|" + " --- |" * (len(WITNESSES) + 1)]
+    for kind in DAMAGE:
+        cells = [_cell(rows[kind.name, witness][what], kind.strengths[0]) for witness in WITNESSES]
+        lines.append(f"| {kind.name}, {kind.unit} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(least: dict[str, float | None], lowest: float) -> str:
+    strength, low, high = least["strength"], least["low"], least["high"]
+    if strength is None:
+        return _BLIND if low is None else f"{_BLIND} ({low:g} to {_BLIND})"
+    if strength <= lowest and high is not None and high <= lowest:
+        return f"≤ {strength:g}"
+    return f"{strength:.2g} ({_end(low)} to {_end(high)})"
+
+
+def _end(value: float | None) -> str:
+    return _BLIND if value is None else f"{value:.2g}"

@@ -1,0 +1,91 @@
+"""The limit of a witness lies between harmless changes and the damage that it sees."""
+
+import pytest
+
+from vivace.calibrating.limit import STRICTEST, choose_limit
+from vivace.calibrating.scores import ImageScores, label
+from vivace.errors import UsageError
+from vivace.measure.damage import HARMLESS, damage_kind
+from vivace.measure.damage.seen import least_seen
+
+MARGIN = 10.0
+BLUR, BANDING = damage_kind("blur"), damage_kind("banding")
+KEPT = {
+    "blur": (1.0, 0.99, 0.95, 0.8, 0.5),
+    "banding": (1.0, 1.0, 1.0, 1.0, 0.999),
+}
+
+
+def scores(
+    num_prompts: int = 13, harmless: float = 0.99, kept: dict[str, tuple[float, ...]] = KEPT
+) -> list[ImageScores]:
+    """Return scores that keep these shares of a margin of 10 points, a little more or less from prompt to prompt."""
+    rows = []
+    for k in range(num_prompts):
+        spread = 0.001 * (k - (num_prompts - 1) / 2)
+        shares = {change.name: harmless for change in HARMLESS}
+        shares |= {
+            label(kind, grade): kept[kind.name][grade] for kind in (BLUR, BANDING) for grade in range(5)
+        }
+        changed = {name: 30 - MARGIN * (1 - share + spread) for name, share in shares.items()}
+        rows.append(ImageScores(f"prompt {k}", own=30.0, others=20.0, changed=changed))
+    return rows
+
+
+def test_harmless_changes_pass_and_damage_of_the_grade_fails() -> None:
+    chosen = choose_limit(scores(), [BLUR, BANDING], 4, "clip")
+    assert chosen.limit is not None
+    assert 0.8 < chosen.limit < min(chosen.harmless.values())
+    assert chosen.limit == pytest.approx(0.895, abs=0.01)
+    assert chosen.faint == ("banding",)
+    assert chosen.margin == pytest.approx(MARGIN)
+    blur, banding = chosen.damage
+    assert blur.kept == pytest.approx(KEPT["blur"], abs=1e-3)
+    assert blur.seen_from is not None
+    assert BLUR.strengths[2] < blur.seen_from <= BLUR.strengths[3]
+    assert banding.seen_from is None
+
+
+def test_the_grade_says_how_strict_the_limit_is() -> None:
+    mild, plain = (choose_limit(scores(), [BLUR, BANDING], grade, "clip").limit for grade in (3, 5))
+    assert mild is not None
+    assert plain is not None
+    assert plain < mild
+
+
+def test_a_witness_that_sees_no_damage_has_no_limit() -> None:
+    chosen = choose_limit(scores(), [BANDING], 4, "clip")
+    assert chosen.limit is None
+    assert chosen.faint == ("banding",)
+    assert chosen.damage[0].seen_from is None
+
+
+def test_a_witness_that_dislikes_harmless_changes_gets_a_lower_limit() -> None:
+    strict, lenient = (
+        choose_limit(scores(harmless=harmless), [BLUR], 4, "clip").limit for harmless in (1.0, 0.9)
+    )
+    assert strict is not None
+    assert lenient is not None
+    assert lenient < strict <= STRICTEST
+
+
+def test_a_witness_that_does_not_know_the_prompts_is_refused() -> None:
+    blind = [ImageScores(row.prompt, own=20.0, others=20.5, changed=row.changed) for row in scores()]
+    with pytest.raises(UsageError, match=r"-0\.50 points\).*another --witness"):
+        choose_limit(blind, [BLUR], 4, "clip")
+
+
+def test_broken_images_do_not_count() -> None:
+    rows = scores(8)
+    broken = [ImageScores(row.prompt, faults=("black",)) for row in rows]
+    assert choose_limit([*rows[:7], *broken[7:]], [BLUR], 4, "clip").num_broken == 1
+    with pytest.raises(UsageError, match=r"5 of 8 prompts have sound images \(black\)"):
+        choose_limit([*rows[:5], *broken[5:]], [BLUR], 4, "clip")
+
+
+def test_the_least_strength_is_interpolated() -> None:
+    strengths = (1.0, 2.0, 4.0, 8.0)
+    assert least_seen((0, 0.8, 1, 1), strengths) == pytest.approx(2 * 2**0.5)
+    assert least_seen((0.95, 1, 1, 1), strengths) == 1.0
+    assert least_seen((0, 0, 0.5, 0.89), strengths) is None
+    assert least_seen((0.95, 0.5, 1, 1), strengths) == pytest.approx(2 * 2**0.8)
