@@ -14,6 +14,7 @@ from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_s
 from vivace.proofs.checks import ServerCheck, Status, endpoint_checks, honest, probe_check, repeat_check
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, Settings
 from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.fast import speed, untimed
 from vivace.proofs.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
 from vivace.proofs.findings import (
     ImageFinding,
@@ -28,6 +29,7 @@ from vivace.proofs.probes import main_jobs, own_jobs, probes, reference_probes, 
 from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
 from vivace.proofs.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.proofs.scoring import Judges, add_all_scores
+from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.sides import EndpointSide
 from vivace.proofs.sources import ImageSource, Prepared
 from vivace.proofs.store import Letter, ProofStore
@@ -50,10 +52,12 @@ class Options:
     Attributes:
         claims: that decide the exit code; empty for those that apply.
         fail_under: limits on the means of metrics.
+        loads: what was measured of endpoints under load.
     """
 
     claims: tuple[Claim, ...] = ()
     fail_under: Mapping[str, float] | None = None
+    loads: tuple[SideLoad, ...] = ()
 
 
 def jobs_of(prepared: Prepared, letter: Letter) -> list[DrawJob]:
@@ -84,23 +88,29 @@ def draw_side(
     source = prepared.a if letter == "a" else prepared.b
     with prepared.open(source, is_read, on_note) as drawer:
         in_a_row = 0
+        warm: set[Settings] = set()
         for job in todo:
             if in_a_row >= _MOST_IN_A_ROW:
                 failure = DrawingFailed(f"not asked for, after {in_a_row} failures in a row")
                 store.keep_failure(letter, job, failure)
                 continue
-            in_a_row = 0 if _draw(drawer, letter, job, store) else in_a_row + 1
+            in_a_row = 0 if _draw(drawer, letter, job, store, warm) else in_a_row + 1
             on_progress(letter, len(jobs) - len(todo) + todo.index(job) + 1, len(jobs))
 
 
-def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore) -> bool:
-    """Draw and keep one image; return whether there is one."""
+def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore, warm: set[Settings]) -> bool:
+    """Draw and keep one image; return whether there is one.
+
+    Args:
+        warm: settings of the images drawn so far. The first image of each is a warm-up, whose seconds say nothing.
+    """
     try:
         image = drawer.draw(job.prompt, job.seed, job.settings)
     except DrawingFailed as failure:
         store.keep_failure(letter, job, failure)
         return False
-    store.keep(letter, job, image)
+    store.keep(letter, job, image if job.settings in warm else replace(image, seconds=None))
+    warm.add(job.settings)
     return True
 
 
@@ -162,11 +172,12 @@ def conclude(
         checks=tuple(checks),
         findings=tuple(findings),
         failures=tuple(_failures(pairs)),
-        notes=(*_notes(prepared, pairs, own, judges), *words.notes),
+        notes=(*_notes(prepared, pairs, own, judges), *words.notes, *_resumed(store)),
         same=same,
         good=good,
         legibility=words,
         honest=honest(checks, findings),
+        speed=speed(pairs, untimed(prepared), options.loads),
         fail_under=fail_under,
     )
 
@@ -177,6 +188,13 @@ def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> 
     if not prepared.shows_something:
         return left_out("images of random weights have no words")
     return legibility(pairs, judges.reader)
+
+
+def _resumed(store: ProofStore) -> tuple[str, ...]:
+    if not store.num_resumed:
+        return ()
+    are = "is" if store.num_resumed == 1 else "are"
+    return (f"{count(store.num_resumed, 'image')} {are} of an earlier run, latency included",)
 
 
 def _default_claims(words: Legibility, endpoint: Endpoint | None) -> tuple[Claim, ...]:

@@ -24,6 +24,7 @@ from vivace.untrusted.files import parse_json, read_bytes
 Letter = Literal["a", "b"]
 _LINES = "drawn.jsonl"
 _ENDED = "ended"
+_LOADS = ("loads_a.json", "loads_b.json")
 _IMAGE = re.compile(r"[0-9a-f]{64}\.\w+")
 _MAX_BYTES = 500_000_000
 
@@ -107,6 +108,10 @@ class ProofStore:
         """Keep why an image was not drawn; a later run tries again."""
         self._append(side, job, {"reason": str(failure), "request": failure.request})
 
+    def loads_file(self, side: Letter) -> Path:
+        """Return the file for the loads on a side."""
+        return self.folder / _LOADS["ab".index(side)]
+
     def reload(self) -> None:
         """Read what another process has kept."""
         self._images = self._read()
@@ -175,7 +180,8 @@ class ProofStore:
         for path in (self.folder / "images").iterdir():
             if _IMAGE.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        (self.folder / _LINES).unlink(missing_ok=True)
+        for name in (_LINES, *_LOADS):
+            (self.folder / name).unlink(missing_ok=True)
 
 
 def _key(side: Letter, job: DrawJob) -> str:
