@@ -141,10 +141,18 @@ class Proof:
             text = "B is as good as A; its images are others"
         elif self.good.verdict is ProofVerdict.FAILED:
             text = f"B is worse than A: {self.good.reason}"
+        elif self.legibility.answer.verdict is ProofVerdict.FAILED:
+            return f"B's words are less legible than A's: {self.legibility.answer.reason}{self._added}"
         else:
             text = f"Cannot tell whether B is as good as A: {self.good.reason}"
         if self.legibility.answer.verdict is ProofVerdict.FAILED:
             text += f"; its words are less legible: {self.legibility.answer.reason}"
+        return text + self._added
+
+    @property
+    def _added(self) -> str:
+        """What the headline says beside the images."""
+        text = ""
         if self.honest.verdict is ProofVerdict.FAILED:
             text += f"; {self.honest.reason}"
         if "fast" in self.claims and self.speed.answer.verdict is not ProofVerdict.LEFT_OUT:

@@ -195,11 +195,12 @@ def _words(legibility: Legibility) -> PairedLine | None:
 def _latency(speed: Speed) -> PairedLine | None:
     if speed.test is None or speed.a_s is None or speed.b_s is None:
         return None
+    ratio_after = "" if speed.after is None else f"; beside A drawn again {ratio_in_words(speed.after)}"
     return PairedLine(
         speed.num_pairs,
         seconds_in_words(speed.a_s),
         seconds_in_words(speed.b_s),
-        ratio_in_words(speed.test),
+        ratio_in_words(speed.test) + ratio_after,
         "×1.05",
         speed.answer.word,
         _PAIRED_LOOKS.get(speed.answer.verdict, "open"),

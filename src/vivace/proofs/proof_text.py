@@ -129,6 +129,8 @@ def _speed(speed: Speed) -> Iterator[str]:
         yield ""
         yield f"{'latency':14}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}margin"
         yield f"  {'median':12}{a:>9}{b:>9}   {ratio_in_words(speed.test):38}×1.05"
+        if speed.after is not None:
+            yield f"  {'A again':30}   {ratio_in_words(speed.after):38}×1.05"
     if speed.loads:
         limit = in_time(speed.loads)
         yield ""

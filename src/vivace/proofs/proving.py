@@ -25,7 +25,14 @@ from vivace.proofs.findings import (
     switched,
 )
 from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
-from vivace.proofs.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
+from vivace.proofs.probes import (
+    main_jobs,
+    own_jobs,
+    probes,
+    reference_probes,
+    repeat_job,
+    timing_jobs,
+)
 from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
 from vivace.proofs.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.proofs.scoring import Judges, add_all_scores
@@ -79,9 +86,15 @@ def draw_side(
     on_progress: OnProgress = lambda letter, done, total: None,
     is_read: Callable[[], None] = lambda: None,
     on_note: Callable[[str], object] = lambda text: None,
+    *,
+    again: bool = False,
 ) -> None:
-    """Draw what is missing of a side. An image that cannot be drawn is kept with its reason."""
-    jobs = jobs_of(prepared, letter)
+    """Draw what is missing of a side. An image that cannot be drawn is kept with its reason.
+
+    Args:
+        again: draw A's images once more, for their seconds.
+    """
+    jobs = timing_jobs(prepared) if again else jobs_of(prepared, letter)
     todo = [job for job in jobs if not store.is_drawn(letter, job)]
     if not todo:
         return
@@ -177,7 +190,7 @@ def conclude(
         good=good,
         legibility=words,
         honest=honest(checks, findings),
-        speed=speed(pairs, untimed(prepared), options.loads),
+        speed=speed(pairs, untimed(prepared), _seconds_again(prepared, store, options), options.loads),
         fail_under=fail_under,
     )
 
@@ -188,6 +201,14 @@ def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> 
     if not prepared.shows_something:
         return left_out("images of random weights have no words")
     return legibility(pairs, judges.reader)
+
+
+def _seconds_again(prepared: Prepared, store: ProofStore, options: Options) -> list[float | None] | None:
+    """Return A's seconds when it was drawn again after B; None if that is not claimed."""
+    if "fast" not in options.claims:
+        return None
+    images = [store.image("a", job) for job in timing_jobs(prepared)]
+    return [None if image is None else image.seconds for image in images]
 
 
 def _resumed(store: ProofStore) -> tuple[str, ...]:

@@ -24,7 +24,9 @@ from vivace.proofs.sides import EndpointSide
 from vivace.proofs.sources import ImageSource, Prepared
 from vivace.proofs.store import Letter, ProofStore
 
-_CLIENTS = (8,)
+LEAST_REQUESTS = 8
+"""One for each client."""
+_CLIENTS = (LEAST_REQUESTS,)
 _FRACTIONS = (0.8,)
 _SLO_FACTOR = 3.0
 OnLoad = Callable[[str], object]

@@ -10,6 +10,7 @@ from vivace.load_testing.load_report import as_dict, figure_text
 from vivace.load_testing.rows import LoadRow
 from vivace.proofs.fast import Speed
 from vivace.proofs.side_loads import SideLoad
+from vivace.stats import EquivalenceTest
 from vivace.stats.intervals import Interval
 from vivace.untrusted.terminal_text import plain
 
@@ -60,13 +61,12 @@ def cells_of(row: LoadRow) -> list[str]:
 def speed_dict(speed: Speed) -> dict[str, Any]:
     """Return the figures as JSON values."""
     test = speed.test
-    interval = None if test is None else test.interval
     return {
         "a_median_s": speed.a_s,
         "b_median_s": speed.b_s,
         "pairs": speed.num_pairs,
-        "log_ratio": None if interval is None else interval.point,
-        "interval90": None if interval is None or interval.low is None else [interval.low, interval.high],
+        "log_ratio": _interval(test),
+        "log_ratio_to_a_again": _interval(speed.after),
         "margin": None if test is None else test.margin,
         "prompts_needed": None if test is None else test.needed,
         "loads": [
@@ -74,6 +74,13 @@ def speed_dict(speed: Speed) -> dict[str, Any]:
             for load in speed.loads
         ],
     }
+
+
+def _interval(test: EquivalenceTest | None) -> dict[str, Any] | None:
+    if test is None:
+        return None
+    low, high = test.interval.low, test.interval.high
+    return {"mean": test.interval.point, "interval90": None if low is None else [low, high]}
 
 
 def _or_dash(interval: Interval | None, *, percent: bool = False) -> str:

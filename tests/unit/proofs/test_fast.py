@@ -55,10 +55,23 @@ def timed(a_s: float | None, b_s: float | None, prompt: str) -> PairFigures:
 )
 def test_not_slower_by_more_than_five_percent(ratios: tuple[float, ...], verdict: ProofVerdict) -> None:
     pairs = [timed(2.0, 2.0 * ratio, f"{k}") for k, ratio in enumerate(ratios)]
-    result = speed([timed(None, 60.0, "a warm-up"), *pairs], None)
+    result = speed([timed(None, 60.0, "a warm-up"), *pairs], None, [None, *([2.0] * len(ratios))])
     assert result.answer.verdict is verdict
     assert result.num_pairs == len(ratios)
     assert result.a_s == 2.0
+
+
+def test_a_machine_that_gets_faster_or_slower_is_no_reason_for_an_answer() -> None:
+    pairs = [timed(1.0, 0.75, f"{k}") for k in range(6)]
+    throttled = [timed(1.0, 1.3, f"{k}") for k in range(6)]
+    assert speed(pairs, None, [0.7] * 6).answer.verdict is ProofVerdict.UNCLEAR
+    unclear = speed(throttled, None, [1.3] * 6).answer
+    assert unclear.verdict is ProofVerdict.UNCLEAR
+    assert "A's own time changed by ×1.30, so the machine is busy or throttles" in unclear.reason
+    assert speed(throttled, None, [1.1] * 6).answer.verdict is ProofVerdict.FAILED
+    alone = speed(pairs, None).answer
+    assert alone.verdict is ProofVerdict.LEFT_OUT
+    assert "--claim fast draws it again after B" in alone.reason
 
 
 def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> None:
@@ -66,6 +79,7 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
     slower = answer(prove(tmp_path, QUICK, SLOW, "--claim", "fast", "--format", "json", "-o", str(page)))
     assert slower["exit_code"] == 1
     assert "; B takes ×" in slower["headline"]
+    assert slower["speed"]["log_ratio_to_a_again"]["mean"] > 0.5
     seconds = [pair["a"]["seconds"] for pair in slower["pairs"]]
     assert seconds[0] is None
     assert min(seconds[1:]) > 0.004
@@ -118,7 +132,7 @@ def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> 
 
 def test_loads_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither A nor B is an images endpoint"):
-        raise prove(tmp_path, SHAPES, SHAPES, "--requests", "5").exception
+        raise prove(tmp_path, SHAPES, SHAPES, "--requests", "8").exception
     with pytest.raises(UsageError, match="--aiperf-b: B is no images endpoint, but python"):
         raise prove(tmp_path, SHAPES, SHAPES, "--aiperf-b", str(tmp_path)).exception
     with serving() as server, pytest.raises(StoreError, match="holds no run of AIPerf"):
@@ -142,6 +156,6 @@ def test_a_server_that_draws_nothing_under_load_is_a_line(tmp_path: Path) -> Non
         fails = f"{server.url}?model=one"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server, "fault", "redirects")
-            result = prove(tmp_path, SHAPES, fails, "--requests", "2")
+            result = prove(tmp_path, SHAPES, fails, "--requests", "8")
     assert result.return_value == 4
     assert "B: no load was measured:" in result.stdout
