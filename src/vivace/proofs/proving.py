@@ -185,7 +185,7 @@ def conclude(
         checks=tuple(checks),
         findings=tuple(findings),
         failures=tuple(_failures(pairs)),
-        notes=(*_notes(prepared, pairs, own, judges), *words.notes, *_resumed(store)),
+        notes=(*_notes(prepared, pairs, own, judges), *words.notes, *_resumed(prepared, store)),
         same=same,
         good=good,
         legibility=words,
@@ -211,11 +211,18 @@ def _seconds_again(prepared: Prepared, store: ProofStore, options: Options) -> l
     return [None if image is None else image.seconds for image in images]
 
 
-def _resumed(store: ProofStore) -> tuple[str, ...]:
-    if not store.num_resumed:
-        return ()
-    are = "is" if store.num_resumed == 1 else "are"
-    return (f"{count(store.num_resumed, 'image')} {are} of an earlier run, latency included",)
+def _resumed(prepared: Prepared, store: ProofStore) -> list[str]:
+    """Return which side was drawn by several processes, as after an interruption; each has its own latency."""
+    letters: tuple[Letter, ...] = ("a", "b")
+    notes = []
+    for letter in letters:
+        images = [store.image(letter, job) for job in main_jobs(prepared)]
+        number = len({image.process for image in images if image is not None and image.path is not None})
+        if number > 1:
+            notes.append(
+                f"{letter.upper()}: its images were drawn in {number} runs, each with its own latency"
+            )
+    return notes
 
 
 def _default_claims(words: Legibility, endpoint: Endpoint | None) -> tuple[Claim, ...]:

@@ -37,6 +37,7 @@ class KeptImage:
         path: of its file; None if it was not drawn.
         reason: why it was not drawn; "" if it was.
         request: what was sent for it, if it failed.
+        process: that drew it.
     """
 
     path: Path | None
@@ -46,6 +47,7 @@ class KeptImage:
     notes: tuple[str, ...] = ()
     reason: str = ""
     request: str = ""
+    process: int | None = None
 
 
 class ProofStore:
@@ -121,7 +123,8 @@ class ProofStore:
         replace(self.folder / _ENDED, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}\n".encode())
 
     def _append(self, side: Letter, job: DrawJob, fields: dict[str, Any]) -> None:
-        line = {"key": _key(side, job), "at": datetime.now(UTC).isoformat(timespec="seconds")} | fields
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        line: dict[str, Any] = {"key": _key(side, job), "at": at, "process": os.getpid()} | fields
         content = (json.dumps(line) + "\n").encode()
         try:
             with (self.folder / _LINES).open("ab") as file:
@@ -170,6 +173,7 @@ class ProofStore:
             line["seconds"],
             tuple(line["faults"]),
             tuple(line["notes"]),
+            process=line.get("process"),
         )
 
     def _path(self, sha256: str, suffix: str) -> Path:

@@ -90,6 +90,14 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
     assert "Fast?          yes: B takes ×0." in faster.stdout
 
 
+def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ("--format", "json", "--claim", "same")
+    assert not answer(prove(tmp_path, SHAPES, SHAPES, *more))["notes"]
+    monkeypatch.setattr("vivace.proofs.store.os.getpid", lambda: -1)
+    notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", "--seeds", "3"))["notes"]
+    assert notes == [f"{side}: its images were drawn in 2 runs, each with its own latency" for side in "AB"]
+
+
 def test_a_folder_has_no_latency(tmp_path: Path) -> None:
     from tests.drawn_shapes import draw
 
