@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import time
 from typing import Any
 
 from PIL import Image, ImageDraw
@@ -52,6 +53,16 @@ def draw_soft(prompt: str, seed: int, **settings: Any) -> Any:
 def draw_soft_if_tall(prompt: str, seed: int, width: int = 96, height: int = 96) -> Any:
     """As `draw`, by a decoder that blurs images that are higher than wide."""
     return (draw_soft if height > width else draw)(prompt, seed, width=width, height=height)
+
+
+def draw_slowly(prompt: str, seed: int) -> Any:
+    time.sleep(0.02)
+    return draw(prompt, seed)
+
+
+def draw_quickly(prompt: str, seed: int) -> Any:
+    time.sleep(0.005)
+    return draw(prompt, seed)
 
 
 def draw_rounded(prompt: str, seed: int, **settings: Any) -> Any:

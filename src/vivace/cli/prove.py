@@ -12,7 +12,7 @@ import click
 
 from vivace.cli import options
 from vivace.cli.failures import INTERRUPTED
-from vivace.cli.spec_options import IMAGE_SETTINGS, PROOF, TIMING, WORKLOAD, collect, option
+from vivace.cli.spec_options import IMAGE_SETTINGS, LOAD, PROOF, TIMING, WORKLOAD, collect, option
 from vivace.errors import UsageError
 from vivace.untrusted.destinations import check_writable, is_standard_output, replace
 from vivace.untrusted.files import read_text, user_path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.proofs.proof import Proof
     from vivace.proofs.scoring import Judges
+    from vivace.proofs.side_loads import LoadRequest
     from vivace.proofs.sources import DrawRequest, Prepared
     from vivace.proofs.store import Letter, ProofStore
     from vivace.spec.sizes import Size
@@ -112,7 +113,7 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--claim",
     "claims",
-    type=click.Choice(["same", "as-good", "legible", "honest"]),
+    type=click.Choice(["same", "as-good", "legible", "honest", "fast"]),
     multiple=True,
     help="What is to be proven, for the exit code; repeat for more. Default: as-good, legible where words "
     "are read, honest for a server.",
@@ -133,6 +134,26 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     help="File with the key that requests to A bear (Authorization: Bearer).",
 )
 @click.option("--key-b", callback=read_key, metavar="FILE", help="Likewise, to B.")
+@click.option(
+    "--requests",
+    "--num-requests",
+    "num_requests",
+    type=click.IntRange(8, 100_000),
+    metavar="N",
+    help="Also put load on each images endpoint: N requests of one client, of eight, and of users.",
+)
+@click.option(
+    "--aiperf-a",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Also show a run of AIPerf on A (its --artifact-dir).",
+)
+@click.option(
+    "--aiperf-b",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Likewise, on B.",
+)
 @click.option("--reuse", is_flag=True, help="Take the images of an earlier run that ended, too.")
 @options.device
 @options.threads
@@ -145,11 +166,12 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     help="Also write the result as an HTML page, with images.",
 )
 @options.text_or_json("result")
-@collect(settings=IMAGE_SETTINGS, request=PROOF)
+@collect(settings=IMAGE_SETTINGS, request=PROOF, load=LOAD)
 def prove(
     a: str,
     b: str,
     request: DrawRequest,
+    load: LoadRequest,
     claims: tuple[Any, ...],
     fail_under: dict[str, float],
     scorer: str | None,
@@ -175,6 +197,7 @@ def prove(
     """
     from vivace.proofs.prover import FOLDER, find_judges
     from vivace.proofs.proving import Options, open_store
+    from vivace.proofs.side_loads import check_loads, measure_loads
     from vivace.proofs.sources import prepare
     from vivace.report.value_text import date
 
@@ -184,27 +207,33 @@ def prove(
             raise UsageError("-o - would mix the page with the result; give the name of a file")
     prepared = prepare(a, b, request)
     judges = find_judges(prepared, claims, scorer, witness)
+    check_loads(prepared, load)
     kept = open_store(prepared, store / FOLDER, reuse)
     if kept.num_resumed:
         click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
     try:
-        for letter in _LETTERS:
-            status = _draw(prepared, letter, kept)
+        for letter, again in _passes(claims):
+            status = _draw(prepared, letter, kept, again=again)
             if status == INTERRUPTED:  # in another process
                 raise KeyboardInterrupt
             if status != 0:
                 return status
-        return _conclude(prepared, kept, judges, Options(claims, fail_under), output, format_)
+        loads = measure_loads(prepared, kept, load, lambda text: click.echo(text, err=True))
+        judging = Options(claims, fail_under, tuple(loads))
+        return _conclude(prepared, kept, judges, judging, output, format_)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; the images are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return INTERRUPTED
 
 
-_LETTERS: tuple[Letter, ...] = ("a", "b")
+def _passes(claims: tuple[Any, ...]) -> list[tuple[Letter, bool]]:
+    """Return which side is drawn when, and whether once more: A, B, and for its latency A."""
+    passes: list[tuple[Letter, bool]] = [("a", False), ("b", False)]
+    return [*passes, ("a", True)] if "fast" in claims else passes
 
 
-def _draw(prepared: Prepared, letter: Letter, kept: ProofStore) -> int:
+def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) -> int:
     """Draw a side, a model of somebody else in a process that is watched while it is read; return the exit code."""
     from vivace.proofs.proving import draw_side
 
@@ -218,6 +247,7 @@ def _draw(prepared: Prepared, letter: Letter, kept: ProofStore) -> int:
             _Progress(source.side.text),
             is_read,
             lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
+            again=again,
         )
         return 0
 

@@ -29,6 +29,7 @@ IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.settings:SearchSettings"
 IMAGE_SETTINGS = "vivace.proofs.drawing:Settings"
 PROOF = "vivace.proofs.sources:DrawRequest"
+LOAD = "vivace.proofs.side_loads:LoadRequest"
 
 
 class FiniteFloat(click.FloatRange):

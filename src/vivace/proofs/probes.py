@@ -47,6 +47,11 @@ def other_seed_jobs(prepared: Prepared) -> list[DrawJob]:
     return [replace(job, seed=job.seed + 1) for job in main_jobs(prepared)[:_NUM_REPEATS]]
 
 
+def timing_jobs(prepared: Prepared) -> list[DrawJob]:
+    """Return A's images once more, to be drawn after B for their seconds."""
+    return [replace(job, repeat=2) for job in main_jobs(prepared)] if prepared.a.draws else []
+
+
 def repeat_job(prepared: Prepared) -> DrawJob:
     return replace(main_jobs(prepared)[0], repeat=1)
 

@@ -10,19 +10,22 @@ from vivace.proofs.as_good import WitnessResult
 from vivace.proofs.by_size import SizeFigures
 from vivace.proofs.checks import ServerCheck
 from vivace.proofs.drawing import Settings
-from vivace.proofs.figures import AGAINST, PairFigures
+from vivace.proofs.fast import Speed
+from vivace.proofs.figures import AGAINST, PairFigures, ReadImage
 from vivace.proofs.findings import ImageFinding
 from vivace.proofs.legible import Legibility
 from vivace.proofs.same import OwnDistances, means, nearness
+from vivace.proofs.speed_text import speed_dict
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
-Claim = Literal["same", "as-good", "legible", "honest"]
+Claim = Literal["same", "as-good", "legible", "honest", "fast"]
 _QUESTIONS: dict[Claim, str] = {
     "same": "Same image?",
     "as-good": "As good?",
     "legible": "Legible?",
     "honest": "Honest?",
+    "fast": "Fast?",
 }
 METRICS = {"psnr_db": (0.0, 100.0), "ssim": (-1.0, 1.0), "match": (-1.0, 1.0), "lpips": (0.0, 10.0)}
 """The metrics that a mean may be limited of, and between which values."""
@@ -67,7 +70,7 @@ class Proof:
     Attributes:
         a, b: both sides as they were written; A is the reference.
         claims: those that decide the exit code.
-        same, good, legibility, honest: the verdicts.
+        same, good, legibility, honest, speed: the verdicts.
         requested_sizes: of --sizes; the settings have the first.
         sizes: figures by size, the worst first; empty if all images have the same size.
         findings: what is wrong with B's images as a set.
@@ -94,6 +97,7 @@ class Proof:
     good: ProofAnswer
     legibility: Legibility
     honest: ProofAnswer
+    speed: Speed
     fail_under: tuple[FailUnder, ...] = ()
 
     @property
@@ -109,6 +113,7 @@ class Proof:
             "as-good": self.good,
             "legible": self.legibility.answer,
             "honest": self.honest,
+            "fast": self.speed.answer,
         }
 
     @property
@@ -136,12 +141,22 @@ class Proof:
             text = "B is as good as A; its images are others"
         elif self.good.verdict is ProofVerdict.FAILED:
             text = f"B is worse than A: {self.good.reason}"
+        elif self.legibility.answer.verdict is ProofVerdict.FAILED:
+            return f"B's words are less legible than A's: {self.legibility.answer.reason}{self._added}"
         else:
             text = f"Cannot tell whether B is as good as A: {self.good.reason}"
         if self.legibility.answer.verdict is ProofVerdict.FAILED:
             text += f"; its words are less legible: {self.legibility.answer.reason}"
+        return text + self._added
+
+    @property
+    def _added(self) -> str:
+        """What the headline says beside the images."""
+        text = ""
         if self.honest.verdict is ProofVerdict.FAILED:
             text += f"; {self.honest.reason}"
+        if "fast" in self.claims and self.speed.answer.verdict is not ProofVerdict.LEFT_OUT:
+            text += f"; {self.speed.answer.reason}"
         if self.failures:
             text += f"; {count(len(self.failures), 'image')} could not be compared"
         return text
@@ -186,6 +201,7 @@ class Proof:
                 "a_to_another_seed": _metrics(means(self.own.other_seeds)),
             },
             "witnesses": [_witness_result(t) for t in self.witness_results],
+            "speed": speed_dict(self.speed),
             "words": _words(self.legibility),
             "checks": [
                 {"name": c.name, "status": c.status.value, "reason": c.reason, "request": c.request}
@@ -207,14 +223,17 @@ def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
         "prompt": pair.prompt,
         "seed": pair.seed,
         "size": None if pair.a.size is None else list(pair.a.size),
-        "a": {"sha256": pair.a.kept.sha256, "faults": list(pair.a.faults), "reason": pair.a.reason}
-        | pair.a.alone,
-        "b": {"sha256": pair.b.kept.sha256, "faults": list(pair.b.faults), "reason": pair.b.reason}
-        | pair.b.alone,
+        "a": _image(pair.a),
+        "b": _image(pair.b),
         "against": _metrics(pair.against),
         "nearness": nearness(pair.against, own).value if pair.against else None,
         "reason": pair.reason,
     }
+
+
+def _image(image: ReadImage) -> dict[str, Any]:
+    about = {"sha256": image.kept.sha256, "seconds": image.kept.seconds}
+    return about | {"faults": list(image.faults), "reason": image.reason} | image.alone
 
 
 def _witness_result(t: WitnessResult) -> dict[str, Any]:

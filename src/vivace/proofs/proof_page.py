@@ -13,9 +13,12 @@ from markupsafe import Markup
 from vivace import __version__
 from vivace.proofs.as_good import Standing, WitnessResult
 from vivace.proofs.checks import Status
+from vivace.proofs.fast import Speed, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import Legibility, difference_in_words
 from vivace.proofs.proof_text import described, distance_rows, metric
 from vivace.proofs.side_by_side import counts, order_in_words, rows_of, rows_of_words
+from vivace.proofs.side_loads import SideLoad
+from vivace.proofs.speed_text import cells_of, in_time, name_of
 from vivace.proofs.verdict import ProofVerdict
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
 from vivace.untrusted.terminal_text import plain
@@ -29,6 +32,7 @@ _LOOKS = {
     ProofVerdict.UNCLEAR: "open",
     ProofVerdict.LEFT_OUT: "open",
 }
+_PAIRED_LOOKS = {ProofVerdict.FAILED: "bad", ProofVerdict.PROVEN: "good"}
 _METRICS = (("PSNR, dB", "psnr_db"), ("SSIM", "ssim"), ("match", "match"), ("LPIPS", "lpips"))
 
 
@@ -68,8 +72,18 @@ class WitnessLine:
 
 
 @dataclass(frozen=True)
-class WordsLine:
-    """How many letters of the words asked for are missed, as it is printed."""
+class LoadLine:
+    """A load on a side, with its figures; or the reason why there is none."""
+
+    side: str
+    load: str
+    cells: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class PairedLine:
+    """A paired figure of both sides, as it is printed."""
 
     pairs: int
     a: str
@@ -106,6 +120,10 @@ def page_of(proof: Proof, command: str | None) -> str:
                 (what, number, [metric(key, values.get(key)) for _, key in metrics])
                 for what, number, values in distance_rows(proof)
             ],
+            latency=_latency(proof.speed),
+            loads=[_load(load) for load in proof.speed.loads],
+            load_headings=("requests", "images/s", "p50, s", "p95, s", "in time", "goodput/s", "errors"),
+            in_time=in_time(proof.speed.loads),
             words=_words(proof.legibility),
             words_rows=rows_of_words(proof.legibility),
             witnesses=[_witness(t) for t in proof.witness_results],
@@ -124,13 +142,13 @@ def _own_style() -> str:
 
 
 def _tiles(proof: Proof) -> list[Tile]:
-    is_claimed = {"Same image?": "same" in proof.claims}
+    is_claimed = {"Same image?": "same" in proof.claims, "Fast?": "fast" in proof.claims}
     tiles = [
         Tile(
             question,
             answer.word,
             answer.reason,
-            # An image that need not be the same is no fault.
+            # An image that need not be the same is no fault, nor is one that takes longer.
             _LOOKS[answer.verdict]
             if answer.verdict is ProofVerdict.PROVEN or is_claimed.get(question, True)
             else "open",
@@ -160,19 +178,39 @@ def _witness(t: WitnessResult) -> WitnessLine:
     )
 
 
-def _words(legibility: Legibility) -> WordsLine | None:
+def _words(legibility: Legibility) -> PairedLine | None:
     if legibility.test is None or legibility.a is None or legibility.b is None:
         return None
-    looks = {ProofVerdict.FAILED: "bad", ProofVerdict.PROVEN: "good"}
-    return WordsLine(
+    return PairedLine(
         len(legibility.pairs),
         f"{100 * legibility.a:.1f} %",
         f"{100 * legibility.b:.1f} %",
         difference_in_words(legibility.test),
         f"±{100 * legibility.test.margin:g} %",
         legibility.answer.word,
-        looks.get(legibility.answer.verdict, "open"),
+        _PAIRED_LOOKS.get(legibility.answer.verdict, "open"),
     )
+
+
+def _latency(speed: Speed) -> PairedLine | None:
+    if speed.test is None or speed.a_s is None or speed.b_s is None:
+        return None
+    ratio_after = "" if speed.after is None else f"; beside A drawn again {ratio_in_words(speed.after)}"
+    return PairedLine(
+        speed.num_pairs,
+        seconds_in_words(speed.a_s),
+        seconds_in_words(speed.b_s),
+        ratio_in_words(speed.test) + ratio_after,
+        "×1.05",
+        speed.answer.word,
+        _PAIRED_LOOKS.get(speed.answer.verdict, "open"),
+    )
+
+
+def _load(load: SideLoad) -> LoadLine:
+    if load.row is None:
+        return LoadLine(load.side, "", (), load.reason)
+    return LoadLine(load.side, name_of(load.row), tuple(cells_of(load.row)), "")
 
 
 def _checks(proof: Proof) -> list[CheckLine]:

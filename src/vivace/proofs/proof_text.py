@@ -7,9 +7,11 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vivace.proofs.fast import Speed, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import Legibility, difference_in_words
 from vivace.proofs.lost_words import lost_most, read_in_words
 from vivace.proofs.same import means
+from vivace.proofs.speed_text import in_time, load_in_words
 from vivace.report.value_text import count
 from vivace.untrusted.terminal_text import plain
 
@@ -34,6 +36,7 @@ def lines(proof: Proof) -> Iterator[str]:
     yield from _distances(proof)
     yield from _witnesses(proof)
     yield from _words(proof.legibility)
+    yield from _speed(proof.speed)
     yield from _checks(proof)
     yield from _failures(proof)
     if proof.notes:
@@ -118,6 +121,22 @@ def _words(legibility: Legibility) -> Iterator[str]:
     for words in lost_most(legibility):
         text = f"  {words.label}: A {read_in_words(words.a)}; B {read_in_words(words.b)}"
         yield from _wrapped(text, indent="    ")
+
+
+def _speed(speed: Speed) -> Iterator[str]:
+    if speed.test is not None and speed.a_s is not None and speed.b_s is not None:
+        a, b = seconds_in_words(speed.a_s), seconds_in_words(speed.b_s)
+        yield ""
+        yield f"{'latency':14}{'A':>9}{'B':>9}   {'B beside A [90 % interval]':38}margin"
+        yield f"  {'median':12}{a:>9}{b:>9}   {ratio_in_words(speed.test):38}×1.05"
+        if speed.after is not None:
+            yield f"  {'A again':30}   {ratio_in_words(speed.after):38}×1.05"
+    if speed.loads:
+        limit = in_time(speed.loads)
+        yield ""
+        yield "under load [95 % intervals]" + (f", in time within {limit}" if limit else "")
+    for load in speed.loads:
+        yield from _wrapped(f"  {load_in_words(load)}", indent="    ")
 
 
 def _checks(proof: Proof) -> Iterator[str]:

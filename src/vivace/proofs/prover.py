@@ -10,10 +10,12 @@ from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.drawing import Settings
+from vivace.proofs.fast import untimed
 from vivace.proofs.legible import check_words_can_be_read
 from vivace.proofs.proof import METRICS, Claim, Proof
 from vivace.proofs.proving import OnProgress, Options, conclude, draw_side, open_store
 from vivace.proofs.scoring import Judges, find_all
+from vivace.proofs.side_loads import LEAST_REQUESTS, LoadRequest, check_loads, measure_loads
 from vivace.proofs.sources import DEFAULT_NUM_PROMPTS, DrawRequest, Prepared, prepare
 from vivace.spec.input_errors import InputErrors
 from vivace.spec.sizes import Size
@@ -44,6 +46,9 @@ def prove(
     timeout_s: float = 600.0,
     key_a: str | None = None,
     key_b: str | None = None,
+    num_requests: int | None = None,
+    aiperf_a: str | Path | None = None,
+    aiperf_b: str | Path | None = None,
     reuse: bool = False,
     device: str = "auto",
     threads: int | None = None,
@@ -62,11 +67,14 @@ def prove(
         prompt_set: "real" or "tinyworld"; None for what the model understands, else "real".
         height, width, num_inference_steps, guidance_scale: of every image; None for the model's own.
         sizes: draw every prompt at each, e.g. "512x768" (width, height).
-        claims: "same", "as-good", "legible" and "honest", which decide `Proof.verdict`; none for those that apply.
+        claims: "same", "as-good", "legible", "honest" and "fast", which decide `Proof.verdict`; none for those that
+            apply, without "fast".
         fail_under: limits on the means of metrics: psnr_db, ssim, match (least), lpips (most).
         scorer, witness: the models that judge images, as for `vivace.bench`.
         timeout_s: longest wait for an answer of a server.
         key_a, key_b: that requests to a server bear.
+        num_requests: also put loads of so many requests on each images endpoint.
+        aiperf_a, aiperf_b: also show a run of AIPerf on a side, its --artifact-dir.
         reuse: take the images of an earlier call that ended, too.
         progress: called with "a" or "b", the number of its images that are done, and of all.
 
@@ -80,6 +88,8 @@ def prove(
         {"prompts": prompts, "seed": seed, "num_seeds": num_seeds, "height": height, "width": width}
         | {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
     )
+    if num_requests is not None and num_requests < LEAST_REQUESTS:
+        raise UsageError(f"num_requests={num_requests}: give at least {LEAST_REQUESTS}, or None for no load")
     if num_prompts < 1 or num_seeds < 1:
         raise UsageError(f"num_prompts={num_prompts}, num_seeds={num_seeds}: give at least 1 of each")
     request = DrawRequest(
@@ -98,10 +108,16 @@ def prove(
     )
     prepared = prepare(a, b, request)
     judges = find_judges(prepared, claims, scorer, witness)
+    load = LoadRequest(num_requests, *(None if path is None else Path(path) for path in (aiperf_a, aiperf_b)))
+    check_loads(prepared, load)
     kept = open_store(prepared, Path(store) / FOLDER, reuse)
-    for letter in ("a", "b"):
-        draw_side(prepared, letter, kept, progress or (lambda side, done, total: None))
-    proof = conclude(prepared, kept, judges, Options(claims, fail_under))
+    on_progress = progress or (lambda side, done, total: None)
+    draw_side(prepared, "a", kept, on_progress)
+    draw_side(prepared, "b", kept, on_progress)
+    if "fast" in claims:
+        draw_side(prepared, "a", kept, on_progress, again=True)
+    loads = measure_loads(prepared, kept, load)
+    proof = conclude(prepared, kept, judges, Options(claims, fail_under, tuple(loads)))
     kept.end()
     return proof
 
@@ -117,6 +133,8 @@ def find_judges(
     judges = find_all(prepared, scorer, witness)
     if "legible" in claims:
         check_words_can_be_read(prepared.prompts if prepared.knows_prompts else (), judges.reader)
+    if "fast" in claims and (reason := untimed(prepared)) is not None:
+        raise UsageError(f"--claim fast: {reason}")
     return judges
 
 

@@ -14,6 +14,7 @@ from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_s
 from vivace.proofs.checks import ServerCheck, Status, endpoint_checks, honest, probe_check, repeat_check
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, Settings
 from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.fast import speed, untimed
 from vivace.proofs.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
 from vivace.proofs.findings import (
     ImageFinding,
@@ -24,10 +25,18 @@ from vivace.proofs.findings import (
     switched,
 )
 from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
-from vivace.proofs.probes import main_jobs, own_jobs, probes, reference_probes, repeat_job
+from vivace.proofs.probes import (
+    main_jobs,
+    own_jobs,
+    probes,
+    reference_probes,
+    repeat_job,
+    timing_jobs,
+)
 from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
 from vivace.proofs.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.proofs.scoring import Judges, add_all_scores
+from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.sides import EndpointSide
 from vivace.proofs.sources import ImageSource, Prepared
 from vivace.proofs.store import Letter, ProofStore
@@ -50,10 +59,12 @@ class Options:
     Attributes:
         claims: that decide the exit code; empty for those that apply.
         fail_under: limits on the means of metrics.
+        loads: what was measured of endpoints under load.
     """
 
     claims: tuple[Claim, ...] = ()
     fail_under: Mapping[str, float] | None = None
+    loads: tuple[SideLoad, ...] = ()
 
 
 def jobs_of(prepared: Prepared, letter: Letter) -> list[DrawJob]:
@@ -75,32 +86,44 @@ def draw_side(
     on_progress: OnProgress = lambda letter, done, total: None,
     is_read: Callable[[], None] = lambda: None,
     on_note: Callable[[str], object] = lambda text: None,
+    *,
+    again: bool = False,
 ) -> None:
-    """Draw what is missing of a side. An image that cannot be drawn is kept with its reason."""
-    jobs = jobs_of(prepared, letter)
+    """Draw what is missing of a side. An image that cannot be drawn is kept with its reason.
+
+    Args:
+        again: draw A's images once more, for their seconds.
+    """
+    jobs = timing_jobs(prepared) if again else jobs_of(prepared, letter)
     todo = [job for job in jobs if not store.is_drawn(letter, job)]
     if not todo:
         return
     source = prepared.a if letter == "a" else prepared.b
     with prepared.open(source, is_read, on_note) as drawer:
         in_a_row = 0
+        warm: set[Settings] = set()
         for job in todo:
             if in_a_row >= _MOST_IN_A_ROW:
                 failure = DrawingFailed(f"not asked for, after {in_a_row} failures in a row")
                 store.keep_failure(letter, job, failure)
                 continue
-            in_a_row = 0 if _draw(drawer, letter, job, store) else in_a_row + 1
+            in_a_row = 0 if _draw(drawer, letter, job, store, warm) else in_a_row + 1
             on_progress(letter, len(jobs) - len(todo) + todo.index(job) + 1, len(jobs))
 
 
-def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore) -> bool:
-    """Draw and keep one image; return whether there is one."""
+def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore, warm: set[Settings]) -> bool:
+    """Draw and keep one image; return whether there is one.
+
+    Args:
+        warm: settings of the images drawn so far. The first image of each is a warm-up, whose seconds say nothing.
+    """
     try:
         image = drawer.draw(job.prompt, job.seed, job.settings)
     except DrawingFailed as failure:
         store.keep_failure(letter, job, failure)
         return False
-    store.keep(letter, job, image)
+    store.keep(letter, job, image if job.settings in warm else replace(image, seconds=None))
+    warm.add(job.settings)
     return True
 
 
@@ -162,11 +185,12 @@ def conclude(
         checks=tuple(checks),
         findings=tuple(findings),
         failures=tuple(_failures(pairs)),
-        notes=(*_notes(prepared, pairs, own, judges), *words.notes),
+        notes=(*_notes(prepared, pairs, own, judges), *words.notes, *_resumed(prepared, store)),
         same=same,
         good=good,
         legibility=words,
         honest=honest(checks, findings),
+        speed=speed(pairs, untimed(prepared), _seconds_again(prepared, store, options), options.loads),
         fail_under=fail_under,
     )
 
@@ -177,6 +201,28 @@ def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> 
     if not prepared.shows_something:
         return left_out("images of random weights have no words")
     return legibility(pairs, judges.reader)
+
+
+def _seconds_again(prepared: Prepared, store: ProofStore, options: Options) -> list[float | None] | None:
+    """Return A's seconds when it was drawn again after B; None if that is not claimed."""
+    if "fast" not in options.claims:
+        return None
+    images = [store.image("a", job) for job in timing_jobs(prepared)]
+    return [None if image is None else image.seconds for image in images]
+
+
+def _resumed(prepared: Prepared, store: ProofStore) -> list[str]:
+    """Return which side was drawn by several processes, as after an interruption; each has its own latency."""
+    letters: tuple[Letter, ...] = ("a", "b")
+    notes = []
+    for letter in letters:
+        images = [store.image(letter, job) for job in main_jobs(prepared)]
+        number = len({image.process for image in images if image is not None and image.path is not None})
+        if number > 1:
+            notes.append(
+                f"{letter.upper()}: its images were drawn in {number} runs, each with its own latency"
+            )
+    return notes
 
 
 def _default_claims(words: Legibility, endpoint: Endpoint | None) -> tuple[Claim, ...]:

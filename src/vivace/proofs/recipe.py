@@ -91,5 +91,6 @@ class RecipeOnModel:
             raise DrawingFailed(str(error)) from error
         except (RuntimeError, MemoryError) as error:  # out of memory
             raise DrawingFailed(reason(error)) from error
+        seconds = time.monotonic() - began
         notes = (_HIDDEN,) if any(hidden_images(output)) else ()
-        return DrawnImage(as_png(output.images[0]), ".png", time.monotonic() - began, notes=notes)
+        return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes)

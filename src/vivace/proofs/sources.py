@@ -170,7 +170,7 @@ class Prepared:
         if isinstance(side, ComfySide):
             from vivace.proofs.comfyui import ComfyUI
 
-            return ComfyUI(side, self.request.timeout_s, self._key(source))
+            return ComfyUI(side, self.request.timeout_s, self.key(source))
         assert source.images is not None
         return Folder(_images_of(source.images, self.pairs, self.knows_prompts))
 
@@ -179,9 +179,10 @@ class Prepared:
         from vivace.proofs.endpoint import Endpoint
 
         assert isinstance(source.side, EndpointSide)
-        return Endpoint(source.side, self.request.timeout_s, self._key(source))
+        return Endpoint(source.side, self.request.timeout_s, self.key(source))
 
-    def _key(self, source: ImageSource) -> str | None:
+    def key(self, source: ImageSource) -> str | None:
+        """Return what requests to a side bear."""
         return self.request.key_a if source is self.a else self.request.key_b
 
     def check_sizes(self, side: RecipeSide) -> None:

@@ -24,6 +24,7 @@ from vivace.untrusted.files import parse_json, read_bytes
 Letter = Literal["a", "b"]
 _LINES = "drawn.jsonl"
 _ENDED = "ended"
+_LOADS = ("loads_a.json", "loads_b.json")
 _IMAGE = re.compile(r"[0-9a-f]{64}\.\w+")
 _MAX_BYTES = 500_000_000
 
@@ -36,6 +37,7 @@ class KeptImage:
         path: of its file; None if it was not drawn.
         reason: why it was not drawn; "" if it was.
         request: what was sent for it, if it failed.
+        process: that drew it.
     """
 
     path: Path | None
@@ -45,6 +47,7 @@ class KeptImage:
     notes: tuple[str, ...] = ()
     reason: str = ""
     request: str = ""
+    process: int | None = None
 
 
 class ProofStore:
@@ -107,6 +110,10 @@ class ProofStore:
         """Keep why an image was not drawn; a later run tries again."""
         self._append(side, job, {"reason": str(failure), "request": failure.request})
 
+    def loads_file(self, side: Letter) -> Path:
+        """Return the file for the loads on a side."""
+        return self.folder / _LOADS["ab".index(side)]
+
     def reload(self) -> None:
         """Read what another process has kept."""
         self._images = self._read()
@@ -116,7 +123,8 @@ class ProofStore:
         replace(self.folder / _ENDED, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}\n".encode())
 
     def _append(self, side: Letter, job: DrawJob, fields: dict[str, Any]) -> None:
-        line = {"key": _key(side, job), "at": datetime.now(UTC).isoformat(timespec="seconds")} | fields
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        line: dict[str, Any] = {"key": _key(side, job), "at": at, "process": os.getpid()} | fields
         content = (json.dumps(line) + "\n").encode()
         try:
             with (self.folder / _LINES).open("ab") as file:
@@ -165,6 +173,7 @@ class ProofStore:
             line["seconds"],
             tuple(line["faults"]),
             tuple(line["notes"]),
+            process=line.get("process"),
         )
 
     def _path(self, sha256: str, suffix: str) -> Path:
@@ -175,7 +184,8 @@ class ProofStore:
         for path in (self.folder / "images").iterdir():
             if _IMAGE.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        (self.folder / _LINES).unlink(missing_ok=True)
+        for name in (_LINES, *_LOADS):
+            (self.folder / name).unlink(missing_ok=True)
 
 
 def _key(side: Letter, job: DrawJob) -> str:

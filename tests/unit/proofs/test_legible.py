@@ -88,10 +88,8 @@ def test_damaged_words_are_named(tmp_path: Path, reader: drawn_words.PixelReader
     assert proof["answers"]["legible"]["verdict"] == "failed"
     assert proof["words"]["a_missed"] == 0
     assert proof["words"]["b_missed"] > 0.2
-    assert (
-        "its words are less legible: of the letters asked for 0 % are missing or wrong in A"
-        in proof["headline"]
-    )
+    start = "B's words are less legible than A's: of the letters asked for 0 % are missing or wrong in A"
+    assert proof["headline"].startswith(start)
     worst = proof["words"]["pairs"][0]
     assert worst["a"]["read"] in WORDS
     assert worst["b"]["missed"] == max(pair["b"]["missed"] for pair in proof["words"]["pairs"])

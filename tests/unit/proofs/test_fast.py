@@ -1,0 +1,169 @@
+"""Whether B is as fast as A: latency of the images that are compared, and endpoints under load."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.images_server import serving
+from tests.unit.load_testing.test_aiperf import POISSON, record, run_of
+from vivace.cli import app
+from vivace.errors import StoreError, UsageError
+from vivace.proofs.fast import speed
+from vivace.proofs.figures import PairFigures, ReadImage
+from vivace.proofs.store import KeptImage
+from vivace.proofs.verdict import ProofVerdict
+
+SHAPES = "python:tests.drawn_shapes:draw"
+SLOW, QUICK = "python:tests.drawn_shapes:draw_slowly", "python:tests.drawn_shapes:draw_quickly"
+PROMPTS = [
+    "a red shape",
+    "a blue shape",
+    "a green shape",
+    "a purple shape",
+    "a yellow shape",
+    "an orange shape",
+]
+
+
+def prove(folder: Path, a: str, b: str, *more: str) -> Result:
+    file = folder / "prompts.txt"
+    file.write_text("\n".join(PROMPTS))
+    arguments = ["prove", a, b, "--prompts", str(file), "--seeds", "2", "--store", str(folder / "store")]
+    return CliRunner().invoke(app, [*arguments, "--scorer", "none", *more], standalone_mode=False)
+
+
+def answer(result: Result) -> dict:
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+def timed(a_s: float | None, b_s: float | None, prompt: str) -> PairFigures:
+    return PairFigures(prompt, 0, *(ReadImage(KeptImage(None, seconds=s), (96, 96)) for s in (a_s, b_s)))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((0.5, 0.52, 0.49, 0.5, 0.51, 0.5), ProofVerdict.PROVEN),
+        ((1.0, 1.01, 0.99, 1.02, 1.0, 1.01), ProofVerdict.PROVEN),
+        ((1.2, 1.21, 1.19, 1.2, 1.22, 1.2), ProofVerdict.FAILED),
+        ((0.8, 1.4, 1.0, 1.3, 0.9, 1.1), ProofVerdict.UNCLEAR),
+        ((0.5, 0.5), ProofVerdict.UNCLEAR),
+    ],
+)
+def test_not_slower_by_more_than_five_percent(ratios: tuple[float, ...], verdict: ProofVerdict) -> None:
+    pairs = [timed(2.0, 2.0 * ratio, f"{k}") for k, ratio in enumerate(ratios)]
+    result = speed([timed(None, 60.0, "a warm-up"), *pairs], None, [None, *([2.0] * len(ratios))])
+    assert result.answer.verdict is verdict
+    assert result.num_pairs == len(ratios)
+    assert result.a_s == 2.0
+
+
+def test_a_machine_that_gets_faster_or_slower_is_no_reason_for_an_answer() -> None:
+    pairs = [timed(1.0, 0.75, f"{k}") for k in range(6)]
+    throttled = [timed(1.0, 1.3, f"{k}") for k in range(6)]
+    assert speed(pairs, None, [0.7] * 6).answer.verdict is ProofVerdict.UNCLEAR
+    unclear = speed(throttled, None, [1.3] * 6).answer
+    assert unclear.verdict is ProofVerdict.UNCLEAR
+    assert "A's own time changed by ×1.30, so the machine is busy or throttles" in unclear.reason
+    assert speed(throttled, None, [1.1] * 6).answer.verdict is ProofVerdict.FAILED
+    alone = speed(pairs, None).answer
+    assert alone.verdict is ProofVerdict.LEFT_OUT
+    assert "--claim fast draws it again after B" in alone.reason
+
+
+def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    slower = answer(prove(tmp_path, QUICK, SLOW, "--claim", "fast", "--format", "json", "-o", str(page)))
+    assert slower["exit_code"] == 1
+    assert "; B takes ×" in slower["headline"]
+    assert slower["speed"]["log_ratio_to_a_again"]["mean"] > 0.5
+    seconds = [pair["a"]["seconds"] for pair in slower["pairs"]]
+    assert seconds[0] is None
+    assert min(seconds[1:]) > 0.004
+    assert slower["speed"]["pairs"] == 11
+    assert 'id="fast-title"' in page.read_text()
+    faster = prove(tmp_path, SLOW, QUICK, "--claim", "fast")
+    assert faster.return_value == 0
+    assert "Fast?          yes: B takes ×0." in faster.stdout
+
+
+def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ("--format", "json", "--claim", "same")
+    assert not answer(prove(tmp_path, SHAPES, SHAPES, *more))["notes"]
+    monkeypatch.setattr("vivace.proofs.store.os.getpid", lambda: -1)
+    notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", "--seeds", "3"))["notes"]
+    assert notes == [f"{side}: its images were drawn in 2 runs, each with its own latency" for side in "AB"]
+
+
+def test_a_folder_has_no_latency(tmp_path: Path) -> None:
+    from tests.drawn_shapes import draw
+
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        draw(PROMPTS[0], 0).save(tmp_path / side / "x.png")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    command = ["prove", a, b, "--format", "json", "--store", str(tmp_path / "store")]
+    proof = answer(CliRunner().invoke(app, command, standalone_mode=False))
+    assert proof["answers"]["fast"]["verdict"] == "not checked"
+    refused = CliRunner().invoke(app, [*command, "--claim", "fast"], standalone_mode=False)
+    assert "is a folder, of which nothing says how long" in str(refused.exception)
+
+
+def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    more = ("--height", "96", "--width", "96", "--requests", "8", "-o", str(page))
+    with serving() as server:
+        result = prove(tmp_path, SHAPES, server.url, *more, "--format", "json")
+        loads = answer(result)["speed"]["loads"]
+        number = len(server.requests)
+        bodies = [body for body in server.requests if body["seed"] > 10]
+        text = " ".join(prove(tmp_path, SHAPES, server.url, *more, "--reuse").stdout.split())
+        assert len(server.requests) < number + 20, "kept loads and images are not drawn again"
+    assert [(load["side"], load["load"], load["done"]) for load in loads] == [
+        ("B", "1 client", 8),
+        ("B", "8 clients", 8),
+        ("B", "0.8 of capacity", 8),
+    ]
+    assert len({load["slo_s"][0] for load in loads}) == 1
+    assert "8 clients, 8 requests" in result.stderr
+    assert len(bodies) == 2 + 24, "with two warm-ups"
+    assert {(body["size"], body["model"]) for body in bodies} == {("96x96", "shapes")}
+    assert {body["prompt"] for body in bodies} == set(PROMPTS)
+    assert "B, 8 clients: " in text
+    assert "goodput " in text
+    assert "in time within" in text
+    assert "goodput/s" in page.read_text()
+
+
+def test_loads_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="neither A nor B is an images endpoint"):
+        raise prove(tmp_path, SHAPES, SHAPES, "--requests", "8").exception
+    with pytest.raises(UsageError, match="--aiperf-b: B is no images endpoint, but python"):
+        raise prove(tmp_path, SHAPES, SHAPES, "--aiperf-b", str(tmp_path)).exception
+    with serving() as server, pytest.raises(StoreError, match="holds no run of AIPerf"):
+        raise prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(tmp_path)).exception
+
+
+def test_a_run_of_aiperf_stands_beside_the_images(tmp_path: Path) -> None:
+    folder = tmp_path / "aiperf"
+    folder.mkdir()
+    run_of(folder, [POISSON], [record(0.25 * k, 0.0, 0.3) for k in range(40)])
+    with serving() as server:
+        result = prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(folder), "--format", "json")
+        again = prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(folder), "--reuse")
+    (load,) = answer(result)["speed"]["loads"]
+    assert (load["side"], load["rate"], load["requests"]) == ("B", 4.0, 40)
+    assert "B, users (4/s) by AIPerf: " in again.stdout
+
+
+def test_a_server_that_draws_nothing_under_load_is_a_line(tmp_path: Path) -> None:
+    with serving("several models") as server:
+        fails = f"{server.url}?model=one"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server, "fault", "redirects")
+            result = prove(tmp_path, SHAPES, fails, "--requests", "8")
+    assert result.return_value == 4
+    assert "B: no load was measured:" in result.stdout
