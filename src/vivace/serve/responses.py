@@ -23,7 +23,7 @@ _OPTIONS: dict[str, dict[str, int]] = {
     "jpeg": {"quality": 92},
     "webp": {"quality": 90, "method": 0},
 }
-"""The quickest that make no larger files (results/encoding-cpu.json). Matches other than runs save nothing in photographs.
+"""The quickest that make no larger files (results/encoding-cpu.json). In photographs only runs save anything.
 """
 _KEPT_S = 3600.0
 _KEPT_BYTES = 256_000_000
