@@ -144,7 +144,7 @@ def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]
     from vivace.evidence.committed import committed_tables
     from vivace.evidence.community import community_tables
     from vivace.evidence.measured import tables_of_store
-    from vivace.evidence.standing import claims
+    from vivace.evidence.standing import claims, has_records
 
     own, problems = [], []
     folder = Path(DEFAULT_STORE)
@@ -154,6 +154,11 @@ def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]
         except StoreError as error:
             problems.append(f"what was measured here is not known: {error}")
     tables = [*own, *committed_tables(), *community_tables()]
+    if machine.is_gpu and not has_records(device_name, tables):
+        problems.append(
+            f"no record is of {device_name} or its generation; `vivace bench` measures, and `vivace contribute` makes "
+            "it known to others"
+        )
     return claims(machine, device_name, tables), problems
 
 

@@ -85,8 +85,8 @@ def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list
 def devices_of(tables: Iterable[EvidenceTable], kind: Kind) -> dict[tuple[object, ...], list[str]]:
     """Return the devices that tables of a kind have records of, by `choices` of techniques."""
     return {
-        choice: sorted({device for of, device in found if of == kind})
-        for choice, found in _records(tables).items()
+        choice: sorted({device for of, device in records if of == kind})
+        for choice, records in _records(tables).items()
     }
 
 
@@ -101,6 +101,11 @@ def only_compiled(recipe: Recipe, capability: tuple[int, int] | None) -> list[st
             for text, variant in variants(type(technique)).items()
         )
     ]
+
+
+def has_records(name: str, tables: Iterable[EvidenceTable]) -> bool:
+    """Whether one of the tables is of a GPU or of another of its generation."""
+    return any(near(name, table.gpu) is not Near.OTHER for table in tables if table.device == "cuda")
 
 
 def compiled_recipes(capability: tuple[int, int] | None) -> frozenset[str]:

@@ -75,9 +75,10 @@ def flops_of(model: str) -> ModelFlops | None:
 def least_seconds(work: Work, chip: Chip) -> float:
     """Return the seconds that a call takes at least by a GPU's data sheet.
 
-    Matmuls and convolutions in 8 bits run at the rate of 8 bits, all others at that of 16, which fp32 and TF32 do not
-    reach either.
+    Matmuls and convolutions in 4 and 8 bits run at the rates of these, all others at that of 16, which fp32 and TF32 do
+    not reach either.
     """
+    rates = {"fp8": chip.eight, "int8": chip.eight, "mxfp8": chip.eight, "nvfp4": chip.four}
     seconds = 0.0
     for part in work.components:
         kinds = (
@@ -86,5 +87,5 @@ def least_seconds(work: Work, chip: Chip) -> float:
             (part.attention_flop, part.attention),
         )
         for flop, precision in kinds:
-            seconds += flop / 1e12 / (chip.eight if precision in ("fp8", "int8") else chip.half)
+            seconds += flop / 1e12 / rates.get(precision, chip.half)
     return seconds

@@ -21,16 +21,18 @@ _UNCERTAINTY = 1.6
 """Times that nothing but operations predicts may be wrong by this factor either way."""
 _HOST_S = 0.015
 """What a host takes to launch the kernels of a network's call (an H200 waits 19 ms for each step of SD 1.5)."""
-_EIGHT_BITS = frozenset({"fp8", "int8"})
+_BITS = {"fp8": 8, "int8": 8, "mxfp8": 8, "nvfp4": 4}
 
 
 @cache
-def multiplies_in_eight_bits(recipe: str) -> bool:
-    """Whether a recipe multiplies in fp8 or int8; True if this version of vivace cannot read it."""
+def fewest_bits(recipe: str) -> int:
+    """Return the bits of the numbers that a recipe multiplies: 16, 8 or 4; 8 if this version cannot read it."""
     try:
-        return any(technique.arithmetic.precision in _EIGHT_BITS for technique in resolve(recipe))
+        return min(
+            (_BITS.get(technique.arithmetic.precision or "", 16) for technique in resolve(recipe)), default=16
+        )
     except RecipeError:
-        return True
+        return 8
 
 
 def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str) -> Interval:
@@ -40,10 +42,10 @@ def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str
         flop: operations of the call, as the model is published.
         there: where it took `measured_s`.
     """
-    is_eight = multiplies_in_eight_bits(recipe)
-    arithmetic_s = min(measured_s, flop / 1e12 / (_rate(there, is_eight) * EFFICIENCY))
+    bits = fewest_bits(recipe)
+    arithmetic_s = min(measured_s, flop / 1e12 / (_rate(there, bits) * EFFICIENCY))
     rest_s = measured_s - arithmetic_s
-    slower = _rate(there, is_eight) / _rate(here, is_eight)
+    slower = _rate(there, bits) / _rate(here, bits)
     narrower = there.bandwidth_gb_s / here.bandwidth_gb_s
     ends = sorted((arithmetic_s * slower + rest_s, arithmetic_s * slower + rest_s * narrower))
     return Interval(math.sqrt(ends[0] * ends[1]), ends[0], ends[1])
@@ -63,6 +65,6 @@ def around(seconds: float) -> Interval:
     return Interval(seconds, seconds / _UNCERTAINTY, seconds * _UNCERTAINTY)
 
 
-def _rate(chip: Chip, is_eight: bool) -> float:
+def _rate(chip: Chip, bits: int) -> float:
     """TFLOP/s with fp32 accumulation, as PyTorch multiplies. fp8 of GeForce is halved by it as bf16 is."""
-    return chip.bf16 * (chip.eight / chip.half if is_eight else 1.0)
+    return chip.bf16 * {16: chip.half, 8: chip.eight, 4: chip.four}[bits] / chip.half

@@ -9,7 +9,7 @@ from vivace.memory.footprints import footprints
 from vivace.memory.predict import Prediction
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
-from vivace.recommendation.projection import multiplies_in_eight_bits
+from vivace.recommendation.projection import fewest_bits
 from vivace.spec.base import Spec
 
 _SKIPS = re.compile(
@@ -25,7 +25,7 @@ class ChipLimit(Spec):
         gpu: as the data sheet calls it.
         steps: of the workload.
         step_flop: of one step, guidance included.
-        half_s, eight_s: with all matmuls in 16 bits, and in 8.
+        half_s, eight_s, four_s: with all matmuls in 16 bits, in 8, and in 4.
     """
 
     gpu: str
@@ -33,6 +33,7 @@ class ChipLimit(Spec):
     step_flop: int
     half_s: float
     eight_s: float
+    four_s: float
 
     def allows(self, recipe: str, seconds: float) -> bool:
         """Whether a recipe can take so little time; True of recipes that leave work out."""
@@ -42,7 +43,7 @@ class ChipLimit(Spec):
         """Return the least seconds of a recipe; 0 of those that leave work out."""
         if _SKIPS.search(recipe):
             return 0.0
-        return self.eight_s if multiplies_in_eight_bits(recipe) else self.half_s
+        return {16: self.half_s, 8: self.eight_s, 4: self.four_s}[fewest_bits(recipe)]
 
 
 def chip_limit(model: str, gpu: str | None, steps: int | None = None) -> ChipLimit | None:
@@ -63,6 +64,7 @@ def chip_limit(model: str, gpu: str | None, steps: int | None = None) -> ChipLim
         step_flop=step_flop,
         half_s=tera / chip.half,
         eight_s=tera / chip.eight,
+        four_s=tera / chip.four,
     )
 
 

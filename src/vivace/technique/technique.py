@@ -41,7 +41,7 @@ class Arithmetic:
     @property
     def precision(self) -> str | None:
         """The precision of the matmuls in one word: "fp8" of "in fp8, inputs scaled in each call"; None: as before."""
-        match = re.match(r"in (fp32|tf32|fp16|bf16|fp8|int8)\b", self.products, re.IGNORECASE)
+        match = re.match(r"in (fp32|tf32|fp16|bf16|fp8|int8|nvfp4|mxfp8)\b", self.products, re.IGNORECASE)
         return match[1].lower() if match else None
 
 

@@ -4,7 +4,8 @@ Why: half (8 bits) or a quarter (4 bits) of the memory of fp16 for the layers th
     is the limit, there is less to read; where matmuls are, `int8_dynamic`, `fp8`, `int4_gemm`, `nvfp4` and `mxfp8`
     compute in fewer bits.
 Costs: rounding. Schemes that store in fewer bits and compute as before dequantise the weights before each matmul:
-    without `compile` they are slower, not faster.
+    without `compile` they are slower, not faster. `nvfp4` and `mxfp8` round inputs in several passes, which `compile`
+    makes one of.
 Needs: torchao, which comes with vivace, or with `backend=` bitsandbytes, sdnq or gguf, which are extras. `fp8` wants a
     GPU of compute capability 8.9 or later, and bf16 for a scale per row; `nvfp4` and `mxfp8` want Blackwell. Layers
     that a scheme cannot take stay as they are; the evidence lists them with the reason.

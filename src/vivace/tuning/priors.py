@@ -16,8 +16,9 @@ from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recorded import RecordedFigures, all_recorded
+from vivace.evidence.standing import has_records
 from vivace.evidence.tables import EvidenceTable
-from vivace.hardware import Near, architecture_of, near
+from vivace.hardware import architecture_of
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.studies.published_tables import published_tables
@@ -197,10 +198,7 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
 
 def no_record(device_name: str, device: str = "cuda") -> str | None:
     """Return that no record is of this GPU or its generation, in words; None if there is one, and for a CPU."""
-    if device == "cpu":
-        return None
-    names = {table.gpu for table in (*committed_tables(), *community_tables()) if table.device == "cuda"}
-    if any(near(device_name, name) is not Near.OTHER for name in names):
+    if device == "cpu" or has_records(device_name, (*committed_tables(), *community_tables())):
         return None
     return (
         f"no record is of {device_name} or its generation, so that the search begins with what was measured on other "

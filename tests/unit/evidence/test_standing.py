@@ -1,9 +1,11 @@
 """What it rests on that a technique runs on a device."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vivace.cli.doctor import _claims, _claims_in_words
 from vivace.evidence.standing import CPU, Claim, Standing, claims, devices_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.stats import Interval
@@ -80,6 +82,18 @@ def test_cpus_and_gpus_say_nothing_of_each_other() -> None:
     claim = claim_of("quantize(int8)", cpu, "Another CPU", *tables)
     assert (claim.standing, claim.devices) == (Standing.VIVACE, CPU)
     assert claim_of("quantize(fp8)", cpu, "Another CPU", *tables).standing is Standing.DECLARED
+
+
+def test_doctor_tells_that_nobody_measured_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    made, advice = _claims(gpu(8, 9), "NVIDIA GeForce RTX 4060")
+    assert any("no record is of NVIDIA GeForce RTX 4060 or its generation" in line for line in advice)
+    lines = "\n".join(_claims_in_words(made))
+    assert "runs here    compiled only:\n             fused(bf16), fused(fp8)" in lines
+    assert "cannot       attention(flash3)" in lines
+    made, advice = _claims(gpu(9, 0), "NVIDIA H100 PCIe")
+    assert advice == []
+    assert "runs here    measured on its generation (H100" in "\n".join(_claims_in_words(made))
 
 
 def test_devices_by_whose_records_they_are() -> None:

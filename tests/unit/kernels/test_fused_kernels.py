@@ -38,7 +38,8 @@ def test_each_kernel_against_float64() -> None:
     [
         (["9.0"], KERNELS),
         (["--sampled", "8.0", "8.6"], KERNELS - CONVOLUTION),
-        (["--sampled", "8.9", "10.0", "12.0"], KERNELS),
+        (["--sampled", "8.9"], KERNELS),
+        (["--sampled", "10.0", "12.0"], KERNELS),
     ],
 )
 def test_each_kernel_compiles(capabilities: list[str], kernels: set[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.make import make_environment, make_trial
 from tests.typed import said
 from vivace.benchmark.work import count_work
 from vivace.errors import UsageError
-from vivace.hardware import named_gpu
+from vivace.hardware import Chip, named_gpu
 from vivace.lint.model_limits import least_seconds
 from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
@@ -125,7 +125,9 @@ def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
 def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
     chip = named_gpu("NVIDIA H100 80GB HBM3").chip
 
-    def least(recipe: str) -> tuple[Any, ...]:
+    blackwell = named_gpu("B200").chip
+
+    def least(recipe: str, chip: Chip = chip) -> tuple[Any, ...]:
         found = predict(find_weightless("tiny-flux"), resolve(recipe))
         one = part(found)
         return (one.gemm, one.attention), least_seconds(found.work, chip), found.work_is_bound
@@ -134,6 +136,9 @@ def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
     eight, eight_s, _ = least("bf16+quantize(fp8)")
     assert (half, eight) == (("bf16", "bf16"), ("fp8", "bf16"))
     assert 0.5 * half_s < eight_s < half_s, "attention and the VAE stay in bf16"
+    mine = [least(f"bf16+quantize({scheme})", blackwell) for scheme in ("fp8", "mxfp8", "nvfp4")]
+    assert [kinds[0] for kinds, _, _ in mine] == ["fp8", "mxfp8", "nvfp4"]
+    assert mine[0][1] == mine[1][1] > mine[2][1]
     assert least("bf16+taylorseer(hits=0.5)")[2], "hits are not known"
 
 

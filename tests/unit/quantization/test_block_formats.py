@@ -145,3 +145,31 @@ def test_tiles_have_the_order_that_matmuls_read(shape: tuple[int, int]) -> None:
         assert flat[offset] == scales[row, column]
     assert int(flat.long().sum()) == int(scales.long().sum()), "the rest is zeros"
     assert torch.equal(untiled(made, *shape), scales)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_matmuls_are_given_what_torchao_gives_them(kind: str) -> None:
+    """torchao's tensors are multiplied on Blackwell by the same PyTorch function; nothing was run there."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+
+    numbers = rows(kind)[:, :64].contiguous()
+    packed, scales, tensor_scale = to_nvfp4(numbers)
+    theirs = NVFP4Tensor.to_nvfp4(
+        numbers, per_tensor_scale=per_tensor_amax_to_scale(numbers.abs().max()), is_swizzled_scales=True
+    )
+    assert torch.equal(tensor_scale, theirs.per_tensor_scale)
+    # Below the least normal number of e4m3 theirs do not go.
+    their_scales = theirs.scale.float().reshape(scales.shape)
+    is_normal = their_scales > 2.0**-6
+    assert torch.equal(scales.float()[is_normal], their_scales[is_normal])
+    # They multiply by a reciprocal, which rounds a few numbers between two others the other way.
+    usual = untiled(is_normal.to(torch.uint8), len(numbers), 4).bool().repeat_interleave(8, dim=1)
+    assert (packed == theirs.qdata)[usual].float().mean() > 0.98
+    exponents, elements = to_mx(
+        numbers, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL, is_swizzled_scales=True
+    )
+    quantised, mine = to_mxfp8(numbers)
+    assert torch.equal(mine.flatten(), exponents.view(torch.uint8).flatten())
+    assert torch.equal(quantised.float(), elements.float())

@@ -188,5 +188,9 @@ def test_the_limit_of_the_chip_is_told() -> None:
     assert answer.limit.half_s == pytest.approx(50 * 282.6 / 989.5, rel=1e-3)
     assert answer.limit.eight_s == pytest.approx(answer.limit.half_s / 2, rel=1e-6)
     assert "50 computed steps of 283 TFLOP take at" in str(answer)
+    limit = chip_limit("flux2-dev", "B200")
+    assert limit is not None
+    seconds = [limit.least_s(f"bf16+{text}") for text in ("compile", "fp8", "mxfp8", "nvfp4")]
+    assert seconds == [limit.half_s, limit.half_s / 2, limit.half_s / 2, limit.half_s / 4]
     assert chip_limit("flux2-dev", "banana") is None, "no data sheet"
     assert vivace.recommend("tiny-sd", gpu="H100", store=()).limit is None, "no count"

@@ -172,6 +172,23 @@ def test_what_is_left_alone_is_named_and_says_why() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("recipe", "problem"),
+    [
+        ("fused(bf16)+nvfp4", "its weights are stored anew"),
+        ("quantize(nvfp4)+quantize(mxfp8)", "both set the weights"),
+        ("nvfp4+layerwise_casting", "both set the weights"),
+        ("quantize(int8, rank=32)", "rank is for nvfp4 and mxfp8; int8 has no low-rank branch"),
+        ("quantize(nvfp4, granularity=tensor)", "granularity=tensor is for fp8 schemes"),
+        ("quantize(mxfp8, convolutions=True)", "mxfp8 of torchao does not take convolutions"),
+        ("quantize(nvfp4, backend=gguf)", "gguf has no nvfp4"),
+    ],
+)
+def test_what_block_formats_do_not_go_with(recipe: str, problem: str) -> None:
+    with pytest.raises(RecipeError, match=problem):
+        resolve(recipe)
+
+
 def test_names_and_patterns() -> None:
     assert matches("a.0.attn.to_q", "to_q")
     assert matches("a.0.attn.to_q", "attn")

@@ -40,8 +40,8 @@ def to_nvfp4(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     blocks = rows.float().reshape(number, -1, NVFP4_BLOCK)
     largest = blocks.abs().amax(-1, keepdim=True)
     tensor_scale = (largest.amax() / (_E2M1_MAX * _E4M3_MAX)).clamp(min=_LEAST_SCALE)
-    wanted = largest / _E2M1_MAX / tensor_scale
-    scales = wanted.clamp(_E4M3_LEAST, _E4M3_MAX).to(torch.float8_e4m3fn)
+    exact = largest / _E2M1_MAX / tensor_scale
+    scales = exact.clamp(_E4M3_LEAST, _E4M3_MAX).to(torch.float8_e4m3fn)
     codes = _e2m1_codes(blocks / (scales.float() * tensor_scale)).reshape(number, columns)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4
     return packed, tiled(scales.squeeze(-1)), tensor_scale

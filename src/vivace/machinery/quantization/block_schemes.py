@@ -68,9 +68,9 @@ def _unsupported(settings: SchemeSettings) -> str | None:
     if machine.capability is not None and machine.capability not in _CAPABILITIES:
         if machine.capability >= (8, 9):
             instead = "fp8 multiplies in eight bits, and nf4 stores weights in four"
-        known = ", ".join(f"{major}.{minor}" for major, minor in _CAPABILITIES)
+        capabilities = ", ".join(f"{major}.{minor}" for major, minor in _CAPABILITIES)
         return (
-            f"tensor cores that scale by blocks are Blackwell's (compute capability {known}); {instead}; "
+            f"tensor cores that scale by blocks are Blackwell's (compute capability {capabilities}); {instead}; "
             f"{machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
         )
     return None
