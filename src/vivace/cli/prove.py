@@ -116,7 +116,7 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     type=click.Choice(["same", "as-good", "legible", "honest", "fast"]),
     multiple=True,
     help="What is to be proven, for the exit code; repeat for more. Default: as-good, legible where words "
-    "are read, honest for a server.",
+    "are read, honest for a server. fast draws A once more, after B.",
 )
 @click.option(
     "--fail-under",

@@ -18,4 +18,5 @@ def read_in_words(text: ImageText) -> str:
     read = " ".join(text.read.split())
     if not read:
         return "nothing is read"
-    return f"“{read[:_LONGEST]}”, {100 * text.missed:.0f} % missed"
+    shortened = read if len(read) <= _LONGEST else f"{read[:_LONGEST]}…"
+    return f"“{shortened}”, {100 * text.missed:.0f} % missed"
