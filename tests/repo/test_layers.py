@@ -37,6 +37,7 @@ LAYERS = {
     "techniques": 4,
     "recipes": 5,
     "runtime": 6,
+    "calibrating": 7,
     "memory": 7,
     "export": 7,
     "benchmark": 8,
