@@ -96,6 +96,8 @@ def _introduction(result: dict[str, Any]) -> list[str]:
         f"seen. {' and '.join(result['slow'])} looked at {result['slow_crops']} of the crops. "
         "[Record](../results/photographs-witnesses.json); `python -m benchmarks.photographs`.",
         "",
+        _faults(result["faults"]),
+        "",
         f"**`tiny-clip` is no judge of photographs.** It was trained on coloured shapes: asked which of "
         f"{len(result['photographs'])} captions belongs to a crop, it is right in {100 * captions['right']:.0f} % of "
         f"cases (chance: {100 * captions['chance']:.0f} %), and its margin is {captions['margin']:+.1f} ± "
@@ -124,3 +126,14 @@ def _cell(least: dict[str, float | None], lowest: float) -> str:
 
 def _end(value: float | None) -> str:
     return _BLIND if value is None else f"{value:.2g}"
+
+
+def _faults(counts: dict[str, dict[str, int]]) -> str:
+    """Say how often the detectors of broken images are right."""
+    total = sum(counts["crops"].values())
+    alarms = total - counts["crops"].get("none", 0)
+    right = [f"{counts[fault].get(fault, 0)} that are {fault}" for fault in ("black", "flat", "noise")]
+    return (
+        f"The detectors of broken images call {alarms} of the {total} crops broken; of {total} each they name "
+        f"{', '.join(right)}."
+    )

@@ -101,7 +101,7 @@ def test_an_undamaged_image_is_at_no_distance() -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["record", "--out", str(tmp_path)])
+    result = CliRunner().invoke(main, ["record", "--wheels", str(tmp_path), "--out", str(tmp_path)])
     assert isinstance(result.exception, UsageError)
     assert "measure --wheels FOLDER" in str(result.exception)
     result = CliRunner().invoke(main, ["measure", "--wheels", str(tmp_path), "--only", "moon"])
@@ -113,6 +113,9 @@ def test_the_page_says_what_the_record_says() -> None:
     record = json.loads(RECORD.read_text())
     text = page("", RECORD)
     assert f"{sum(p['crops'] for p in record['photographs'])} crops of {len(PHOTOGRAPHS)} photographs" in text
+    assert (
+        "call 0 of the 132 crops broken; of 132 each they name 132 that are black, 132 that are flat" in text
+    )
     banding = [line for line in text.splitlines() if line.startswith("| banding, levels |")]
     assert banding[2] == "| banding, levels | – | – | – | – | – | – |", "no limit forbids it"
     (blurred,) = (row for row in record["rows"] if (row["witness"], row["damage"]) == ("match", "blur"))
