@@ -51,8 +51,8 @@ def page(note: str, record: Path) -> str:
             "## What fails the limits",
             "",
             "A witness sees more than its limit forbids. These strengths are beyond the limits in a run of 39 pairs: a "
-            "mean `match` under 0.9 (the gate's, where the image must be kept), and the margins of `vivace prove`. What "
-            "has – everywhere passes them all.",
+            "mean `match` under 0.9 (the gate's, where the image must be kept), and the margins of `vivace prove`. "
+            "What has – everywhere passes them all.",
             "",
             *_table(rows, "limit", LIMITED),
             "",
