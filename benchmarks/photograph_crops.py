@@ -43,13 +43,19 @@ PHOTOGRAPHS = (
     Photograph(
         "chelsea", "scikit_image", "skimage/data/chelsea.png", "a close-up of the face of a cat", "CC0"
     ),
-    Photograph("rocket", "scikit_image", "skimage/data/rocket.jpg", "a rocket on its launch pad", "CC0"),
+    Photograph(
+        "rocket",
+        "scikit_image",
+        "skimage/data/rocket.jpg",
+        "a rocket on its launch pad",
+        "public domain (SpaceX)",
+    ),
     Photograph(
         "motorcycle",
         "scikit_image",
         "skimage/data/motorcycle_left.png",
         "a motorcycle in a garage",
-        "CC0",
+        "none of its own is stated (Middlebury 2014); the package's is BSD-3-Clause",
     ),
     Photograph(
         "hubble",

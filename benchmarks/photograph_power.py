@@ -19,12 +19,21 @@ from numpy.typing import NDArray
 from benchmarks.photograph_witnesses import TWO_SIDED
 from vivace.measure.damage import DAMAGE, HARMLESS
 from vivace.measure.damage.seen import least_seen
+from vivace.proofs.witnesses import WITNESSES
+from vivace.spec.limits import DEFAULT_LIMITS
 
 RUN = 39
 """Images of a run of `vivace bench --prompt-set real`."""
 FALSE_ALARM = 0.05
 _DRAWS = 200
 _COVERAGE = 0.9
+
+LIMITS: dict[str, tuple[float, str]] = {
+    "match": (1 - (DEFAULT_LIMITS.match or 1), "higher"),
+    **{witness.name: (witness.margin, witness.worse) for witness in WITNESSES},
+}
+"""How far the mean of a run may be from its reference, and in which direction that is worse: the gate's limit on
+`match`, and the margins of `vivace prove`."""
 
 Values = NDArray[np.float64]
 
@@ -34,7 +43,8 @@ def seen_strengths(photographs: Sequence[dict[str, Any]]) -> list[dict[str, Any]
 
     `single` and `run` are the least strengths that are seen in one pair, and in a run, with 90 % intervals over the
     photographs; None if the highest strength is not seen. A strength equal to the lowest that was measured is an upper
-    bound. `power` is the share of single pairs that are seen at each strength.
+    bound. `power` is the share of single pairs that are seen at each strength. `limit` is the least strength at which
+    the mean of a run is beyond the limit that vivace has for the witness, likewise; None without a limit.
     """
     witnesses = list(photographs[0]["harmless"][HARMLESS[0].name])
     return [row for witness in witnesses for row in _rows_of(witness, photographs)]
@@ -55,16 +65,23 @@ def _rows_of(witness: str, photographs: Sequence[dict[str, Any]]) -> list[dict[s
         def powers(chosen: Sequence[int], damaged: list[list[Values]] = damaged) -> tuple[list[float], ...]:
             null = [np.concatenate([of[k] for k in chosen]) for of in harmless]
             values = [np.concatenate([of[k] for k in chosen]) for of in damaged]
-            return _single_powers(null, values, sided), _run_powers(null, values, sided)
+            return (
+                _single_powers(null, values, sided),
+                _run_powers(null, values, sided),
+                [_power_at_limit(witness, of) for of in values],
+            )
 
-        single, run = powers(range(len(photographs)))
+        single, run, beyond = powers(range(len(photographs)))
         again = [powers(list(draw)) for draw in draws]
         rows.append(
             {
                 "witness": witness,
                 "damage": kind.name,
-                "single": _with_error(single, [of for of, _ in again], kind.strengths),
-                "run": _with_error(run, [of for _, of in again], kind.strengths),
+                "single": _with_error(single, [of for of, _, _ in again], kind.strengths),
+                "run": _with_error(run, [of for _, of, _ in again], kind.strengths),
+                "limit": _with_error(beyond, [of for _, _, of in again], kind.strengths)
+                if witness in LIMITS
+                else None,
                 "power": [round(power, 3) for power in single],
             }
         )
@@ -83,6 +100,16 @@ def _run_powers(null: Sequence[Values], values: Sequence[Values], sided: bool) -
     quantile = normal.inv_cdf(1 - FALSE_ALARM / (2 if sided else 1))
     limit = max(_size(of, sided) + quantile * _error(of) for of in null)
     return [normal.cdf((_size(of, sided) - limit) / max(_error(of), 1e-12)) for of in values]
+
+
+def _power_at_limit(witness: str, values: Values) -> float:
+    """Return the probability that the mean of a run is beyond the witness's limit; 0 without a limit."""
+    if witness not in LIMITS:
+        return 0.0
+    limit, worse = LIMITS[witness]
+    mean = float(values.mean())
+    size = {"lower": -mean, "higher": mean, "either": abs(mean)}[worse]
+    return NormalDist().cdf((size - limit) / max(_error(values), 1e-12))
 
 
 def _size(values: Values, sided: bool) -> float:

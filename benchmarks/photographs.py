@@ -2,7 +2,7 @@
 
     pip download --no-deps -d wheels scikit-image==0.26.0 scikit-learn==1.9.1 gradio==6.31.0
     python -m benchmarks.photographs measure --wheels wheels
-    python -m benchmarks.photographs record        writes results/photographs-witnesses.json
+    python -m benchmarks.photographs record --wheels wheels     writes results/photographs-witnesses.json
 
 The photographs are those that Python packages ship; they are read from the wheels and never kept here. `measure` takes
 about two minutes for each photograph on one core, and goes on where it was interrupted.
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from benchmarks.command import run
 from benchmarks.photograph_crops import PHOTOGRAPHS, Photograph, crops_of
@@ -26,6 +28,7 @@ from benchmarks.photograph_witnesses import SLOW, Reference, distances, scorer
 from benchmarks.record_files import write_text
 from vivace.errors import UsageError
 from vivace.measure.damage import DAMAGE, HARMLESS, DamageKind, Pixels
+from vivace.measure.quality import faults
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results" / "photographs-witnesses.json"
@@ -92,10 +95,29 @@ def _values(references: list[Reference], change: Callable[[Pixels, int], Pixels]
     return values
 
 
+def fault_counts(wheels: Path) -> dict[str, dict[str, int]]:
+    """Return how many crops are called broken, by fault: as they are, black, of one colour, and as white noise."""
+    random = np.random.default_rng(0)
+    counts: dict[str, Counter[str]] = {name: Counter() for name in ("crops", "black", "flat", "noise")}
+    for photograph in PHOTOGRAPHS:
+        for crop in crops_of(photograph, wheels):
+            image = crop.image
+            broken = {
+                "crops": image,
+                "black": np.rint(image / 20),
+                "flat": np.broadcast_to(np.rint(image.mean(axis=(0, 1))), image.shape),
+                "noise": random.integers(0, 256, image.shape).astype(np.float64),
+            }
+            for name, changed in broken.items():
+                counts[name].update(faults(changed) or ["none"])
+    return {name: dict(sorted(counted.items())) for name, counted in counts.items()}
+
+
 @main.command()
+@click.option("--wheels", type=click.Path(path_type=Path, exists=True, file_okay=False), required=True)
 @click.option("--out", type=click.Path(path_type=Path), default=OUT, show_default=True)
 @click.option("--record", type=click.Path(path_type=Path), default=RECORD, show_default=True)
-def record(out: Path, record: Path) -> int:
+def record(wheels: Path, out: Path, record: Path) -> int:
     """Compute from which strength each witness sees each kind of damage, and write the record."""
     missing = [p.name for p in PHOTOGRAPHS if not (out / f"{p.name}.json").exists()]
     if missing:
@@ -119,6 +141,7 @@ def record(out: Path, record: Path) -> int:
         "slow_crops": sum(len(of["embeddings"]) for of in values.values()),
         "scorer": scorer().id,
         "harmless": [change.name for change in HARMLESS],
+        "faults": fault_counts(wheels),
         "captions": caption_figures(
             {p.caption: values[p.name]["embeddings"] for p in PHOTOGRAPHS}, scorer().folder
         ),

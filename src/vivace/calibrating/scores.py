@@ -5,8 +5,9 @@ The scores of an image are kept in a file of their own as soon as they are compl
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,13 +17,13 @@ import numpy as np
 
 from vivace.calibrating.images import CalibrationImages, OnImage
 from vivace.errors import StoreError
-from vivace.measure.damage import HARMLESS, DamageKind, Pixels
+from vivace.measure.damage import HARMLESS, SHIFT, DamageKind, Pixels
 from vivace.measure.quality import aligned, faults, pixels
 from vivace.models.judges import LocatedJudge
 from vivace.untrusted.destinations import replace
 from vivace.untrusted.files import read_object
 
-_BATCH = 16  # images per forward of a CLIP model
+_BATCH = 16  # images that are damaged, and scored together
 Score = Callable[[Sequence[Any], Sequence[str]], Any]
 """Returns the scores of images (PIL) with prompts, one row for each image."""
 
@@ -89,20 +90,34 @@ def _scores_of(
 ) -> ImageScores:
     if problems := faults(image):
         return ImageScores(prompt, faults=tuple(problems))
-    changed = {change.name: change.apply(image, seed) for change in HARMLESS}
-    for kind in kinds:
-        for grade, strength in enumerate(kind.strengths):
-            changed[label(kind, grade)] = kind.apply(image, strength, seed)
     whole = np.asarray(score([_as_image(image)], prompts)[0])
     mine = prompts.index(prompt)
-    # A shift by a pixel or two is moved back, as the gate does.
-    of_changes = score([_as_image(aligned(each, image)) for each in changed.values()], [prompt])
+    changed: dict[str, float] = {}
+    for batch in _batches(_changes(image, kinds, seed)):
+        rows = score([each for _, each in batch], [prompt])
+        changed |= {name: float(row[0]) for (name, _), row in zip(batch, rows, strict=True)}
     return ImageScores(
-        prompt,
-        own=float(whole[mine]),
-        others=float(np.delete(whole, mine).mean()),
-        changed={name: float(row[0]) for name, row in zip(changed, of_changes, strict=True)},
+        prompt, own=float(whole[mine]), others=float(np.delete(whole, mine).mean()), changed=changed
     )
+
+
+def _changes(image: Pixels, kinds: Sequence[DamageKind], seed: int) -> Iterator[tuple[str, Any]]:
+    """Yield the label and the image (PIL) of each change, one after the other: all at once are gigabytes."""
+    for change in HARMLESS:
+        yield change.name, _as_image(change.apply(image, seed))
+    for kind in kinds:
+        for grade, strength in enumerate(kind.strengths):
+            damaged = kind.apply(image, strength, seed)
+            # A shift by a pixel or two is moved back, as the gate does.
+            yield (
+                label(kind, grade),
+                _as_image(aligned(damaged, image) if kind.name == SHIFT else damaged),
+            )
+
+
+def _batches(changes: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    while batch := list(itertools.islice(changes, _BATCH)):
+        yield batch
 
 
 def _as_image(image: Pixels) -> Any:
@@ -128,8 +143,7 @@ def _scorer(judge: LocatedJudge, prompts: Sequence[str], device: str) -> Score:
     of_prompts = dict(zip(prompts, clip.embed_prompts(prompts), strict=True))
 
     def score(images: Sequence[Any], prompts: Sequence[str]) -> Any:
-        batches = [clip.embed_images(images[k : k + _BATCH]) for k in range(0, len(images), _BATCH)]
-        return 100 * np.concatenate(batches) @ np.stack([of_prompts[prompt] for prompt in prompts]).T
+        return 100 * clip.embed_images(images) @ np.stack([of_prompts[prompt] for prompt in prompts]).T
 
     return score
 

@@ -98,10 +98,10 @@ def limit_note(model: str, scorer: str, kind: JudgeKind) -> str:
     if calibration is None:
         if scorer in CLIP_LIMITS or name in CLIP_LIMITS:  # calibrated with vivace
             return ""
-        command = f"vivace calibrate witness --model {_name(model) or 'MODEL'} --witness {kind}:{name}"
+        command = f"vivace calibrate witness --model {_name(model)} --witness {kind}:{name}"
         return (
             f"no calibration of {name} for photographs: its limit ({100 * usual:g} %) comes from drawn shapes; "
-            f"{command}"
+            + (command if model else "`vivace calibrate witness` chooses one for a model that runs here")
         )
     if calibration.limit is None:
         return f"{name} saw no damage when it was calibrated for {_name(model)}: its limit stays a guess"

@@ -24,7 +24,7 @@ class Judges:
     Attributes:
         reader: None if it is not installed, or no prompt asks for words.
         notes: why one is missing, and where the limits come from.
-        model: NAME@REVISION of the reference; "" where it is not known.
+        model: NAME@REVISION of A, or of B if only that is a model on this machine; "" if neither is.
     """
 
     clip: LocatedScorer | None = None
@@ -54,7 +54,7 @@ def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | Non
     clip, notes = _find_clip(prepared, scorer)
     blip = find_witness(witness) if witness is not None else None
     clip, notes = _find_clip(prepared, scorer)
-    located = prepared.a.located
+    located = prepared.a.located or prepared.b.located
     model = "" if located is None else f"{located.model.name}@{located.model.revision}"
     if clip is not None:
         notes.append(limit_note(model, clip.id, "clip"))

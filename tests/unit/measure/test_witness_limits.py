@@ -86,6 +86,8 @@ def test_a_note_says_where_a_limit_comes_from() -> None:
     (second,) = limit_notes(MODEL, f"{CLIP} and {BLIP}", Limits(clip=0.9))
     assert "no calibration of org/blip@refs/pr/5 for photographs: its limit (90 %)" in second
     assert second.endswith("--witness blip:org/blip@refs/pr/5")
+    (unknown,) = limit_notes("", CLIP, DEFAULT_LIMITS)
+    assert unknown.endswith("`vivace calibrate witness` chooses one for a model that runs here")
     keep(calibration())
     assert limit_notes(MODEL, CLIP, DEFAULT_LIMITS) == [
         "the limit of openai/clip (93 %) was calibrated on 39 images of flux-dev on 2026-11-28"

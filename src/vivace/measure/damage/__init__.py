@@ -62,6 +62,7 @@ def whole(image: Pixels) -> Pixels:
     return np.asarray(np.clip(np.rint(image), 0, 255))
 
 
+SHIFT = "shift"
 DAMAGE = (
     DamageKind("blur", "a small or wrong decoder", "px", (0.4, 0.6, 0.9, 1.5, 2.5), details.blurred),
     DamageKind(
@@ -79,7 +80,7 @@ DAMAGE = (
     DamageKind("less contrast", "too little guidance", "%", (2, 5, 10, 20, 40), colours.less_contrast),
     DamageKind("darker", "a wrong noise schedule", "levels", (1, 2, 5, 10, 20), colours.darker),
     DamageKind("coarse chroma", "a small decoder, JPEG", "times", (2, 4, 8, 16, 32), colours.coarse_chroma),
-    DamageKind("shift", "another resampling", "px", (0.25, 0.5, 1, 2, 4), places.shifted),
+    DamageKind(SHIFT, "another resampling", "px", (0.25, 0.5, 1, 2, 4), places.shifted),
     DamageKind("ghost", "a step cache", "%", (2, 5, 10, 20, 40), places.ghosted),
     DamageKind("stale tokens", "skipped tokens", "% of area", (1, 3, 10, 20, 40), places.stale),
     DamageKind(
