@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.errors import NoEffect, RecipeError, Unpredictable, Unsupported, WorkloadError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.tables import EvidenceTable
@@ -19,6 +20,7 @@ from vivace.memory.predict import Prediction
 from vivace.memory.remembered import predicted
 from vivace.memory.weightless import Weightless
 from vivace.models.find import SYNTHETIC
+from vivace.recipes.recipe import Recipe
 from vivace.recommendation.advise import recommend_from
 from vivace.recommendation.answer import RecipeFigures, Recommendation
 from vivace.recommendation.criteria import Criteria
@@ -63,15 +65,7 @@ def fitting(
     for figures in _in_order(answer)[:MOST_TRIED]:
         on_attempt(figures.recipe)
         try:
-            prediction = predicted(
-                model,
-                resolve(figures.recipe),
-                height=published.height,
-                width=published.width,
-                batch=published.batch,
-                text=published.text,
-                task=published.task,
-            )
+            prediction = _predicted(model, resolve(figures.recipe), published, figures.peak_bytes)
         except (NoEffect, RecipeError, Unsupported, WorkloadError):
             continue  # what records of another model have, or an estimate takes for granted
         if fits(prediction, card.num_bytes):
@@ -79,11 +73,37 @@ def fitting(
     return None
 
 
+def _predicted(
+    model: Weightless, recipe: Recipe, published: Prediction, recorded_bytes: float | None
+) -> Prediction:
+    """Return the prediction of a recipe; of what cannot be predicted, such as CUDA graphs, an upper estimate.
+
+    That is the recipe without the technique, with a step's activations once more, which a graph's pool keeps; or what
+    is recorded, if it is more.
+
+    Raises:
+        Unpredictable: more than one technique of the recipe cannot be predicted.
+    """
+    how: dict[str, Any] = {
+        key: getattr(published, key) for key in ("height", "width", "batch", "text", "task")
+    }
+    try:
+        return predicted(model, recipe, **how)
+    except Unpredictable as error:
+        for technique in recipe:
+            if not str(error).startswith(f"{technique.name}:"):
+                continue
+            rest = predicted(model, recipe.without(technique), **how)
+            most = max(rest.peak_bytes, round(recorded_bytes or 0)) + rest.peak_bytes - rest.model_bytes
+            return rest.model_copy(update={"recipe": recipe.text, "peak_bytes": most})
+        raise
+
+
 def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
     """Return the recommendation for a card, by what ships with vivace."""
     criteria = Criteria(
         model=name,
-        gpu=None if card.is_typical else card.gpu.name,
+        gpu=card.gpu.name,
         max_bytes=card.num_bytes - RESERVE_BYTES if card.is_typical else None,
         task=published.task,
     )

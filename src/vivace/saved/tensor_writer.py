@@ -37,7 +37,7 @@ class WrittenTensor:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
 def write_tensors(file: BinaryIO, tensors: Sequence[WrittenTensor], metadata: Mapping[str, str]) -> None:
