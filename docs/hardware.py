@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from docs import memory_caps
 from docs.compiled_kernels import CompiledKernels
 from vivace.hardware import CHIPS, Chip
 from vivace.recipes.describe import states
@@ -34,11 +35,12 @@ MACHINES: dict[str, Machine] = {
 }
 
 
-def page(note: str, compiled: Path) -> str:
+def page(note: str, compiled: Path, answers: Path, runs: Path) -> str:
     """Return the page as Markdown.
 
     Args:
         compiled: the record of kernels compiled for each compute capability.
+        answers, runs: see `docs.memory_caps`.
     """
     kernels = CompiledKernels(compiled)
     lines = [
@@ -96,6 +98,8 @@ def page(note: str, compiled: Path) -> str:
         + ".",
         "",
         *kernels.section({f"{major}.{minor}": name for name, (major, minor) in _GPUS}),
+        "",
+        *memory_caps.section(answers, runs),
         "",
         "## GPUs by name",
         "",

@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks import memory_caps as caps
+from docs import memory_caps as table
 from vivace.errors import StoreError
 
 ANSWER: dict[str, Any] = {
@@ -148,8 +149,34 @@ def test_a_case_draws_with_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_case_that_ends_or_hangs_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = sys.executable
-    monkeypatch.setattr(caps.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     row = caps.run_case(ANSWER, 10)
     assert (row["outcome"], row["recipe"]) == ("crashed", "offload(group)")
-    monkeypatch.setattr(caps.sys, "executable", interpreter)
+    monkeypatch.setattr(sys, "executable", interpreter)
     assert caps.run_case(ANSWER, 0.001)["outcome"] == "timed_out"
+
+
+# The page
+
+
+def test_the_table_says_what_fits_where_its_time_is_from_and_what_ran(answers: Path, tmp_path: Path) -> None:
+    ran = {"outcome": "ran", "image_s": 1.5, "gpu": "H100", "reserved_bytes": 7e9, "cap_bytes": 7.4e9}
+    failed = {"outcome": "out_of_memory", "reason": "CUDA out of memory."}
+    caps.append(tmp_path / "caps.jsonl", ANSWER | ran)
+    caps.append(tmp_path / "caps.jsonl", ANSWER | {"card_gb": 12} | failed)
+    first, second, third = table.section(answers, tmp_path / "caps.jsonl")[-3:]
+    assert "| sdxl | 8 | `offload(group)` | 2.00 GB | 9.00 s on RTX 4060 | operations |" in first
+    assert "7.00 GB of 7.40 GB, 1.50 s on H100" in first
+    assert "out of memory: CUDA out of memory." in second
+    assert "nothing was seen to fit" in third
+    assert "not run" in third
+
+
+def test_the_record_has_every_model_and_card() -> None:
+    rows = {(row["model"], row["card_gb"]): row for row in caps.read_answers(caps.PLAN)}
+    assert rows.keys() == {(model, card) for model in caps.MODELS for card in caps.CARDS_GB}
+    for (_, card), row in rows.items():
+        assert max(row["peak_bytes"], row["loading_bytes"]) + 1e9 <= card * 1e9
+        assert row["predicted_s"] > 0
+        assert row["times_of"]
+        assert row["predicted_from"]

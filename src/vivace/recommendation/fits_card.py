@@ -65,7 +65,7 @@ def fitting(
     for figures in _in_order(answer)[:MOST_TRIED]:
         on_attempt(figures.recipe)
         try:
-            prediction = _predicted(model, resolve(figures.recipe), published, figures.peak_bytes)
+            prediction = prediction_of(model, resolve(figures.recipe), published, figures.peak_bytes)
         except (NoEffect, RecipeError, Unsupported, WorkloadError):
             continue  # what records of another model have, or an estimate takes for granted
         if fits(prediction, card.num_bytes):
@@ -73,7 +73,7 @@ def fitting(
     return None
 
 
-def _predicted(
+def prediction_of(
     model: Weightless, recipe: Recipe, published: Prediction, recorded_bytes: float | None
 ) -> Prediction:
     """Return the prediction of a recipe; of what cannot be predicted, such as CUDA graphs, an upper estimate.
