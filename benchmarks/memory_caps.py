@@ -164,6 +164,7 @@ def answer_in(facts: dict[str, Any]) -> dict[str, Any]:
         "predicted_s": best.get("latency_s"),
         "is_at_most": bool(fitting) and bool(fitting[-1]["fills"]),
         "predicted_from": best.get("predicted_from"),
+        "measured_in": facts["records_of"] if ranking and best.get("predicted_from") is None else None,
         "times_of": facts["times_of"],
     }
 

@@ -47,10 +47,14 @@ def _line(row: dict[str, Any], run: dict[str, Any] | None) -> str:
         "nothing was seen to fit" if row["recipe"] is None else f"`{row['recipe']}`",
         "" if row["peak_bytes"] is None else size(row["peak_bytes"]),
         time,
-        "operations" if origin == BY_OPERATIONS else origin or "",
+        "operations" if origin == BY_OPERATIONS else origin or _measured(row),
         _run(run),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _measured(row: dict[str, Any]) -> str:
+    return f"measured there, {row['measured_in']}" if row.get("measured_in") else ""
 
 
 def _run(run: dict[str, Any] | None) -> str:

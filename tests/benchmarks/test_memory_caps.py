@@ -34,6 +34,7 @@ def facts(**changed: Any) -> dict[str, Any]:
     return {
         "recipe": "baseline", "height": 8, "width": 8, "peak_bytes": 9, "loading_bytes": 9, "fits_card": False,
         "changes": [change | {"fills": False, "fits_card": True}], "ranking": [ranked], "times_of": "RTX 4060",
+        "records_of": "study-000",
     } | changed  # fmt: skip
 
 
@@ -47,6 +48,9 @@ def test_the_answer_is_the_last_change_that_fits() -> None:
     assert (answer["recipe"], answer["is_at_most"]) == ("offload(group, keep=6)", True)
     assert caps.answer_in(facts(changes=[], fits_card=True, ranking=[]))["recipe"] == "baseline"
     assert caps.answer_in(facts(changes=[first | {"fits_card": False}]))["recipe"] is None
+    measured = facts()["ranking"][0] | {"predicted_from": None}
+    assert caps.answer_in(facts(ranking=[measured]))["measured_in"] == "study-000"
+    assert answer["measured_in"] is None
 
 
 @pytest.fixture
@@ -179,4 +183,4 @@ def test_the_record_has_every_model_and_card() -> None:
         assert max(row["peak_bytes"], row["loading_bytes"]) + 1e9 <= card * 1e9
         assert row["predicted_s"] > 0
         assert row["times_of"]
-        assert row["predicted_from"]
+        assert row["predicted_from"] or row["measured_in"]

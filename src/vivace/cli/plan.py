@@ -205,6 +205,9 @@ def _facts(predicted: Prediction, card: Fitted | None, fit: CardFit, chip: Chip 
             for step in fit.changes
         ],
         "times_of": fit.times_of,
+        "records_of": None
+        if fit.ranking is None or fit.ranking.answer.basis is None
+        else fit.ranking.answer.basis.place,
         "ranking": [
             {
                 "recipe": figures.recipe,

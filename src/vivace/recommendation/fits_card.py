@@ -7,7 +7,7 @@ The ranking's memory is recorded, or estimated to a few percent. Before a recipe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.errors import NoEffect, RecipeError, Unpredictable, Unsupported, WorkloadError
@@ -30,6 +30,8 @@ from vivace.recommendation.published_tables import published_tables
 
 MOST_TRIED = 5
 """Recipes whose memory is predicted, at most; each takes seconds."""
+_ESTIMATE_ERROR = 0.03
+"""Of an estimate of memory: what may fit is predicted, and what does not is dropped."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,23 @@ class Fitting:
     Attributes:
         answer: the ranking, the chosen recipe first.
         chosen: the figures of the first recipe that fits; its memory is in `prediction`.
+        num_bytes: of the card.
     """
 
     answer: Recommendation
     chosen: RecipeFigures
     prediction: Prediction
+    num_bytes: float
 
     @property
     def others(self) -> tuple[RecipeFigures, ...]:
-        """What else is ranked, the best first; its memory is recorded or estimated."""
+        """What else is ranked and fits, the best first; its memory is recorded or estimated."""
         mine = resolve(self.chosen.recipe)
-        return tuple(figures for figures in _in_order(self.answer) if resolve(figures.recipe) != mine)
+        return tuple(
+            figures
+            for figures in _in_order(self.answer)
+            if resolve(figures.recipe) != mine and (figures.peak_bytes or 0) + RESERVE_BYTES <= self.num_bytes
+        )
 
 
 def fitting(
@@ -61,7 +69,8 @@ def fitting(
         published: the prediction of the model without a recipe.
         on_attempt: called with each recipe before its memory is predicted.
     """
-    answer = ranked(model.name, published, card)
+    estimated = (card.num_bytes - RESERVE_BYTES) * (1 + _ESTIMATE_ERROR) + RESERVE_BYTES
+    answer = ranked(model.name, published, replace(card, num_bytes=estimated))
     for figures in _in_order(answer)[:MOST_TRIED]:
         on_attempt(figures.recipe)
         try:
@@ -69,7 +78,7 @@ def fitting(
         except (NoEffect, RecipeError, Unsupported, WorkloadError):
             continue  # what records of another model have, or an estimate takes for granted
         if fits(prediction, card.num_bytes):
-            return Fitting(answer, figures, prediction)
+            return Fitting(answer, figures, prediction, card.num_bytes)
     return None
 
 
