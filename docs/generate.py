@@ -19,6 +19,7 @@ from benchmarks import (
     technique_cases,
 )
 from benchmarks import coverage as simulated
+from benchmarks import memory_caps as capped
 from benchmarks import photographs as photograph_witnesses
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
@@ -84,7 +85,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),
     "docs/cli.md": partial(command_line.page, NOTE),
     "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text()),
-    "docs/hardware.md": partial(hardware.page, NOTE, RESULTS / "kernels-compiled.json"),
+    "docs/hardware.md": partial(
+        hardware.page, NOTE, RESULTS / "kernels-compiled.json", capped.PLAN, capped.RECORD
+    ),
     "docs/lint.md": partial(lint.page, NOTE),
     "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text()),
     "docs/techniques.md": partial(techniques.page, NOTE),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from docs import memory_caps
 from docs.compiled_kernels import CompiledKernels
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
@@ -39,11 +40,14 @@ MACHINES: dict[str, Machine] = {
 }
 
 
-def page(note: str, compiled: Path, tables: Sequence[EvidenceTable] | None = None) -> str:
+def page(
+    note: str, compiled: Path, answers: Path, runs: Path, tables: Sequence[EvidenceTable] | None = None
+) -> str:
     """Return the page as Markdown.
 
     Args:
         compiled: the record of kernels compiled for each compute capability.
+        answers, runs: see `docs.memory_caps`.
         tables: records; None for those that ship with vivace.
     """
     kernels = CompiledKernels(compiled)
@@ -106,6 +110,8 @@ def page(note: str, compiled: Path, tables: Sequence[EvidenceTable] | None = Non
         + ".",
         "",
         *kernels.section({f"{major}.{minor}": name for name, (major, minor) in _GPUS}),
+        "",
+        *memory_caps.section(answers, runs),
         "",
         "## GPUs by name",
         "",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import memory_caps
 from docs import hardware
 from vivace.evidence.standing import compiled_recipes
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
@@ -23,7 +24,7 @@ def page_of(path: Path, **changes: Any) -> str:
     """Return the page from a record in which the row of an RTX 50 is another."""
     rows = [row | changes if text == "12.0" else row for text, row in ROWS.items()]
     path.write_text(json.dumps({"triton": "3.6.0", "capabilities": rows}))
-    return hardware.page("", path)
+    return hardware.page("", path, memory_caps.PLAN, memory_caps.RECORD)
 
 
 def cells_of(page: str, recipe: str) -> dict[str, str]:

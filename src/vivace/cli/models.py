@@ -60,7 +60,7 @@ def models(export: tuple[str, Path] | None, as_json: bool) -> int:
             click.echo(f"    with a LoRA: {', '.join(_few_steps(entry))}")
     click.echo(
         "\nOther models: --model org/repo or org/repo@revision on the Hugging Face hub, a folder with a "
-        "model_index.json,\na .safetensors file of SD 1.5, SDXL or FLUX.1, or a .gguf file of FLUX.1's transformer"
+        "model_index.json,\nor a .safetensors or .gguf file of a model or its denoiser"
     )
     click.echo(
         f"\nWithout a download: --model {SYNTHETIC}NAME builds NAME's architecture with random weights, to "

@@ -78,10 +78,11 @@ def plan(
     from vivace.memory.weightless import find_weightless
 
     weightless = find_weightless(model)
+    is_ranked = card is not None  # asked for, not merely this machine's
     options: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text, "task": task}
     return guarded(
         weightless.located,
-        lambda is_read: _plan(weightless, resolved, options, fitted, chip, as_json, is_read),
+        lambda is_read: _plan(weightless, resolved, options, fitted, chip, as_json, is_ranked, is_read),
     )
 
 
@@ -92,6 +93,7 @@ def _plan(
     card: Fitted | None,
     chip: Chip | None,
     as_json: bool,
+    is_ranked: bool,
     is_read: Callable[[], None],
 ) -> int:
     """Predict, look for what fits a card, and print both."""
@@ -101,7 +103,7 @@ def _plan(
     with Attempts() as attempts:
         predicted = _predicted(weightless, resolved, options, attempts)
         is_read()
-        fit = CardFit() if card is None else _fit(weightless, predicted, card, attempts)
+        fit = CardFit() if card is None else _fit(weightless, predicted, card, attempts, is_ranked)
     if as_json:
         click.echo(json.dumps(_facts(predicted, card, fit, chip), indent=2))
         return 0
@@ -131,33 +133,51 @@ def _predicted(
         return predicted(weightless, resolve(BASELINE), **options)
 
 
-def _fit(weightless: Weightless, predicted: Prediction, card: Fitted, attempts: Attempts) -> CardFit:
-    """Return what fits a card: by the ranking of records and estimates, else by one change after the other."""
-    from vivace.memory.fit import RecipeChange, changes, fits, use_free_memory
+def _fit(
+    weightless: Weightless, predicted: Prediction, card: Fitted, attempts: Attempts, is_ranked: bool
+) -> CardFit:
+    """Return what fits a card: by the ranking of records and estimates, else by one change after the other.
+
+    Args:
+        is_ranked: whether to rank what is faster, too, where the model fits as it is published.
+    """
+    from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.recipes.resolve import resolve
     from vivace.recommendation.speeds import known_speeds
     from vivace.spec.recipe import BASELINE
 
-    if fits(predicted, card.num_bytes):
+    does_fit, is_baseline = fits(predicted, card.num_bytes), predicted.recipe == BASELINE
+    if is_baseline and (is_ranked or not does_fit):
+        ranking = _ranking(weightless, predicted, card, attempts)
+        if ranking is not None:
+            return ranking
+    if does_fit:
         faster = use_free_memory(weightless, predicted, card.num_bytes, attempts.trying)
         return CardFit() if faster is None else CardFit((faster,))
-    if predicted.recipe == BASELINE:
-        from vivace.recommendation.fits_card import fitting
-        from vivace.recommendation.predicted_tables import Card as Limit
-        from vivace.recommendation.predicted_tables import typical_gpu
-
-        gpu = card.gpu or typical_gpu(card.num_bytes)
-        limit = Limit(gpu, card.num_bytes, is_typical=card.gpu is None)
-        best = fitting(weightless, predicted, limit, attempts.trying)
-        if best is not None:
-            change = RecipeChange(best.chosen.recipe, best.prediction)
-            faster = use_free_memory(weightless, best.prediction, card.num_bytes, attempts.trying)
-            return CardFit((change,) if faster is None else (change, faster), ranking=best)
     speeds = known_speeds(weightless.name)
     steps = changes(
         weightless, resolve(predicted.recipe), predicted, card.num_bytes, attempts.trying, speeds.of
     )
     return CardFit(tuple(steps), speeds=speeds)
+
+
+def _ranking(
+    weightless: Weightless, published: Prediction, card: Fitted, attempts: Attempts
+) -> CardFit | None:
+    """Return what fits a card by the ranking; None where nothing of it does."""
+    from vivace.memory.fit import RecipeChange, use_free_memory
+    from vivace.recommendation.fits_card import fitting
+    from vivace.recommendation.predicted_tables import Card as Limit
+    from vivace.recommendation.predicted_tables import typical_gpu
+
+    gpu = card.gpu or typical_gpu(card.num_bytes)
+    limit = Limit(gpu, card.num_bytes, is_typical=card.gpu is None)
+    best = fitting(weightless, published, limit, attempts.trying)
+    if best is None:
+        return None
+    change = RecipeChange(best.chosen.recipe, best.prediction)
+    faster = use_free_memory(weightless, best.prediction, card.num_bytes, attempts.trying)
+    return CardFit((change,) if faster is None else (change, faster), best, times_of=gpu.name)
 
 
 def _facts(predicted: Prediction, card: Fitted | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
@@ -184,6 +204,10 @@ def _facts(predicted: Prediction, card: Fitted | None, fit: CardFit, chip: Chip 
             )
             for step in fit.changes
         ],
+        "times_of": fit.times_of,
+        "records_of": None
+        if fit.ranking is None or fit.ranking.answer.basis is None
+        else fit.ranking.answer.basis.place,
         "ranking": [
             {
                 "recipe": figures.recipe,

@@ -27,11 +27,13 @@ class CardFit:
     Attributes:
         changes: each on top of the one before; with a ranking its first recipe, and what uses memory that is free then.
         ranking: None where no recipe of it fits, or another recipe than the published model was planned.
+        times_of: the GPU whose times the ranking has.
         speeds: of single changes, by records.
     """
 
     changes: tuple[RecipeChange, ...] = ()
     ranking: Fitting | None = None
+    times_of: str | None = None
     speeds: Speeds | None = None
 
 
@@ -123,6 +125,15 @@ def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
     from vivace.memory.fit import fits
     from vivace.report.summary import size
 
+    if fit.ranking is not None:
+        is_published = fits(predicted, card.num_bytes)
+        head = (
+            f"It fits {card.name}. Of what does, the best first"
+            if is_published
+            else (f"It does not fit {card.name}. These do, the best first")
+        )
+        _print_ranking(predicted, card, fit, fit.ranking, head)
+        return
     if fits(predicted, card.num_bytes):
         click.echo(f"\nIt fits {card.name}.")
         for step in fit.changes:
@@ -131,25 +142,20 @@ def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
                 f"So does --recipe '{step.prediction.recipe}' (peak {peak}), which is faster: it copies fewer weights."
             )
         return
-    if fit.ranking is not None:
-        _print_ranking(predicted, card, fit, fit.ranking)
-    else:
-        _print_changes(predicted, card, fit)
+    _print_changes(predicted, card, fit)
 
 
 _SHOWN = 3
 
 
-def _print_ranking(predicted: Prediction, card: Fitted, fit: CardFit, ranking: Fitting) -> None:
+def _print_ranking(predicted: Prediction, card: Fitted, fit: CardFit, ranking: Fitting, head: str) -> None:
     """Print what fits, the best first, and the lines to use and to measure it."""
     from vivace.report.summary import size
 
     usual = ""
-    if card.gpu is None and ranking.answer.basis is not None:
-        usual = (
-            f", with times as on {ranking.answer.basis.gpu}, a usual GPU of that size (--gpu names another)"
-        )
-    click.echo(f"\nIt does not fit {card.name}. These do, the best first{usual}:")
+    if card.gpu is None:
+        usual = f", with times as on {fit.times_of}, a usual GPU of that size (--gpu names another)"
+    click.echo(f"\n{head}{usual}:")
     last = fit.changes[-1].prediction
     for step in fit.changes:
         after = step.prediction

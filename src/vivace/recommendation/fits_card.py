@@ -7,9 +7,10 @@ The ranking's memory is recorded, or estimated to a few percent. Before a recipe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.errors import NoEffect, RecipeError, Unpredictable, Unsupported, WorkloadError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.parsed import resolve
@@ -20,6 +21,7 @@ from vivace.memory.predict import Prediction
 from vivace.memory.remembered import predicted
 from vivace.memory.weightless import Weightless
 from vivace.models.find import SYNTHETIC
+from vivace.recipes.recipe import Recipe
 from vivace.recommendation.advise import recommend_from
 from vivace.recommendation.answer import RecipeFigures, Recommendation
 from vivace.recommendation.criteria import Criteria
@@ -28,6 +30,8 @@ from vivace.studies.published_tables import published_tables
 
 MOST_TRIED = 5
 """Recipes whose memory is predicted, at most; each takes seconds."""
+_ESTIMATE_ERROR = 0.03
+"""Of an estimate of memory: what may fit is predicted, and what does not is dropped."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,23 @@ class Fitting:
     Attributes:
         answer: the ranking, the chosen recipe first.
         chosen: the figures of the first recipe that fits; its memory is in `prediction`.
+        num_bytes: of the card.
     """
 
     answer: Recommendation
     chosen: RecipeFigures
     prediction: Prediction
+    num_bytes: float
 
     @property
     def others(self) -> tuple[RecipeFigures, ...]:
-        """What else is ranked, the best first; its memory is recorded or estimated."""
+        """What else is ranked and fits, the best first; its memory is recorded or estimated."""
         mine = resolve(self.chosen.recipe)
-        return tuple(figures for figures in _in_order(self.answer) if resolve(figures.recipe) != mine)
+        return tuple(
+            figures
+            for figures in _in_order(self.answer)
+            if resolve(figures.recipe) != mine and (figures.peak_bytes or 0) + RESERVE_BYTES <= self.num_bytes
+        )
 
 
 def fitting(
@@ -59,31 +69,50 @@ def fitting(
         published: the prediction of the model without a recipe.
         on_attempt: called with each recipe before its memory is predicted.
     """
-    answer = ranked(model.name, published, card)
+    estimated = (card.num_bytes - RESERVE_BYTES) * (1 + _ESTIMATE_ERROR) + RESERVE_BYTES
+    answer = ranked(model.name, published, replace(card, num_bytes=estimated))
     for figures in _in_order(answer)[:MOST_TRIED]:
         on_attempt(figures.recipe)
         try:
-            prediction = predicted(
-                model,
-                resolve(figures.recipe),
-                height=published.height,
-                width=published.width,
-                batch=published.batch,
-                text=published.text,
-                task=published.task,
-            )
+            prediction = prediction_of(model, resolve(figures.recipe), published, figures.peak_bytes)
         except (NoEffect, RecipeError, Unsupported, WorkloadError):
             continue  # what records of another model have, or an estimate takes for granted
         if fits(prediction, card.num_bytes):
-            return Fitting(answer, figures, prediction)
+            return Fitting(answer, figures, prediction, card.num_bytes)
     return None
+
+
+def prediction_of(
+    model: Weightless, recipe: Recipe, published: Prediction, recorded_bytes: float | None
+) -> Prediction:
+    """Return the prediction of a recipe; of what cannot be predicted, such as CUDA graphs, an upper estimate.
+
+    That is the recipe without the technique, with a step's activations once more, which a graph's pool keeps; or what
+    is recorded, if it is more.
+
+    Raises:
+        Unpredictable: more than one technique of the recipe cannot be predicted.
+    """
+    how: dict[str, Any] = {
+        key: getattr(published, key) for key in ("height", "width", "batch", "text", "task")
+    }
+    try:
+        return predicted(model, recipe, **how)
+    except Unpredictable as error:
+        for technique in recipe:
+            if not str(error).startswith(f"{technique.name}:"):
+                continue
+            rest = predicted(model, recipe.without(technique), **how)
+            most = max(rest.peak_bytes, round(recorded_bytes or 0)) + rest.peak_bytes - rest.model_bytes
+            return rest.model_copy(update={"recipe": recipe.text, "peak_bytes": most})
+        raise
 
 
 def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
     """Return the recommendation for a card, by what ships with vivace."""
     criteria = Criteria(
         model=name,
-        gpu=None if card.is_typical else card.gpu.name,
+        gpu=card.gpu.name,
         max_bytes=card.num_bytes - RESERVE_BYTES if card.is_typical else None,
         task=published.task,
     )

@@ -61,6 +61,21 @@ def test_what_fits_is_ranked_with_the_line_to_measure_it(
     assert measure.startswith(f"Measure: vivace bench --model tiny-sd --recipe '{recipe}' --recipe ")
 
 
+def test_what_is_faster_is_ranked_where_the_model_fits_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "tiny-sd", "--card", "8", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["fits_card"], facts["times_of"]) == (True, "RTX 4060")
+    assert facts["changes"][-1]["fits_card"]
+    assert facts["ranking"][0]["latency_s"] > 0
+    assert run(monkeypatch, "tiny-sd", "--card", "8") == 0
+    *_, intro, first, _, _, _, use, _ = capsys.readouterr().out.splitlines()
+    times = "with times as on RTX 4060, a usual GPU of that size (--gpu names another)"
+    assert intro == f"It fits 8 GB. Of what does, the best first, {times}:"
+    assert use.removeprefix("Use: --recipe '").split("'")[0] in first
+
+
 def test_a_recipe_that_uses_free_memory_is_proposed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

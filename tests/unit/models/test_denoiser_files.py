@@ -115,6 +115,25 @@ def test_a_denoiser_alone_is_told_by_its_tensors(
     assert not [note for note in contents.notes if "not used" in note]
 
 
+def test_of_a_whole_model_of_these_the_denoiser_is_read_and_the_rest_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = "model.diffusion_model."
+    header = {
+        prefix + name: {"dtype": "F16", "shape": list(shape)} for name, shape in SIZES["sd35-large"].items()
+    }
+    others = ("text_encoders.t5xxl.x", "text_encoders.clip_g.x", "first_stage_model.x")
+    header |= {name: {"dtype": "F16", "shape": [1]} for name in others}
+    monkeypatch.setattr("vivace.models.single_file.read_header", lambda _: header)
+    monkeypatch.setattr("vivace.models.single_file.read_metadata", lambda _: {})
+    contents = contents_of(tmp_path / "model.safetensors")
+    assert (contents.entry, contents.component) == ("sd35-large", "transformer")
+    assert set(contents.denoiser.values()) == set(SIZES["sd35-large"])
+    (note,) = contents.notes
+    assert note.startswith("3 of the file's ")
+    assert note.endswith("all but its transformer comes from sd35-large")
+
+
 @pytest.mark.parametrize(("model", "width"), [("sdxl", 2048), ("sd15", 768)])
 def test_a_unet_alone_takes_the_rest_from_the_hub(
     client: Hub, model: str, width: int, tmp_path: Path
@@ -404,3 +423,27 @@ def test_gguf_types_that_are_dequantised_are_noted(tmp_path: Path) -> None:
         "diffusers does not compute with 1 as TQ2_0: dequantised as they are loaded"
         in contents_of(path).notes
     )
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "TQ2_0"])
+def test_a_unet_of_a_gguf_file_is_built(kind: str, tmp_path: Path) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    gguf = pytest.importorskip("gguf")
+    module = denoiser("sdxl")
+    state = in_the_authors_layout(module)
+    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    matrices = [name for name, value in state.items() if value.dim() == 2 and value.shape[1] % block == 0]
+    path = write_gguf(tmp_path / "model.gguf", state, dict.fromkeys(matrices, kind))
+    read = read_denoiser(path, {name: name for name in state}, {}, skeleton("sdxl"), torch.float32)
+    module.save_config(tmp_path / "folder" / "unet")
+    unet = diffusers.UNet2DConditionModel.from_single_file(
+        read,
+        config=str(tmp_path / "folder"),
+        subfolder="unet",
+        dtype=torch.float32,
+        local_files_only=True,
+        quantization_config=diffusers.GGUFQuantizationConfig(compute_dtype=torch.float32),
+    )
+    has_codes = any(hasattr(parameter, "quant_type") for parameter in unet.parameters())
+    assert has_codes == (kind == "Q8_0" and bool(matrices))
+    assert unet.conv_in.weight.dtype == torch.float32

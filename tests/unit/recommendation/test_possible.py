@@ -107,9 +107,7 @@ def test_a_size_alone_means_a_usual_gpu_of_that_size(gigabytes: int) -> None:
     assert plan.chosen is not None
     assert plan.chosen.peak_bytes is not None
     assert plan.chosen.peak_bytes + RESERVE_BYTES <= gigabytes * 1e9
-    answer = vivace.recommend("flux-dev", max_memory=gigabytes * 1e9 - RESERVE_BYTES, store=())
-    if answer.gpu is not None:
-        pytest.skip("this machine has a GPU")
+    answer = vivace.recommend("flux-dev", gpu=gpu.name, max_memory=gigabytes * 1e9 - RESERVE_BYTES, store=())
     assert answer.recipe == plan.recipe
 
 
@@ -236,3 +234,20 @@ def test_plan_proposes_what_is_recommended(model: str, gpu: str) -> None:
 def test_a_shipped_prediction_is_still_right() -> None:
     """The smallest stands for all; `make test` of everything predicts more."""
     assert predict(find_weightless("sd15"), resolve("baseline")) == footprints()["sd15"]
+
+
+def test_a_cuda_graph_counts_a_steps_activations_once_more() -> None:
+    from vivace.memory.remembered import predicted
+    from vivace.memory.weightless import find_weightless
+    from vivace.recipes.resolve import resolve
+    from vivace.recommendation.fits_card import prediction_of
+
+    model = find_weightless("tiny-sd")
+    published = predicted(model, resolve("baseline"))
+    graph = resolve("bf16+cuda_graph")
+    rest = predicted(model, resolve("bf16"))
+    activations = rest.peak_bytes - rest.model_bytes
+    estimate = prediction_of(model, graph, published, None)
+    assert (estimate.recipe, estimate.peak_bytes) == (graph.text, rest.peak_bytes + activations)
+    recorded = prediction_of(model, graph, published, 5e9)
+    assert recorded.peak_bytes == 5_000_000_000 + activations

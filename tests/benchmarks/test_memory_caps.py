@@ -1,0 +1,186 @@
+"""What fits a card, proven under a cap: what is read of `vivace plan`, run, written and resumed."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks import memory_caps as caps
+from docs import memory_caps as table
+from vivace.errors import StoreError
+
+ANSWER: dict[str, Any] = {
+    "model": "sdxl",
+    "card_gb": 8,
+    "recipe": "offload(group)",
+    "height": 64,
+    "width": 64,
+    "peak_bytes": 2_000_000_000,
+    "loading_bytes": 1,
+    "predicted_s": 9.0,
+    "is_at_most": False,
+    "predicted_from": "its operations",
+    "times_of": "RTX 4060",
+}
+
+
+def facts(**changed: Any) -> dict[str, Any]:
+    change = {"recipe": "offload(group)", "height": 8, "width": 8, "peak_bytes": 5, "loading_bytes": 1}
+    ranked = {"recipe": "offload(group)", "latency_s": 9.0, "predicted_from": "H200"}
+    return {
+        "recipe": "baseline", "height": 8, "width": 8, "peak_bytes": 9, "loading_bytes": 9, "fits_card": False,
+        "changes": [change | {"fills": False, "fits_card": True}], "ranking": [ranked], "times_of": "RTX 4060",
+        "records_of": "study-000",
+    } | changed  # fmt: skip
+
+
+def test_the_answer_is_the_last_change_that_fits() -> None:
+    answer = caps.answer_in(facts())
+    assert (answer["recipe"], answer["peak_bytes"], answer["predicted_s"]) == ("offload(group)", 5, 9.0)
+    assert (answer["predicted_from"], answer["times_of"], answer["is_at_most"]) == ("H200", "RTX 4060", False)
+    first = facts()["changes"][0]
+    second = first | {"recipe": "offload(group, keep=6)", "fills": True}
+    answer = caps.answer_in(facts(changes=[first, second]))
+    assert (answer["recipe"], answer["is_at_most"]) == ("offload(group, keep=6)", True)
+    assert caps.answer_in(facts(changes=[], fits_card=True, ranking=[]))["recipe"] == "baseline"
+    assert caps.answer_in(facts(changes=[first | {"fits_card": False}]))["recipe"] is None
+    measured = facts()["ranking"][0] | {"predicted_from": None}
+    assert caps.answer_in(facts(ranking=[measured]))["measured_in"] == "study-000"
+    assert answer["measured_in"] is None
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps([ANSWER, ANSWER | {"card_gb": 12}, ANSWER | {"card_gb": 16, "recipe": None}]))
+    return path
+
+
+def invoked(*arguments: str) -> Any:
+    return CliRunner().invoke(caps.memory_caps, [*arguments], catch_exceptions=False)
+
+
+def test_each_case_has_a_row_and_the_command_goes_on(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[int] = []
+
+    def run_case(answer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        cases.append(answer["card_gb"])
+        ran = {"outcome": "ran", "image_s": 1.5, "load_s": 3.0, "reserved_bytes": 7e9, "cap_bytes": 7.4e9}
+        return {key: answer[key] for key in ("model", "card_gb", "recipe")} | ran
+
+    monkeypatch.setattr(caps, "run_case", run_case)
+    record = tmp_path / "caps.jsonl"
+    options = ("--answers", str(answers), "--record", str(record))
+    stopped = invoked(*options, "--limit-s", "0")
+    assert (stopped.exit_code, cases) == (0, []) or "goes on with sdxl in 8 GB" in stopped.stderr
+    result = invoked(*options)
+    assert cases == [8, 12]
+    assert "sdxl in 8 GB, offload(group): ran, 1.50 s an image, 7.00 of 7.40 GB" in result.output
+    assert [row["card_gb"] for row in caps.read_rows(record)] == [8, 12]
+    invoked(*options)
+    assert cases == [8, 12], "what has a row is not run again"
+
+
+def test_without_a_gpu_nothing_is_written(answers: Path, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    row = caps.row_of(ANSWER)
+    assert (row["outcome"], "no CUDA GPU" in row["reason"]) == ("no_gpu", True)
+    assert not (tmp_path / "caps.jsonl").exists()
+
+
+def test_without_answers_it_says_what_writes_them(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="memory_caps --plan` writes it"):
+        caps.read_answers(tmp_path / "plan.json")
+
+
+class _Gpu:
+    """Stands for torch.cuda of a GPU of 80 GB whose context takes 500 MB."""
+
+    fraction = 0.0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, total: int = 80_000_000_000) -> "_Gpu":
+        monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (total - 502_000_000, total))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2_000_000)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._limit)
+        return self
+
+    def _limit(self, fraction: float) -> None:
+        self.fraction = fraction
+
+
+def test_the_cap_is_the_card_without_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Gpu().install(monkeypatch)
+    cap = caps.cap_memory(8_000_000_000)
+    assert (cap["context_bytes"], cap["cap_bytes"], cap["gpu"]) == (500_000_000, 7_500_000_000, "H100")
+    assert gpu.fraction == pytest.approx(7.5 / 80)
+    _Gpu().install(monkeypatch, total=6_000_000_000)
+    with pytest.raises(ValueError, match="is none of a GPU with"):
+        caps.cap_memory(8_000_000_000)
+
+
+def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Gpu().install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(caps, "built", lambda _: None)
+
+    def drawn(_: Any, __: Any) -> dict[str, Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
+
+    monkeypatch.setattr(caps, "drawn", drawn)
+    row = caps.row_of(ANSWER)
+    assert (row["outcome"], row["cap_bytes"]) == ("out_of_memory", 7_500_000_000)
+    assert row["reason"] == "CUDA out of memory. Tried to allocate 9 GiB"
+    assert "out_of_memory: CUDA out of memory" in caps.line(row | ANSWER)
+
+
+def test_a_case_draws_with_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caps, "SYNTHETIC", "")
+    torch.set_num_threads(1)
+    answer = ANSWER | {"model": "tiny-sd", "recipe": "quantize(int8)", "steps": 2}
+    row = caps.drawn(caps.built("tiny-sd"), answer)
+    assert row["image_s"] > 0
+    assert (row["num_inference_steps"], row["reserved_bytes"]) == (2, None)
+
+
+def test_a_case_that_ends_or_hangs_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = sys.executable
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    row = caps.run_case(ANSWER, 10)
+    assert (row["outcome"], row["recipe"]) == ("crashed", "offload(group)")
+    monkeypatch.setattr(sys, "executable", interpreter)
+    assert caps.run_case(ANSWER, 0.001)["outcome"] == "timed_out"
+
+
+# The page
+
+
+def test_the_table_says_what_fits_where_its_time_is_from_and_what_ran(answers: Path, tmp_path: Path) -> None:
+    ran = {"outcome": "ran", "image_s": 1.5, "gpu": "H100", "reserved_bytes": 7e9, "cap_bytes": 7.4e9}
+    failed = {"outcome": "out_of_memory", "reason": "CUDA out of memory."}
+    caps.append(tmp_path / "caps.jsonl", ANSWER | ran)
+    caps.append(tmp_path / "caps.jsonl", ANSWER | {"card_gb": 12} | failed)
+    first, second, third = table.section(answers, tmp_path / "caps.jsonl")[-3:]
+    assert "| sdxl | 8 | `offload(group)` | 2.00 GB | 9.00 s on RTX 4060 | operations |" in first
+    assert "7.00 GB of 7.40 GB, 1.50 s on H100" in first
+    assert "out of memory: CUDA out of memory." in second
+    assert "nothing was seen to fit" in third
+    assert "not run" in third
+
+
+def test_the_record_has_every_model_and_card() -> None:
+    rows = {(row["model"], row["card_gb"]): row for row in caps.read_answers(caps.PLAN)}
+    assert rows.keys() == {(model, card) for model in caps.MODELS for card in caps.CARDS_GB}
+    for (_, card), row in rows.items():
+        assert max(row["peak_bytes"], row["loading_bytes"]) + 1e9 <= card * 1e9
+        assert row["predicted_s"] > 0
+        assert row["times_of"]
+        assert row["predicted_from"] or row["measured_in"]
