@@ -73,6 +73,20 @@ def test_the_branches_of_guidance_on_two_gpus(rest: str) -> None:
         assert sharded.refuted(evidence) is None
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "fused(bf16)+cuda_graph"])
+def test_guidance_in_two_calls_on_two_gpus(recipe: str) -> None:
+    """FLUX's true CFG: in the first step the first GPU makes both calls."""
+    call: dict[str, Any] = SMALL | {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
+    expected = draw(vivace.apply(even_flux(), recipe), **call)
+    first, _, rest = recipe.partition("+")
+    with vivace.apply(even_flux(), "+".join(filter(None, (first, "parallel(cfg)", rest)))) as sharded:
+        for times in (1, 2):
+            assert psnr(draw(sharded, **call), expected) > SAME_DB
+            evidence = sharded.evidence()
+            assert (evidence["forwards_shared"], evidence["forwards_alone"]) == (5 * times, 2 * times)
+        assert sharded.refuted(evidence) is None
+
+
 @pytest.mark.parametrize("mode", ["ulysses", "all_gather", "ring"])
 @pytest.mark.parametrize("rest", ["", "+compile", "+compile(blocks=repeated)"])
 def test_the_tokens_of_a_transformer_on_two_gpus(mode: str, rest: str) -> None:

@@ -1,14 +1,15 @@
 """One image over several GPUs of a host: each computes its shard of every forward of the denoiser.
 
 Why: the denoiser takes nearly all of an image's time. `cfg` shards the rows of its batch: with classifier-free
-    guidance, one GPU computes the conditional and one the unconditional branch. The other modes shard a transformer's
+    guidance, one GPU computes the conditional and one the unconditional branch, also where they are two calls of one
+    row (Qwen-Image, FLUX's true CFG), from the second step on. The other modes shard a transformer's
     tokens. Each GPU runs all layers on its own tokens; in attention, `ulysses` exchanges tokens for heads (each GPU has
     all tokens of some heads), `all_gather` gives every GPU all keys and values and computes attention at once, and
     `ring` computes it in parts, one GPU's keys and values at a time, and merges them.
 Costs: the whole denoiser's memory on every GPU: weights are replicated. Text encoders, VAE and scheduler run on the
     first GPU alone, while the others wait. The peer processes start and compile within the first call.
 Needs: GPUs that this process sees, NVLink between them for all modes but `cfg`. `cfg`: a forward of two rows or more,
-    as UNets with guidance have; with one row (guidance off, or cut off), the first GPU computes alone. The others: a
+    or guidance in two calls; with one row (guidance off, or cut off), the first GPU computes alone. The others: a
     transformer with diffusers' context-parallel plan (`_cp_plan`), tokens that divide evenly, and heads that do for
     `ulysses`. `all_gather`: FLUX. `ring`: CUDA, and bf16 or fp16. Add `cuda_graph`: the less each GPU computes, the
     sooner it waits for its CPU.
@@ -238,7 +239,9 @@ class Parallel(Technique):
             if sharded.num_shared:
                 return None
             if sharded.num_alone:
-                return "no forward had two rows to split: guidance was off, or takes two forwards of one row each"
+                return (
+                    "no forward had two rows to split, and no step two calls that are known: guidance was off"
+                )
             return "the denoiser was never called through the session"
 
         return Effect(

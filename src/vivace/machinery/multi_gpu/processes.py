@@ -146,6 +146,11 @@ class Peers:
         with self.explained():
             return receive(stream)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the peers have not been ended, and none has ended itself."""
+        return self._failure is None and bool(self._end.alive)
+
     def check(self) -> None:
         """Check that all processes still run.
 

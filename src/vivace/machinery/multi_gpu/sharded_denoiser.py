@@ -31,6 +31,7 @@ from vivace.machinery.multi_gpu.forward_arguments import (
 )
 from vivace.machinery.multi_gpu.module_transfer import pack_module, unpack_module
 from vivace.machinery.multi_gpu.processes import Peers
+from vivace.machinery.multi_gpu.second_calls import SecondCalls
 from vivace.machinery.multi_gpu.sharding import Sharding
 from vivace.machinery.multi_gpu.split_tokens import (
     Mode,
@@ -73,6 +74,8 @@ class ShardedDenoiser:
         self._last_headers: dict[int, bytes] = {}
         self._graphs: Any = None
         self._sharding: Sharding | None = None
+        self._sending: tuple[Any, torch.Tensor] | None = None
+        self._second_calls = SecondCalls(self._send_call, self._receive_like)
         try:
             pickled, storages = pack_module(denoiser, device)
         except (TypeError, AttributeError, ValueError, RuntimeError, pickle.PicklingError) as error:
@@ -121,6 +124,10 @@ class ShardedDenoiser:
         except Exception as error:
             self.peers.raise_if_failed(error)
             raise
+        finally:
+            if self.peers.is_open:
+                with self.peers.explained():
+                    self._second_calls.end()
         self.peers.check()
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
@@ -187,8 +194,7 @@ class ShardedDenoiser:
         num = latents_of(args, kwargs).shape[0]
         shards = split_rows(num, self.peers.num)
         if len(shards) == 1:
-            self.num_alone += 1
-            return forward(*args, **kwargs)
+            return self._forward_one(forward, args, kwargs)
         pending = []
         for rank, rows in enumerate(shards[1:], 1):
             header, tensors = serialize(select_rows((args, kwargs), rows, num), self._device)
@@ -214,6 +220,39 @@ class ShardedDenoiser:
             parts.append(unpack(buffer, specs))
         self._count(sent)
         return deserialize(header, [torch.cat(pieces) for pieces in zip(*parts, strict=True)])
+
+    def _forward_one(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute one row, or take what a peer has made of it: see `SecondCalls`."""
+        if args or MODE in kwargs:
+            self.num_alone += 1
+            return forward(*args, **kwargs)
+        output, is_peers = self._second_calls.call(forward, kwargs)
+        if is_peers:
+            self.num_shared += 1  # with the first call of the step, which was not alone either
+        self.num_alone += -1 if is_peers else 1
+        return output
+
+    def _send_call(self, kwargs: dict[str, Any]) -> None:
+        import torch.distributed as dist
+
+        header, tensors = serialize(((), kwargs), self._device)
+        self._announce(1, header)
+        buffer = pack(tensors, self._denoiser.device)
+        self._sending = dist.isend(buffer, 1), buffer
+
+    def _receive_like(self, output: Any) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        assert self._sending is not None
+        (work, sent), self._sending = self._sending, None
+        work.wait()
+        header, tensors = serialize(output, self._device)
+        specs = specs_of(tensors)
+        buffer = torch.empty(num_bytes(specs), dtype=torch.uint8, device=self._denoiser.device)
+        dist.recv(buffer, 1)
+        self.bytes_sent += sent.numel() + buffer.numel()
+        return deserialize(header, unpack(buffer, specs))
 
     def _announce(self, rank: int, header: bytes, captures: bool = False) -> None:
         is_same = self._last_headers.get(rank) == header
