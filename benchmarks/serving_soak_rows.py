@@ -17,6 +17,8 @@ Part = Literal["memory", "leaving", "overload"]
 _MB = 1e6
 _SETTLED = 0.25
 """Of the points of a run, which are left out: allocators and caches fill."""
+_FEWEST = 20
+"""Points of a run that says how much it grew."""
 
 
 class MemoryPoint(Spec):
@@ -75,17 +77,21 @@ def _memory_lines(points: Sequence[MemoryPoint]) -> list[str]:
     lines = []
     for name, values in columns.items():
         if len(values) == len(points):
-            slope = growth(requests, values)
-            between = (
-                ""
-                if slope.low is None or slope.high is None
-                else f" [{slope.low / _MB:+.3f}, {slope.high / _MB:+.3f}]"
-            )
-            lines.append(
-                f"  {name}: {values[0] / _MB:.1f} MB at first, {values[-1] / _MB:.1f} MB at last; once settled "
-                f"{slope.point / _MB:+.3f}{between} MB in 1,000 requests"
-            )
+            ends = f"{values[0] / _MB:.1f} MB at first, {values[-1] / _MB:.1f} MB at last"
+            lines.append(f"  {name}: {ends}{_growth_text(requests, values)}")
     return lines
+
+
+def _growth_text(requests: Sequence[int], values: Sequence[float]) -> str:
+    if len(values) < _FEWEST:
+        return ""
+    slope = growth(requests, values)
+    between = (
+        ""
+        if slope.low is None or slope.high is None
+        else f" [{slope.low / _MB:+.3f}, {slope.high / _MB:+.3f}]"
+    )
+    return f"; once settled {slope.point / _MB:+.3f}{between} MB in 1,000 requests"
 
 
 def _rate_lines(rates: tuple[float, float] | None) -> list[str]:

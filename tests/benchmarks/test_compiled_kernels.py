@@ -55,7 +55,7 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
     table = EvidenceTable(
         kind="community", place="x.json", model="sdxl", gpu="NVIDIA L4", baseline="baseline", rows=(row,)
     )
-    page = hardware.page("", tmp_path / "record.json", [table])
+    page = hardware.page("", tmp_path / "record.json", memory_caps.PLAN, memory_caps.RECORD, [table])
     assert cells_of(page, "quantize(fp8)")["rests on"] == "reported by others: L4"
 
 
