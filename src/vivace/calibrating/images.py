@@ -57,7 +57,10 @@ def images_of(prepared: CheckedRequest, store: Path) -> CalibrationImages:
     """
     workload = prepared.workload
     if (number := len(set(workload.prompts))) < MIN_GROUPS:
-        raise UsageError(f"{number} prompts: a calibration needs {MIN_GROUPS} or more; give --prompts FILE")
+        raise UsageError(
+            f"{number} {'prompt' if number == 1 else 'prompts'}: a calibration needs {MIN_GROUPS} or more; give "
+            "--prompts FILE"
+        )
     identity = json.dumps(
         {"model": prepared.located.model.model_dump(), "workload": workload.model_dump(mode="json")},
         sort_keys=True,

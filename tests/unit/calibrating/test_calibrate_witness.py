@@ -148,7 +148,7 @@ def test_damaged_scores_are_refused(machine: Machine, calibrated: dict[str, Any]
         (["--witness", "imagereward"], UsageError, "published as a pickle"),
         (["--witness", "clip:/no/such/folder"], UnknownModel, "/no/such/folder"),
         (["--model", "synthetic:sd15"], UsageError, "random weights"),
-        (["--prompt", "a red circle", "--prompts", ""], UsageError, "1 prompts: a calibration needs 6"),
+        (["--prompt", "a red circle", "--prompts", ""], UsageError, "1 prompt: a calibration needs 6"),
     ],
 )
 def test_what_cannot_be_calibrated_is_said(
