@@ -172,9 +172,9 @@ def test_the_interval_of_an_overhead_is_that_of_the_steps() -> None:
     """Half of the steps compute a fifth, so 60 % of the time would be left; it took 65 % [62, 68]."""
     found = skipped_work_page._overhead(Interval(0.65, 0.62, 0.68), left=0.6, skipped=0.5)
     assert (found.point, found.low, found.high) == pytest.approx((0.1, 0.04, 0.16))
-    assert skipped_work_page._told(found) == "10.0% [4.0, 16.0]"
-    assert skipped_work_page._told(Interval(0.1, 0.06, 0.14)) == "**10.0% [6.0, 14.0]**"
-    assert skipped_work_page._told(Interval(0.1, None, None)) == "10.0%"
+    assert skipped_work_page._overhead_text(found) == "10.0% [4.0, 16.0]"
+    assert skipped_work_page._overhead_text(Interval(0.1, 0.06, 0.14)) == "**10.0% [6.0, 14.0]**"
+    assert skipped_work_page._overhead_text(Interval(0.1, None, None)) == "10.0%"
 
 
 def test_committed_overheads_have_intervals() -> None:
