@@ -21,9 +21,9 @@ def test_a_case_is_a_line_and_is_measured_once(
     record = tmp_path / "lora.jsonl"
     words = ["--record", str(record), *QUICK, "--recipe", "compile(backend=eager)"]
     assert run(command, words) == 0
-    said = capfd.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     (case,) = read_cases(record).values()
-    assert said == [line(case)]
+    assert lines == [line(case)]
     assert case["layers"] == 56
     assert {side: len(times) for side, times in case["step_s"].items()} == dict.fromkeys(SIDES, 2)
     assert all(0.1 < ratio < 10 for side in SIDES for ratio in ratios(case, side))

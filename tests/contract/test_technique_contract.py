@@ -87,8 +87,8 @@ def variants(technique: type[Technique]) -> list[str]:
 def _written(technique: type[Technique], value: Any) -> str:
     """Return the technique with this value of its first knob, and the library that the value belongs to, if any."""
     plain = f"{technique.name}({value}"
-    known = [str(state["recipe"]) for state in states(technique, Machine("cpu", "CPU", None, None))]
-    return next((recipe for recipe in known if recipe.startswith((f"{plain})", f"{plain}, "))), f"{plain})")
+    texts = [str(state["recipe"]) for state in states(technique, Machine("cpu", "CPU", None, None))]
+    return next((recipe for recipe in texts if recipe.startswith((f"{plain})", f"{plain}, "))), f"{plain})")
 
 
 RECIPES = [(name, recipe) for name in ALL for recipe in variants(TECHNIQUES[name])]

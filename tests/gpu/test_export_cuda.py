@@ -153,10 +153,10 @@ def test_quantised_weights_come_to_the_gpu_smaller(scheme: str, tmp_path: Path) 
 
 
 def test_offloaded_weights_never_all_go_to_the_gpu() -> None:
-    found = find_model("tiny-sd")
-    text = write_script(found, resolve("tiny_vae+int8+offload(model)"), "cuda", prompt=PROMPT).text
+    located = find_model("tiny-sd")
+    text = write_script(located, resolve("tiny_vae+int8+offload(model)"), "cuda", prompt=PROMPT).text
     assert 'pipe.to("cuda")' not in text
-    text = write_script(found, resolve("prompt_cache+offload(model)"), "cuda", prompt=PROMPT).text
+    text = write_script(located, resolve("prompt_cache+offload(model)"), "cuda", prompt=PROMPT).text
     assert 'pipe.to("cuda")' in text, "vivace's own techniques are applied where the weights work"
 
 

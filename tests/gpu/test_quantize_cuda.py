@@ -64,9 +64,9 @@ def _memory_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def opened(family: str, recipe: str = "baseline") -> Any:
     """In bf16, with the workload that the images are drawn with."""
-    found = find_model(f"tiny-{family}")
-    pipe = load_pipeline(found, DEVICE).to(torch.bfloat16)
-    return session_of(pipe, found, resolve(recipe), DEVICE, dict(CALL), PROMPTS)
+    located = find_model(f"tiny-{family}")
+    pipe = load_pipeline(located, DEVICE).to(torch.bfloat16)
+    return session_of(pipe, located, resolve(recipe), DEVICE, dict(CALL), PROMPTS)
 
 
 def picture(session: Any) -> np.ndarray:

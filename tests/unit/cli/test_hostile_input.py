@@ -108,8 +108,8 @@ def test_the_test_of_a_folder_leaves_nothing_behind(
 
 
 def _no_option_is_unbounded(command: click.Command) -> list[str]:
-    found = [] if not isinstance(command, click.Group) else list(command.commands.values())
-    unbounded = [name for one in found for name in _no_option_is_unbounded(one)]
+    commands = [] if not isinstance(command, click.Group) else list(command.commands.values())
+    unbounded = [name for subcommand in commands for name in _no_option_is_unbounded(subcommand)]
     for option in command.params:
         kind = option.type
         if isinstance(kind, click.IntRange | click.FloatRange):
@@ -162,7 +162,7 @@ def test_a_first_call_that_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
 )
 @pytest.mark.timeout(30)
 def test_reading_has_limits(work: Any, says: str) -> None:
-    found = find_model(str(_copy("model")))
+    located = find_model(str(_copy("model")))
     limits = ReadingLimits(seconds=1.0 if "1 s" in says else 20.0, num_bytes=_resident() + 3e8)
 
     def slowly(is_read: Any) -> int:
@@ -171,7 +171,7 @@ def test_reading_has_limits(work: Any, says: str) -> None:
         return 0
 
     with pytest.raises(UnusableModel, match=says.replace("(", r"\(").replace(")", r"\)")):
-        guarded.guarded_reading(found.model.name, limits, slowly)
+        guarded.guarded_reading(located.model.name, limits, slowly)
 
 
 def test_no_limits_once_the_model_is_read() -> None:

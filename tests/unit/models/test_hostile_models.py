@@ -72,8 +72,8 @@ def refused(folder: Path) -> str:
 )
 def test_numbers_that_no_model_has(model: Path, file: str, key: str, value: Any) -> None:
     edit(model / file, **{key: value})
-    said = refused(model)
-    assert f"{model / file} cannot be used: its {key} " in said
+    message = refused(model)
+    assert f"{model / file} cannot be used: its {key} " in message
 
 
 @pytest.mark.parametrize(
@@ -256,6 +256,10 @@ def test_published_configurations_are_within_the_bounds() -> None:
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    given = inspect.signature(kind.__init__).parameters.values()
-    found = {one.name: one.default for one in given if one.default is not inspect.Parameter.empty}
-    return dict(json.loads(json.dumps(found, default=str)))
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
+    }
+    return dict(json.loads(json.dumps(defaults, default=str)))

@@ -60,16 +60,16 @@ def test_a_script_of_it_draws_the_same(
     served: Hub, pipe: Any, folder: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
-    found, call = (
+    located, call = (
         checked_request(file, "baseline").located,
         {"height": 64, "width": 64, "num_inference_steps": 2},
     )
-    text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
+    text = write_script(located, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
     assert "vivace" not in text
     monkeypatch.chdir(tmp_path)
     (tmp_path / "draw.py").write_text(text)
     runpy.run_path("draw.py")
-    session = open_session(found, resolve("baseline"), "cpu", call)
+    session = open_session(located, resolve("baseline"), "cpu", call)
     drawn = session("a red circle", generator=torch.Generator().manual_seed(0)).images[0]
     with Image.open("picture.png") as picture:
         assert np.array_equal(np.asarray(picture), np.asarray(drawn))
@@ -77,9 +77,9 @@ def test_a_script_of_it_draws_the_same(
 
 def test_it_draws_what_the_folder_draws(served: Hub, pipe: Any, folder: Path, tmp_path: Path) -> None:
     file = save_sd15(pipe, tmp_path / "model.safetensors")
-    found = find_model(str(file))
-    assert (found.model.name, found.model.source) == (str(file), "file")
-    assert found.defaults == find_model("sd15").defaults
+    located = find_model(str(file))
+    assert (located.model.name, located.model.source) == (str(file), "file")
+    assert located.defaults == find_model("sd15").defaults
     assert np.allclose(draw(str(file)), draw(str(folder)), atol=1e-5), "sums are rounded in another order"
     assert {name for name in served.files if name.endswith(".safetensors")} == set(), "configuration alone"
 
@@ -103,9 +103,9 @@ def test_sdxl_with_its_two_text_encoders(tmp_path: Path) -> None:
     }
     pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**levels))
     folder = shrunken.save(pipe, tmp_path / "folder")
-    found = find_model(str(save_sdxl(pipe, folder / "model.safetensors")))
-    assert found.entry is CATALOGUE["sdxl"]
-    loaded = load_pipeline(found, "cpu")
+    located = find_model(str(save_sdxl(pipe, folder / "model.safetensors")))
+    assert located.entry is CATALOGUE["sdxl"]
+    loaded = load_pipeline(located, "cpu")
     for name in ("unet", "vae", "text_encoder", "text_encoder_2"):
         ours, theirs = getattr(loaded, name).state_dict(), getattr(pipe, name).state_dict()
         assert ours.keys() == theirs.keys()
@@ -241,18 +241,18 @@ def test_a_flux_transformer_alone_takes_the_rest_from_the_hub(
     shapes = {FLUX: (1,), "img_in.weight": (8, 64), "guidance_in.in_layer.weight": (1,)}
     file = header(tmp_path / "flux1-dev.safetensors", shapes)
     transformer = load_pipeline(find_model(str(base)), "cpu").transformer
-    asked: list[Any] = []
+    calls: list[Any] = []
 
-    def from_single_file(path: str, **given: Any) -> Any:
+    def from_single_file(path: str, **arguments: Any) -> Any:
         # diffusers converts transformers of FLUX's true width alone, which is too large for a test.
-        asked.append((path, given["config"], given["subfolder"]))
+        calls.append((path, arguments["config"], arguments["subfolder"]))
         return transformer
 
     monkeypatch.setattr(FluxTransformer2DModel, "from_single_file", from_single_file)
-    found = find_model(str(file))
-    pipe = load_pipeline(found, "cpu")
-    assert asked == [(str(file), str(found.folder), "transformer")]
-    assert (found.folder / "transformer" / "config.json").is_file()
+    located = find_model(str(file))
+    pipe = load_pipeline(located, "cpu")
+    assert calls == [(str(file), str(located.folder), "transformer")]
+    assert (located.folder / "transformer" / "config.json").is_file()
     assert pipe.transformer is transformer
     assert find_model(str(file)).defaults["num_inference_steps"] == 28
     assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
@@ -287,8 +287,8 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
     base = serve_flux(client, flux_weights, tmp_path)
     file = gguf_flux(tmp_path / "flux1-dev-Q8_0.gguf")
     assert contents_of(file) == Contents("flux-dev", "transformer")
-    found = find_model(str(file))
-    assert found.model.source == "file"
+    located = find_model(str(file))
+    assert located.model.source == "file"
     assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
 
     # diffusers converts transformers of FLUX's true width alone; a small one is read in diffusers' own layout.
@@ -316,7 +316,7 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
         find_model(str(file)), resolve("baseline"), "cpu", prompt="a red circle", call=call
     ).text
     assert re.search(r"quantization_config=GGUFQuantizationConfig\(compute_dtype=[^)]*float32\)", text), text
-    revision = found.model.revision
+    revision = located.model.revision
     write_gguf(file, transformer.state_dict(), "Q4_0")
     assert find_model(str(file)).model.revision != revision, "another file of the same name"
 

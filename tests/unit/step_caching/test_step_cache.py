@@ -60,14 +60,14 @@ def test_the_counter_says_when_nothing_was_skipped() -> None:
 def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> None:
     """Whatever is missing for a decision, such as TeaCache's fit: none is made."""
     family = FAMILY.get(name, "flux")
-    wanted = drawn(family, num_inference_steps=4)
+    expected = drawn(family, num_inference_steps=4)
     pipe = build(family)
     target = target_of(pipe=pipe, has_weights=False, has_random_weights=True)
     cache = CACHES[name](**knobs)
     assert cache.unsupported(target) is None
     effect = cache.predict(target)
     picture = draw(vivace.apply(pipe), num_inference_steps=4)
-    assert np.allclose(picture, wanted, atol=1e-5)
+    assert np.allclose(picture, expected, atol=1e-5)
     assert effect.evidence is not None
     assert effect.evidence()["cache_hit_rate"] == 0
     assert effect.evidence()["cache_calls"] == 4

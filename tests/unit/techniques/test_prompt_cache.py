@@ -26,24 +26,24 @@ GPU = Machine("cuda", "a GPU", (9, 0), None)
 
 
 def counts(session: Any) -> tuple[int, int, int]:
-    found = session.evidence()
-    return tuple(found[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))
+    evidence = session.evidence()
+    return tuple(evidence[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))
 
 
 def count_encodings(pipe: Any) -> list[str]:
-    seen: list[str] = []
+    encodings: list[str] = []
     for name in ("text_encoder", "text_encoder_2"):
         encoder = component_of(pipe, name)
         if encoder is not None:
-            encoder.register_forward_hook(lambda *_, name=name: seen.append(name))
-    return seen
+            encoder.register_forward_hook(lambda *_, name=name: encodings.append(name))
+    return encodings
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.slow("sdxl")
 def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) -> None:
     plain, kept = session(family), session(family, "prompt_cache")
-    seen = count_encodings(kept.pipe)
+    encodings = count_encodings(kept.pipe)
     calls: list[tuple[Any, dict[str, Any]]] = [
         ("a red circle", {}),
         ("a blue square", {"seed": 3}),
@@ -54,7 +54,7 @@ def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) ->
     for _ in range(2):
         for (prompt, call), reference in zip(calls, references, strict=True):
             assert np.array_equal(draw(kept, prompt, **call), reference)
-        encoded.append(len(seen))
+        encoded.append(len(encodings))
     assert encoded[0] > 0
     assert encoded[1] == encoded[0], "the second time nothing was encoded"
     assert counts(kept) == (3, 3, 0)
@@ -145,12 +145,12 @@ def test_embeddings_of_the_caller_pass_through() -> None:
     kept = session("sd", "prompt_cache")
     with torch.no_grad():
         words, nothing = kept.pipe.encode_prompt("a red circle", kept.pipe.device, 1, True)
-    given = {"prompt_embeds": words, "negative_prompt_embeds": nothing}
-    picture = draw(kept, None, **given)
+    embeddings = {"prompt_embeds": words, "negative_prompt_embeds": nothing}
+    picture = draw(kept, None, **embeddings)
     assert np.array_equal(picture, drawn("sd"))
     assert counts(kept) == (0, 1, 1)
     own = session("sd", "prompt_cache")
-    draw(own, None, **given)
+    draw(own, None, **embeddings)
     assert "were given embeddings" in (own.refuted({}) or "")
 
 
@@ -183,9 +183,9 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
         model=request.located.model, recipe=request.recipe.spec, workload=request.workload, device="cpu"
     )
     timing = Timing(repeats=2, max_warmup=1)
-    found = measure_round(trial, 0, timing, None, lambda event: None)
-    assert found.outcome is outcome, found.reason
-    assert found.evidence["prompt_cache_hits"] == hits
+    measured = measure_round(trial, 0, timing, None, lambda event: None)
+    assert measured.outcome is outcome, measured.reason
+    assert measured.evidence["prompt_cache_hits"] == hits
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ def test_it_draws_what_diffusers_draws(family: str, interval: int, start: int, u
         current_timestep_callback=lambda: timesteps[-1],
     )
     apply_pyramid_attention_broadcast(denoiser, config)
-    wanted = draw(vivace.apply(pipe), **CALL)
+    expected = draw(vivace.apply(pipe), **CALL)
     made = session(family, f"pyramid_attention({interval}, start={start}, until={until})")
     for _ in range(2):
-        assert psnr(draw(made, **CALL), wanted) > 80
+        assert psnr(draw(made, **CALL), expected) > 80
     assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.7
     assert made.refuted({}) is None
 

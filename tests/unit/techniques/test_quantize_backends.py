@@ -84,8 +84,8 @@ def test_convolutions() -> None:
 def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
     installed("bitsandbytes")
     recipe = "quantize(nf4, backend=bitsandbytes, double_quantization={})"
-    found = [predict(find_weightless("sd15"), resolve(recipe.format(twice))) for twice in (True, False)]
-    twice, once = ({c.name: c.num_bytes for c in p.components}["unet"] for p in found)
+    predictions = [predict(find_weightless("sd15"), resolve(recipe.format(twice))) for twice in (True, False)]
+    twice, once = ({c.name: c.num_bytes for c in p.components}["unet"] for p in predictions)
     # 3 bytes less for each 64 of the 0.38 billion weights that are not in convolutions.
     assert 12e6 < once - twice < 20e6
     layers = [
@@ -213,9 +213,9 @@ def test_a_backend_that_was_removed_says_what_to_take_instead(recipe: str, inste
 def test_records_of_a_removed_backend_stay_readable() -> None:
     path = Path(__file__).parents[3] / "results" / "techniques-flux-dev.json"
     records = [Record.model_validate(item) for item in json.loads(path.read_text())]
-    (found,) = (r for r in records if r.trial.recipe.text == "quantize(int8, backend=quanto)")
+    (record,) = (r for r in records if r.trial.recipe.text == "quantize(int8, backend=quanto)")
     assert any(
-        "backend=quanto" in row.recipe and row.latency is not None for row in rows_of([records[0], found])
+        "backend=quanto" in row.recipe and row.latency is not None for row in rows_of([records[0], record])
     )
 
 
