@@ -64,11 +64,11 @@ def draw(curves: Sequence[tuple[str, Sequence[Mark]]], x_name: str, label: str) 
         f"<style>{_style(len(curves))}</style>",
         f'<rect class="paper" width="{_WIDTH}" height="{height}" rx="6"/>',
     ]
-    for tick in _shown(_SSIM_TICKS, up):
+    for tick in _labelled_ticks(_SSIM_TICKS, up):
         y = up.place(tick)
         lines.append(f'<path class="rule" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>')
         lines.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 5:g}" text-anchor="end">{tick:g}</text>')
-    for tick in _shown(_SPEEDUP_TICKS, across):
+    for tick in _labelled_ticks(_SPEEDUP_TICKS, across):
         x = across.place(tick)
         lines.append(f'<path class="axis" d="M{x} {bottom}v5"/>')
         lines.append(f'<text class="tick" x="{x}" y="{bottom + 20}" text-anchor="middle">{tick:g}x</text>')
@@ -127,7 +127,7 @@ def _raised(ssim: float) -> float:
 _SPREAD: dict[str, Callable[[float], float]] = {"log": math.log, "raised": _raised}
 
 
-def _shown(ticks: Sequence[float], scale: _Scale) -> list[float]:
+def _labelled_ticks(ticks: Sequence[float], scale: _Scale) -> list[float]:
     """Return the ticks in range, without those that would overlap a neighbour."""
     labels: list[float] = []
     for tick in ticks:

@@ -157,7 +157,7 @@ def _disturb(body: str, rng: random.Random) -> str:
         after += [rng.choice(IDLE) for _ in range(rng.randint(1, 4))]
     if rng.random() < 0.3:
         letters = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 7)))
-        extra = letters if letters not in _KNOWN else str(rng.randint(0, 99))
+        extra = letters if letters not in _VOCABULARY else str(rng.randint(0, 99))
         if rng.random() < 0.15:
             extra = rng.choice("äéßøñжλ中🙂⭐")  # outside the tokenizer's alphabet
         (before if rng.random() < 0.3 else after).append(extra)
@@ -166,7 +166,7 @@ def _disturb(body: str, rng: random.Random) -> str:
     return text + rng.choice(("", "", ".", "!"))
 
 
-_KNOWN = frozenset(vocabulary())
+_VOCABULARY = frozenset(vocabulary())
 
 
 def _meanings(table: dict[str, tuple[str, ...]]) -> dict[str, str]:

@@ -35,7 +35,7 @@ from vivace.techniques import TECHNIQUES
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
 QUICK = ["--repeats", "1", "--warmup", "1", "--device", "cpu"]
-ASKED = ["inference_mode", "vae_slicing", "compile(backend=eager)"]
+RECIPES = ["inference_mode", "vae_slicing", "compile(backend=eager)"]
 MODEL = "flux-dev"
 """Its baseline runs on a CPU; that of the UNets, `cuda_graph`, does not."""
 SMALL = """
@@ -64,7 +64,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         make_all_small(patch)
         patch.setattr(every_technique, "has_moved", lambda *_: None)  # a busy host is not what is tested
-        assert run(command, [MODEL, *_paths(folder), *QUICK, *_only(ASKED), "--together", "2"]) == 0
+        assert run(command, [MODEL, *_paths(folder), *QUICK, *_only(RECIPES), "--together", "2"]) == 0
     return folder
 
 
@@ -91,7 +91,7 @@ def test_the_study_has_ten_configurations() -> None:
 
 def test_a_group_is_measured_between_two_rounds_of_its_baseline(measured: Path) -> None:
     records = read_records(measured / "record.json")
-    first, second, third = ASKED
+    first, second, third = RECIPES
     assert [key_of(record) for record in records] == [
         (text, 8) for text in ("baseline", first, second, "baseline", third)
     ]
@@ -131,10 +131,10 @@ def test_only_what_moved_is_measured_again(
 
     monkeypatch.setattr(every_technique, "measure_beside", measure_beside)
     monkeypatch.setattr(every_technique, "has_moved", lambda _, new: "so" if new is old[-1] else None)
-    assert run(command, [MODEL, *_paths(tmp_path), *QUICK, *_only(ASKED)]) == 0
-    assert requests == [ASKED, ASKED[2:]]
+    assert run(command, [MODEL, *_paths(tmp_path), *QUICK, *_only(RECIPES)]) == 0
+    assert requests == [RECIPES, RECIPES[2:]]
     records = read_records(tmp_path / "record.json")
-    assert [key_of(record)[0] for record in records] == ["baseline", *ASKED[:2], "baseline", ASKED[2]]
+    assert [key_of(record)[0] for record in records] == ["baseline", *RECIPES[:2], "baseline", RECIPES[2]]
 
 
 def test_unets_are_compared_with_captured_ones() -> None:
@@ -148,13 +148,13 @@ def test_unets_are_compared_with_captured_ones() -> None:
     )
 
 
-def test_it_goes_on_where_it_stopped(
+def test_every_technique_goes_on_where_it_stopped(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_all_small(monkeypatch)
     monkeypatch.setattr(every_technique, "has_moved", lambda *_: None)  # a busy host is not what is tested
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
-    again = [MODEL, *_paths(tmp_path), *QUICK, *_only([*ASKED, "fuse_qkv"])]
+    again = [MODEL, *_paths(tmp_path), *QUICK, *_only([*RECIPES, "fuse_qkv"])]
     assert run(command, [*again, "--limit-s", "0"]) == MEASURED_IN_PART
     assert "the same command goes on with fuse_qkv" in capfd.readouterr().err
     assert run(command, again) == 0
@@ -173,7 +173,7 @@ def test_the_best_are_drawn_at_full_length(
     monkeypatch.setattr(every_technique, "full_length", lambda name: 2)
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
     best = fastest(MODEL, read_records(measured / "record.json"), 1)
-    assert best[0] in ASKED
+    assert best[0] in RECIPES
     assert run(command, [MODEL, *_paths(tmp_path), *QUICK, "--best", "1"]) == 0
     assert [key_of(record) for record in read_records(tmp_path / "record.json")][-2:] == [
         ("baseline", 2),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long  # a script that measures, beside the package and 
 QUICK = ["--device", "cpu", "--turns", "2", "--swaps", "3", "--steps", "2", "--rank", "2", "--reserve", "4"]
 
 
-def test_a_case_is_a_line_and_is_measured_once(
+def test_a_lora_case_is_a_line_and_is_measured_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "lora.jsonl"

@@ -142,7 +142,7 @@ def test_the_ratio_is_the_pairs_own() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_typed_wrongly_is_one_message(
+def test_wrong_arguments_of_overhead_are_one_message(
     arguments: list[str],
     code: int,
     says: str,

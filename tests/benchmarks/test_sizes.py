@@ -15,7 +15,7 @@ WAY = "compile(backend=eager, blocks=repeated, sizes={announced})"
 
 
 @pytest.mark.long
-def test_a_case_is_a_line_and_is_measured_once(
+def test_sizes_of_a_case_are_a_line_and_are_measured_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "sizes.jsonl"
@@ -64,7 +64,7 @@ def test_wrong_words_are_refused_before_anything_is_compiled(
     assert message in capfd.readouterr().err
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_not_of_sizes_is_refused(tmp_path: Path) -> None:
     record = tmp_path / "sizes.jsonl"
     record.write_text('{"model": 3}\n')
     with pytest.raises(StoreError, match="is not a record of this script"):

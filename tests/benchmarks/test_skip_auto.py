@@ -31,7 +31,7 @@ def test_the_record_shows_what_auto_gains() -> None:
         assert case["share_of_weights"] <= 0.05
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_not_of_skip_auto_is_refused(tmp_path: Path) -> None:
     record = tmp_path / "skip.jsonl"
     record.write_text('{"model": 3}\n')
     with pytest.raises(StoreError, match="is not a record of this script"):

@@ -33,7 +33,7 @@ from vivace.techniques import TECHNIQUES
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
 BESIDE = "channels_last"
-ASKED = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)", "guidance(1)"]
+RECIPES = ["steps(3)", "deepcache(hits=0.5)", "cfg_cutoff(0.5)", "guidance(1)"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # In the place of what only a GPU can record.
         patch.setitem(technique_cases.COMMON, "sd15", BESIDE)
         patch.setattr(skipped_work, "full_length", lambda name: 8)
-        only = [word for recipe in ASKED for word in ("--only", recipe)]
+        only = [word for recipe in RECIPES for word in ("--only", recipe)]
         paths = ["--record", str(folder / "skipped-work-sd15.json"), "--store", str(folder / "store")]
         assert run(command, ["sd15", *paths, *only, "--repeats", "2", "--device", "cpu"]) == 0
         yield folder
@@ -107,7 +107,7 @@ def test_skipping_beside_its_ideal(measured: Path) -> None:
     assert whole.is_baseline
     assert whole.recipe == BESIDE
     assert [row.recipe for row in (fewer, cache, cutoff, unguided)] == [
-        recipe_of("sd15", text) for text in ASKED
+        recipe_of("sd15", text) for text in RECIPES
     ]
     half = Operations(100, 50)
     operations = {"deepcache": Operations(100, 10), "cfg_cutoff": half, "guidance": half}
@@ -143,7 +143,9 @@ def test_the_page(measured: Path) -> None:
     (first, *others) = [line for line in text.splitlines() if line.startswith("| `")]
     assert first.startswith(f"| `{BESIDE}` |")
     assert "| 1 | - | - | - | a step: " in first
-    assert sorted(line.split("`")[1] for line in others) == sorted(recipe_of("sd15", text) for text in ASKED)
+    assert sorted(line.split("`")[1] for line in others) == sorted(
+        recipe_of("sd15", text) for text in RECIPES
+    )
     assert "Overhead of a skipped step: " in text
     assert "Half the batch is half the work but takes " in text
     assert "Still to be measured: `channels_last+deepcache(hits=0.3)`" in text
@@ -154,15 +156,15 @@ def test_the_choosing_page_reads_it(measured: Path, tmp_path: Path) -> None:
     (line,) = choosing._on_full_size("sd15", measured)
     assert f"against `{BESIDE}`), half of the steps skipped, measured of ideal: " in line
     assert "steps(3)" not in line
-    for text in ASKED[1:3]:
+    for text in RECIPES[1:3]:
         assert f"`{recipe_of('sd15', text)}` " in line
     assert choosing._on_full_size("sd15", tmp_path) == [], "nothing measured, nothing told"
 
 
-def test_it_goes_on_where_it_stopped(measured: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_skipped_work_goes_on_where_it_stopped(measured: Path, capfd: pytest.CaptureFixture[str]) -> None:
     record = measured / "skipped-work-sd15.json"
     before = record.read_text()
-    only = [word for recipe in ASKED for word in ("--only", recipe)]
+    only = [word for recipe in RECIPES for word in ("--only", recipe)]
     assert run(command, ["sd15", "--record", str(record), *only, "--device", "cpu"]) == 0
     assert "all measured already" in capfd.readouterr().out
     assert record.read_text() == before

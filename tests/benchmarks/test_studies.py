@@ -229,7 +229,7 @@ def test_borrowed_rows_are_marked_and_linked() -> None:
 
 
 @pytest.mark.soak
-def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_embedded_model_is_measured_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     places = ["--folder", str(tmp_path), "--store", str(tmp_path / "s")]
     arguments = [
         "003",

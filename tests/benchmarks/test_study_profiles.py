@@ -97,7 +97,7 @@ def test_no_two_gpus_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_embedded_model_is_profiled_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = ["--tiny", "--record", str(tmp_path / "r.jsonl"), "--warmup", "1"]
     assert run(script.command, [*place, "--limit-s", "0"]) == MEASURED_IN_PART
     assert run(script.command, [*place, "--only", "Initial", "--only", "FlashAttention"]) == MEASURED_IN_PART

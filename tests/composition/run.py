@@ -56,7 +56,7 @@ STATED = ("measured", "unsupported", "no_effect")
 EXACT_LEAST_DB = 40.0
 WORST_MEMBER_DB = 6.0
 _COUNTS = {"pairs", "random", "named"}
-_TOLD = ("compiled_graphs", "graph_breaks")
+_COMPILATION = ("compiled_graphs", "graph_breaks")
 REPEAT_LEAST_DB = 60.0
 """Required between two calls with the same noise, for every recipe."""
 
@@ -91,22 +91,22 @@ class Drawer:
             RuntimeError: the baseline itself cannot be drawn.
         """
         started = time.monotonic()
-        row = self._said(case, STEPS[case.model], timeout_s)
+        row = self._answer(case, STEPS[case.model], timeout_s)
         if row["faults"] == ["flat"] and not resolve(case.recipe).same_picture:
             # These few steps may be too few for techniques that change the image; the quality gate judges that. A
             # recipe that does not compose gives a flat image with all of the model's steps as well.
             steps = CATALOGUE[case.model].num_inference_steps
-            row = self._said(case, steps, timeout_s) | {"steps": steps}
+            row = self._answer(case, steps, timeout_s) | {"steps": steps}
         wall_s = round(time.monotonic() - started, 2)
         return asdict(case) | row | {"wall_s": wall_s, "declared": declared(case.recipe)}
 
-    def _said(self, case: Case, steps: int, timeout_s: float) -> Row:
+    def _answer(self, case: Case, steps: int, timeout_s: float) -> Row:
         if (case.model, steps) not in self._references:
             row = self._request(case.model, BASELINE, steps, (), True, TIMEOUT_S)
             if row["outcome"] != "measured" or row["faults"]:
                 raise RuntimeError(f"{case.model} draws no baseline over {steps} steps: {row}")
             self._references.add((case.model, steps))
-        tell = _TOLD if case.kind == "named" else ()
+        tell = _COMPILATION if case.kind == "named" else ()
         return self._request(case.model, case.recipe, steps, tell, False, timeout_s)
 
     def _request(

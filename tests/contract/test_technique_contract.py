@@ -199,7 +199,7 @@ def _forked() -> Iterator[None]:
 @pytest.mark.diagonal
 @pytest.mark.slow("dtype(fp16)*", "parallel(cfg)*", "parallel(ring)*", "compile*tiny-sd")
 @pytest.mark.exhaustive("dtype(fp16)-*", "parallel(cfg)-tiny-sd", "parallel(ulysses)-tiny-flux")
-def test_it_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
+def test_a_technique_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
     try:
         session = open_model(model, recipe)
     except Unsupported as error:

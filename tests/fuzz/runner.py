@@ -30,7 +30,7 @@ EXIT_CODES = (0, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Run:
     """What a run did: its exit code (negative for a signal), what it printed, and what is wrong with that."""
 
     code: int
@@ -58,7 +58,7 @@ def warm() -> None:
     )
 
 
-def run(folder: Path, arguments: Sequence[str]) -> Seen:
+def run(folder: Path, arguments: Sequence[str]) -> Run:
     """Run `vivace ARGUMENTS` in a folder."""
     with tempfile.TemporaryFile() as log:
         started = time.monotonic()
@@ -70,7 +70,7 @@ def run(folder: Path, arguments: Sequence[str]) -> Seen:
         seconds = waited if waited > _WALL_S else computed
         log.seek(0)
         output = log.read().decode(errors="replace")
-    return Seen(code, output, seconds, tuple(_faults(folder, code, output, seconds)))
+    return Run(code, output, seconds, tuple(_faults(folder, code, output, seconds)))
 
 
 def _faults(folder: Path, code: int, output: str, seconds: float) -> list[str]:

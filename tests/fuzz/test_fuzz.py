@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.cases import make
-from tests.fuzz.runner import Seen, run, warm
+from tests.fuzz.runner import Run, run, warm
 
 _SAMPLE = 12
 _SOAK = int(os.environ.get("VIVACE_FUZZ_CASES", "2000"))
 
 
-def tried(seed: int, folder: Path) -> tuple[list[str], Seen]:
+def tried(seed: int, folder: Path) -> tuple[list[str], Run]:
     """Make and run a case in a new folder, which is removed again."""
     folder.mkdir()
     arguments = make(seed, folder)

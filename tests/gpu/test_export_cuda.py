@@ -160,7 +160,7 @@ def test_offloaded_weights_never_all_go_to_the_gpu() -> None:
     assert 'pipe.to("cuda")' in text, "vivace's own techniques are applied where the weights work"
 
 
-def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_script_runs_on_a_gpu_in_a_process_of_its_own(tmp_path: Path) -> None:
     recipe = "tiny_vae+bf16+scheduler(dpmpp_2m)+steps(12)"
     text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
     (tmp_path / "draw.py").write_text(text)

@@ -32,7 +32,7 @@ SHAPES = [(1, 512, 32, 32), (1, 128, 32, 32), (2, 128, 16, 24), (2, 512, 33, 47)
 
 
 @pytest.mark.parametrize(("kind", "tokens"), CASES, ids=[f"{kind}-{t.batch}-{t.text}" for kind, t in CASES])
-def test_each_kernel_against_float64(kind: str, tokens: TokenLayout) -> None:
+def test_each_fused_kernel_against_float64_on_a_gpu(kind: str, tokens: TokenLayout) -> None:
     for quantize in (False, True):
         for channels in (96, 3072):
             for adds in (False, True):

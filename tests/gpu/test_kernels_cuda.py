@@ -73,7 +73,7 @@ def test_flex_within_compiled_graphs(family: str, recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["cuda_graph", "fuse_qkv", "int8", "cfg_cutoff(0.5)"])
-def test_flex_composes(recipe: str) -> None:
+def test_flex_composes_on_a_gpu(recipe: str) -> None:
     alone, both = (
         vivace.load("tiny-sd", text, device="cuda") for text in (recipe, f"{recipe}+attention(flex)")
     )

@@ -48,7 +48,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
+def _memory_released() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     gc.collect()

@@ -28,7 +28,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
+def _memory_released() -> Iterator[None]:
     yield
     gc.collect()
     torch.cuda.empty_cache()

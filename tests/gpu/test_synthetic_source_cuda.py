@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
+def _memory_released() -> Iterator[None]:
     yield
     gc.collect()
     torch.cuda.empty_cache()

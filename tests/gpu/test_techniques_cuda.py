@@ -88,7 +88,7 @@ def test_dropped_graphs_are_captured_again() -> None:
     assert captured.evidence()["cuda_graphs_recorded"] == 3
 
 
-def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
+def test_a_forward_that_reads_back_is_refused_with_a_reason() -> None:
     made = load("cuda_graph")
     forward = made.pipe.unet.conv_in.forward
 
@@ -277,7 +277,7 @@ def test_layers_are_copied_to_the_gpu_and_not_back(family: str, stream: bool) ->
 @pytest.mark.parametrize("mode", STREAMED)
 @pytest.mark.parametrize("recipe", ["", "int8+"])
 @pytest.mark.parametrize("family", ["sd", "flux"])
-def test_nothing_reads_a_copy_before_it_is_complete(
+def test_no_kernel_reads_a_copy_before_it_is_complete(
     family: str, recipe: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = draw(on_gpu(family, recipe.strip("+") or "baseline"))
@@ -300,7 +300,7 @@ def test_nothing_reads_a_copy_before_it_is_complete(
 
 
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
-def test_a_vae_that_is_cast_in_the_call(mode: str) -> None:
+def test_an_offloaded_vae_that_is_cast_in_the_call_on_a_gpu(mode: str) -> None:
     reference = draw(on_gpu("sdxl", "baseline", torch.float16))
     offloaded = on_gpu("sdxl", f"offload({mode})", torch.float16)
     assert offloaded.pipe.vae.config.force_upcast

@@ -208,7 +208,7 @@ def losses(small_batch=8):
 
 
 @pytest.mark.parametrize("stage", ["teacher", "student", "schnell"])
-def test_the_loss_falls_on_a_small_problem(small, tmp_path, stage):
+def test_the_losses_of_flux_fall_on_a_small_problem(small, tmp_path, stage):
     made, models = losses()
     start = sum(made[stage]()[0].item() for _ in range(4)) / 4
     training = loop.Loop(

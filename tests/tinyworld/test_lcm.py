@@ -136,7 +136,7 @@ def test_no_gradient_comes_through_the_target(pipe):
         assert torch.allclose(layer.up.grad, expected, atol=1e-7)
 
 
-def test_the_loss_falls_on_a_small_problem(pipe, tmp_path):
+def test_the_consistency_loss_falls_on_a_small_problem(pipe, tmp_path):
     loss, layers = loss_of(pipe, batch=4, skip=200)
     moved(layers)
     inputs = (

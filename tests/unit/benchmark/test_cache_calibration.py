@@ -90,7 +90,7 @@ def test_invalid_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_command(
+def test_calibrate_cache_prints_the_most_aggressive_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:6])

@@ -99,7 +99,7 @@ def test_a_file_is_overwritten_only_with_force(
         (("-o", ".", "--force", "--device", "cpu"), 3, "cannot be written"),
     ],
 )
-def test_one_clear_message(
+def test_a_wrong_export_is_one_clear_message(
     arguments: tuple[str, ...],
     code: int,
     says: str,

@@ -75,7 +75,7 @@ def edit(path: Path, **changes: Any) -> None:
         " ".join(value)[:50].encode("ascii", "replace").decode() if isinstance(value, tuple) else ""
     ),
 )
-def test_one_clear_message(
+def test_hostile_input_is_one_clear_message(
     arguments: tuple[str, ...],
     code: int,
     says: str,
@@ -161,7 +161,7 @@ def test_a_first_call_that_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     ids=["hangs", "aborts", "allocates"],
 )
 @pytest.mark.timeout(30)
-def test_reading_has_limits(work: Any, says: str) -> None:
+def test_reading_a_hostile_model_has_limits(work: Any, says: str) -> None:
     located = find_model(str(_copy("model")))
     limits = ReadingLimits(seconds=1.0 if "1 s" in says else 20.0, num_bytes=_resident() + 3e8)
 

@@ -381,7 +381,7 @@ def test_random_weights_are_refused_with_advice() -> None:
 
 @pytest.mark.long
 @pytest.mark.own_convolutions
-def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_script_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "draw.py").write_text(write("tiny-sd", "tiny_vae+bf16@vae+steps(3)").text)
     subprocess.run([sys.executable, "draw.py"], cwd=tmp_path, check=True, capture_output=True)
     with Image.open(tmp_path / "picture.png") as picture:

@@ -61,7 +61,7 @@ Flux.1 Dev,fp8_static,4.75,0.1698,28,24.4,21.8,-
 """
 
 
-def found_in(folder: Path, text: str, name: str = "table.md") -> list[Finding]:
+def findings_in(folder: Path, text: str, name: str = "table.md") -> list[Finding]:
     (folder / name).write_text(text)
     return lint([folder / name])
 
@@ -71,7 +71,7 @@ def rules(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_a_label_of_105_percent_and_a_kernel_that_counts_twice(tmp_path: Path) -> None:
-    findings = found_in(tmp_path, PROFILE_HEADINGS + COMPILED)
+    findings = findings_in(tmp_path, PROFILE_HEADINGS + COMPILED)
     assert rules(findings) == {
         "percentage": "impossible", "self-percentages": "impossible", "counted-twice": "doubtful"
     }  # fmt: skip
@@ -82,17 +82,17 @@ def test_a_label_of_105_percent_and_a_kernel_that_counts_twice(tmp_path: Path) -
 
 
 def test_the_eager_profile_is_possible(tmp_path: Path) -> None:
-    assert found_in(tmp_path, PROFILE_HEADINGS + EAGER) == []
+    assert findings_in(tmp_path, PROFILE_HEADINGS + EAGER) == []
 
 
 def test_a_profile_that_tunes_inside_its_window(tmp_path: Path) -> None:
-    findings = found_in(tmp_path, PROFILE_HEADINGS + TUNED)
+    findings = findings_in(tmp_path, PROFILE_HEADINGS + TUNED)
     assert rules(findings)["tuning-inside"] == "doubtful"
     assert any("270.83%" in finding.numbers for finding in findings)
 
 
 def test_a_mean_below_the_minimum(tmp_path: Path) -> None:
-    findings = found_in(tmp_path, LATENCIES)
+    findings = findings_in(tmp_path, LATENCIES)
     (wrong,) = (finding for finding in findings if finding.severity == "impossible")
     assert (wrong.rule, wrong.row, wrong.label) == ("mean-in-range", 7, "FBCache (0.3)")
     assert wrong.numbers == "mean 2.05, min 2.09"
@@ -100,7 +100,7 @@ def test_a_mean_below_the_minimum(tmp_path: Path) -> None:
 
 
 def test_a_higher_threshold_that_is_slower(tmp_path: Path) -> None:
-    (row,) = (finding for finding in found_in(tmp_path, A100) if finding.rule == "threshold-order")
+    (row,) = (finding for finding in findings_in(tmp_path, A100) if finding.rule == "threshold-order")
     assert row.label == "FBCache (0.2)"
     assert row.severity == "doubtful"
 
@@ -113,7 +113,7 @@ def test_a_label_that_another_recipe_contradicts(tmp_path: Path) -> None:
 | FBCache+FA2 (0.2)    | 3.20 | 3.02 | 3.27 | 3.28 | 3.28 |
 """
     (row,) = (
-        finding for finding in found_in(tmp_path, LATENCIES + rows) if finding.rule == "added-technique"
+        finding for finding in findings_in(tmp_path, LATENCIES + rows) if finding.rule == "added-technique"
     )
     assert (row.label, row.severity) == ("FBCache+FA2 (0.2)", "doubtful")
     assert "1.27 times as long" in row.why
@@ -122,12 +122,12 @@ def test_a_label_that_another_recipe_contradicts(tmp_path: Path) -> None:
 def test_four_bits_that_take_more_than_sixteen(tmp_path: Path) -> None:
     text = "Model,Quant,VRAM peak (GB),VRAM model (GB)\nSDXL,fp16,11.1,6.9\nSDXL,int8,8.9,4.7\n"
     text += "SDXL,int4_gemm,11.4,7.3\n"
-    (row,) = found_in(tmp_path, text, "table.csv")
+    (row,) = findings_in(tmp_path, text, "table.csv")
     assert (row.rule, row.label) == ("quantised-memory", "SDXL, int4_gemm")
 
 
 def test_calls_without_activations(tmp_path: Path) -> None:
-    findings = found_in(tmp_path, MEMORY)
+    findings = findings_in(tmp_path, MEMORY)
     assert [(finding.rule, finding.label) for finding in findings] == [
         ("peak-memory", "FLUX Dev, Config 3, A100"),
         ("peak-memory", "FLUX Dev, Full Opt, A100"),
@@ -137,7 +137,7 @@ def test_calls_without_activations(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_the_total_divided_and_a_ruined_image(tmp_path: Path) -> None:
-    findings = found_in(tmp_path, STEPS, "table.csv")
+    findings = findings_in(tmp_path, STEPS, "table.csv")
     assert rules(findings) == {"steps-total": "doubtful", "ruined-images": "doubtful"}
     (ruined,) = (finding for finding in findings if finding.rule == "ruined-images")
     assert (ruined.row, ruined.label) == (3, "LCM-SDXL, int8")
@@ -145,4 +145,4 @@ def test_a_step_that_is_the_total_divided_and_a_ruined_image(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", [LATENCIES.replace("2.05", "2.11"), PROFILE_HEADINGS + EAGER])
 def test_nothing_is_impossible_without_the_fault(tmp_path: Path, text: str) -> None:
-    assert all(finding.severity == "doubtful" for finding in found_in(tmp_path, text))
+    assert all(finding.severity == "doubtful" for finding in findings_in(tmp_path, text))

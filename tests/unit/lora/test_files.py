@@ -76,7 +76,7 @@ def test_pefts_json_comes_with_its_adapter_and_with_no_other_file(served: Hub, t
     assert scale("org/adapter/adapter_model.safetensors") == 8
 
 
-def test_what_is_not_there_is_said(served: Hub) -> None:
+def test_a_lora_that_is_not_there_is_refused_with_a_reason(served: Hub) -> None:
     with pytest.raises(UnusableModel, match=r"has 2 files in \.safetensors format .*give one file"):
         locate_lora("org/several")
     with pytest.raises(Unsupported, match="has no nothing"):

@@ -254,7 +254,7 @@ def test_a_gated_entry(served: Hub) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick("sd15*", "flux-dev*", "sdxl*")
 @pytest.mark.slow("sdxl-*")
-def test_a_script_of_it_draws_the_same(
+def test_a_script_of_a_catalogue_model_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin = origin_of(name)

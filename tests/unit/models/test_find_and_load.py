@@ -67,7 +67,7 @@ def test_a_folders_defaults_are_its_pipelines_own(folder: Path) -> None:
     assert find_model(str(folder)).defaults["width"] == 1024
 
 
-def test_other_weights_are_another_model(folder: Path) -> None:
+def test_a_folder_with_other_weights_is_another_model(folder: Path) -> None:
     before = find_model(str(folder)).model
     assert before.revision == find_model("tiny-sd").model.revision, "the same files"
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"

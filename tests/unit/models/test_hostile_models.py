@@ -230,7 +230,7 @@ def test_the_embedded_scorer_has_a_name() -> None:
     assert find_scorer("embedded") == find_scorer("tiny-clip")
 
 
-def test_users_that_do_not_exist() -> None:
+def test_a_model_of_a_user_that_does_not_exist() -> None:
     with pytest.raises(UnknownModel, match="no model '~nobody-here/x'"):
         find_model("~nobody-here/x")
     with pytest.raises(UnknownModel, match="no scorer '~nobody-here/x'"):

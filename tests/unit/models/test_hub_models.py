@@ -63,7 +63,7 @@ def draw(model: str) -> np.ndarray:
     return np.asarray(session(PROMPT, generator=generator, **call).images)
 
 
-def test_it_draws_what_the_folder_draws(served: Hub) -> None:
+def test_a_hub_model_draws_what_the_folder_draws(served: Hub) -> None:
     expected = draw(str(WEIGHTS / "tiny-sd"))
     assert np.array_equal(draw("org/model"), expected)
     assert served.files == FILES, "each once, nothing else"
@@ -91,12 +91,12 @@ def test_weights_wait_until_somebody_wants_to_draw(served: Hub) -> None:
 
 def test_the_cache_needs_no_network(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     obtained = obtain(find_model("org/model"))
-    num_asked = len(served.requests)
+    num_requests = len(served.requests)
     assert find_model("org/model") == obtained
     assert find_model("org/model", download=False) == obtained
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load_pipeline(find_model("org/model"), "cpu").unet is not None
-    assert len(served.requests) == num_asked
+    assert len(served.requests) == num_requests
 
 
 def test_what_another_program_cached_is_enough(
@@ -116,7 +116,7 @@ def test_what_another_program_cached_is_enough(
     assert served.files == {UNET}, "the rest stays"
 
 
-def test_revisions(served: Hub, folder: Path, tmp_path: Path) -> None:
+def test_revisions_of_a_model(served: Hub, folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     config = other / "scheduler" / "scheduler_config.json"
     config.write_text(config.read_text().replace("trailing", "leading"))
@@ -148,7 +148,7 @@ def test_the_smaller_variant_is_fetched_where_there_is_one(served: Hub, folder: 
     assert load_pipeline(obtained, "cpu").dtype == torch.float32
 
 
-def test_repositories_that_cannot_be_had(served: Hub, folder: Path) -> None:
+def test_model_repositories_that_cannot_be_had(served: Hub, folder: Path) -> None:
     served.repositories |= {
         "org/gated": Repository({"main": folder}, refuse=(401, "GatedRepo")),
         "org/asked": Repository({"main": folder}, refuse=(403, "GatedRepo")),
@@ -268,7 +268,7 @@ def test_a_broken_connection_is_resumed(served: Hub, monkeypatch: pytest.MonkeyP
     assert size <= served.sent[UNET] < size + 3 * 100_000, "in parts; of each at most the last chunk again"
 
 
-def test_without_a_network(client: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_network(client: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve() as gone:
         pass
     monkeypatch.setattr(constants, "ENDPOINT", gone.url)
@@ -338,7 +338,7 @@ def test_two_processes_at_once(hub: Hub, home: Path, folder: Path) -> None:
     assert not list(home.rglob("*.incomplete"))
 
 
-def test_a_disk_that_fills_up(hub: Hub, home: Path, folder: Path) -> None:
+def test_a_disk_that_fills_up_while_a_model_is_fetched(hub: Hub, home: Path, folder: Path) -> None:
     """A limit on the size of files fails as a full disk does: in the middle of one."""
     hub.repositories["org/model"] = Repository({"main": folder})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -93,11 +93,11 @@ def test_a_repository_becomes_a_scorer(hub: Hub, home: Path, made: Path) -> None
 
 def test_a_cached_copy_needs_no_network(hub: Hub, home: Path) -> None:
     first = ask("org/clip", hub, home)
-    num_asked = len(hub.requests)
+    num_requests = len(hub.requests)
     assert ask("org/clip", hub, home) == first
     assert ask("org/clip", hub, home, download=False) == first
     assert ask("org/clip", hub, home, HF_HUB_OFFLINE="1") == first
-    assert len(hub.requests) == num_asked
+    assert len(hub.requests) == num_requests
 
 
 def test_what_other_programs_cached_is_completed(hub: Hub, home: Path, made: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_other_programs_cached_is_completed(hub: Hub, home: Path, made: Pat
     )
 
 
-def test_revisions(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
+def test_revisions_of_a_scorer(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(made, tmp_path / "other"))
     torch.manual_seed(1)
     clip.save(other, clip.build())
@@ -133,7 +133,7 @@ def test_revisions(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
+def test_scorer_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
     hub.repositories |= {
         "org/gated": Repository({"main": made}, refuse=(401, "GatedRepo")),
         "org/asked": Repository({"main": made}, refuse=(403, "GatedRepo")),
@@ -177,7 +177,7 @@ def test_what_is_no_clip_in_safetensors_is_not_fetched(
     assert set(hub.requests) & {"pytorch_model.bin", "flax_model.msgpack", "tf_model.h5", "code.py"} == set()
 
 
-def test_without_a_network(home: Path) -> None:
+def test_a_scorer_without_a_network(home: Path) -> None:
     with serve() as gone:
         pass
     answer = ask("org/clip", gone, home)
@@ -217,7 +217,7 @@ def test_a_cache_that_cannot_be_written(hub: Hub, home: Path, monkeypatch: pytes
 
 
 @pytest.mark.long
-def test_a_disk_that_fills_up(hub: Hub, home: Path) -> None:
+def test_a_disk_that_fills_up_while_a_scorer_is_fetched(hub: Hub, home: Path) -> None:
     """A limit on the size of files fails as a full disk does: in the middle of one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))

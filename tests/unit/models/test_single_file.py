@@ -56,7 +56,7 @@ def served(client: Hub, folder: Path) -> Hub:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_script_of_it_draws_the_same(
+def test_a_script_of_a_single_file_draws_the_same(
     served: Hub, pipe: Any, folder: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
@@ -75,7 +75,9 @@ def test_a_script_of_it_draws_the_same(
         assert np.array_equal(np.asarray(picture), np.asarray(drawn))
 
 
-def test_it_draws_what_the_folder_draws(served: Hub, pipe: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_single_file_draws_what_the_folder_draws(
+    served: Hub, pipe: Any, folder: Path, tmp_path: Path
+) -> None:
     file = save_sd15(pipe, tmp_path / "model.safetensors")
     located = find_model(str(file))
     assert (located.model.name, located.model.source) == (str(file), "file")
@@ -122,7 +124,7 @@ def test_without_the_configuration(client: Hub, pipe: Any, tmp_path: Path) -> No
     assert "put the file into a folder that has them" in str(caught.value)
 
 
-def test_other_weights_are_another_model(served: Hub, pipe: Any, tmp_path: Path) -> None:
+def test_a_file_with_other_weights_is_another_model(served: Hub, pipe: Any, tmp_path: Path) -> None:
     file = save_sd15(pipe, tmp_path / "model.safetensors")
     before = find_model(str(file)).model.revision
     pipe.unet.conv_out.weight.data += 1

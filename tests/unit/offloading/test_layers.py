@@ -126,7 +126,7 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
 @pytest.mark.diagonal
-def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> None:
+def test_a_call_that_fails_leaves_all_layers_offloaded(place: str, recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
     offloaded = vivace.apply(pipe, recipe)
@@ -150,7 +150,7 @@ def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> Non
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
+def test_layers_of_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     pipe = upcasting()
     offloaded = vivace.apply(pipe, recipe)
@@ -247,12 +247,12 @@ class _Watch(TorchDispatchMode):
         self.on_host = {address for tensor in tensors for address in addresses_in(tensor)}
         self.is_swapping = False
         self.met: set[str] = set()
-        self.num_seen = 0
+        self.num_tensors = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.is_swapping:
             inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            self.num_seen += len(inputs)
+            self.num_tensors += len(inputs)
             if any(address in self.on_host for tensor in inputs for address in addresses_in(tensor)):
                 self.met.add(str(func))
         return func(*args, **(kwargs or {}))
@@ -309,7 +309,7 @@ def test_nothing_computes_with_offloaded_tensors(
         draw(offloaded)
         draw(offloaded)
     assert watch.met == set()
-    assert watch.num_seen > 1000
+    assert watch.num_tensors > 1000
 
     monkeypatch.setattr(LayerOffloader, "onload_layer", lambda self, part: None)
     with watch:
@@ -338,7 +338,7 @@ def test_layers_prefetched_for_another_step_are_dropped_for_the_vae() -> None:
     assert in_decoder == [0]
 
 
-def test_pipelines_know_the_device() -> None:
+def test_pipelines_with_offloaded_layers_know_the_device() -> None:
     pipe = build("sd")
     LayerOffloader(pipe, "meta", pin=False, prefetch=False)
     assert pipe._execution_device == torch.device("meta")
@@ -375,7 +375,7 @@ class _Both(torch.nn.Module):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_hooks_can_be_removed(recipe: str) -> None:
+def test_hooks_of_layers_can_be_removed(recipe: str) -> None:
     pipe = build("sd")
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
     offloaded = vivace.apply(pipe, recipe)
@@ -460,7 +460,7 @@ class _Late:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_reads_a_copy_before_it_is_complete(
+def test_no_layer_reads_a_copy_before_it_is_complete(
     family: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = drawn(family)
@@ -585,7 +585,7 @@ def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[OffloadedM
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_how_much_is_pinned_is_recorded(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_bytes_of_layers_are_recorded(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(
         offload,

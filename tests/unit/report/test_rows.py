@@ -104,7 +104,7 @@ def test_a_row_of_another_speed_of_the_cpu_has_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("busy_s", "expected"), [(0.45, Verdict.FASTER), (0.3, Verdict.UNCLEAR), (None, Verdict.UNCLEAR)]
 )
-def test_a_busy_gpu_bounds_what_the_cpu_can_have_done(busy_s: float | None, expected: Verdict) -> None:
+def test_the_interval_of_a_busy_gpu_allows_for_a_changed_cpu(busy_s: float | None, expected: Verdict) -> None:
     """0.05 s of waiting on a CPU of twice the speed would be 0.1 s on the baseline's: 0.55 instead of 0.5 s."""
 
     def at(python_ms: float, busy_s: float | None, times: tuple[float, ...]) -> tuple[Round, ...]:

@@ -75,7 +75,7 @@ def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("name", [name for name, kind in CACHES.items() if kind.compared])
-def test_random_weights_take_a_fixed_schedule_only(name: str) -> None:
+def test_each_step_cache_on_random_weights_takes_a_fixed_schedule_only(name: str) -> None:
     target = target_of(pipe=build("flux"), has_random_weights=True)
     reason = CACHES[name]().unsupported(target) or ""
     assert CACHES[name].compared in reason

@@ -166,7 +166,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: s
      'matrix = { a = ["bf17"] }',
      'recipes = ["bf16"]\n[tiny]\nmodels = { tiny-sd = "tiny-sd" }\nreplace = { bf17 = "" }'],
 )  # fmt: skip
-def test_a_wrong_recipe_is_marked(tmp_path: Path, text: str) -> None:
+def test_a_wrong_recipe_of_a_study_is_marked(tmp_path: Path, text: str) -> None:
     with pytest.raises(RecipeError, match="no technique 'bf17'; did you mean 'bf16'"):
         read_study(write(tmp_path, PART + text))
 

@@ -48,16 +48,16 @@ def test_each_command_hands_on_what_it_was_given(
     def ask(*args: Any, **fields: Any) -> None:
         holder = next((arg for arg in args if hasattr(arg, "workload") or hasattr(arg, "request")), None)
         request = getattr(holder, "workload", None) or getattr(holder, "request", None) or fields["workload"]
-        calls.append({name: getattr(request, name) for name in WANTED})
+        calls.append({name: getattr(request, name) for name in REQUESTED})
         raise WorkloadError("enough")
 
     monkeypatch.setattr(function, ask)
     flags = ["--task", "inpaint", "--image", "a.png", "--mask", "b.png", "--strength", "0.5"]
     assert typed(monkeypatch, *command.split(), *flags) == 2
-    assert {name: calls[0][name] for name in WANTED} == WANTED
+    assert {name: calls[0][name] for name in REQUESTED} == REQUESTED
 
 
-WANTED: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "task": "inpaint",
     "images": ("a.png",),
     "masks": ("b.png",),

@@ -361,7 +361,7 @@ def test_sdxl_casts_its_vae_back_after_encoding() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
-def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) -> None:
+def test_a_script_draws_the_same_from_a_source_image(recipe: str, own: list[str], tmp_path: Path) -> None:
     request = WorkloadRequest(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
     prepared = checked_request("tiny-sd", recipe, **request.model_dump(exclude_unset=True))
     located, workload = prepared.located, prepared.workload

@@ -194,7 +194,7 @@ def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> No
 
 
 @pytest.mark.long
-def test_flex_composes() -> None:
+def test_flex_composes_on_a_cpu() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
     assert psnr(draw(both), draw(alone)) > 25

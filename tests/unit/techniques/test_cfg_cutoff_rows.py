@@ -113,7 +113,7 @@ REFUSED = {
     "StableDiffusionUpscalePipeline": "does not say whether",
     "StableDiffusionSAGPipeline": "does not say whether|calls its denoiser",
 }
-KNOWN = {
+KNOWN_ROWS = {
     "StableDiffusionXLPipeline": GuidanceRows(2, 1),
     "StableDiffusionXLAdapterPipeline": GuidanceRows(2, 1),
     "StableDiffusionXLControlNetUnionPipeline": GuidanceRows(2, 1),
@@ -122,15 +122,15 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *KNOWN])
+@pytest.mark.parametrize("name", [*REFUSED, *KNOWN_ROWS])
 def test_which_pipelines_rows_are_known(name: str) -> None:
     import diffusers
 
     pipe = object.__new__(getattr(diffusers, name))
     vars(pipe)["unet"] = build("sd").unet
     rows = rows_of(pipe)
-    if name in KNOWN:
-        assert rows == KNOWN[name]
+    if name in KNOWN_ROWS:
+        assert rows == KNOWN_ROWS[name]
     else:
         assert isinstance(rows, str)
         assert re.search(REFUSED[name], rows)

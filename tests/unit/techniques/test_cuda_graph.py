@@ -416,7 +416,7 @@ def test_graphs_that_are_never_used_twice_refute_it(monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
+def test_what_cannot_be_captured_is_refused_before_the_call() -> None:
     with pytest.raises(Unsupported, match="there is none here"):
         vivace.load("tiny-sd", "cuda_graph")
     pipe = build("flux")

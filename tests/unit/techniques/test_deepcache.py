@@ -48,7 +48,7 @@ def inputs(unet: Any, side: int = 8, batch: int = 2) -> dict[str, Any]:
 @pytest.mark.parametrize("branch", range(6))
 @pytest.mark.parametrize("side", [8, 10])  # 10 cells cannot be halved as often as the UNet does
 @pytest.mark.diagonal
-def test_a_hit_on_what_was_computed_is_the_same(family: str, branch: int, side: int) -> None:
+def test_a_hit_on_the_same_input_is_the_same_unet_output(family: str, branch: int, side: int) -> None:
     pipe = build(family)
     arguments = inputs(pipe.unet, side)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_a_hit_computes_the_outer_layers_alone(family: str) -> None:
         ("deepcache(hits=0.65)", 4),
     ],
 )
-def test_schedules(recipe: str, num_hits: int) -> None:
+def test_which_steps_deepcache_skips(recipe: str, num_hits: int) -> None:
     made = session("sd", recipe)
     draw(made, num_inference_steps=8 if recipe != "deepcache" else 7)
     calls = made.evidence()["cache_calls"]
@@ -122,7 +122,7 @@ def test_other_residuals() -> None:
         assert made.evidence()["cache_hit_rate"] == 0.25, "no further hit"
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_deepcache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match=r"FluxTransformer2DModel is no UNet: it has no skip connections"):
         session("flux", "deepcache")
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
     )
 
 
-def test_random_weights_take_its_schedule() -> None:
+def test_deepcache_runs_on_random_weights() -> None:
     pipe = build("sdxl")
     target = target_of(pipe=pipe, has_random_weights=True)
     assert Deepcache().unsupported(target) is None

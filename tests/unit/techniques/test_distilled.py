@@ -114,7 +114,9 @@ def test_it_is_merged_before_what_changes_weights(distilled_tiny_sd: Path, other
         ("tiny-sd", "distilled(lcm, steps=3)", "this model's lcm LoRA is made for 2, 4 steps, not for 3"),
     ],
 )
-def test_what_is_not_there_is_said(distilled_tiny_sd: Path, model: str, recipe: str, words: str) -> None:
+def test_a_distillation_that_is_not_there_is_refused_with_a_reason(
+    distilled_tiny_sd: Path, model: str, recipe: str, words: str
+) -> None:
     with pytest.raises(Unsupported, match=words):
         vivace.load(model, recipe, device="cpu")
 

@@ -304,7 +304,7 @@ def test_guidance_in_one_call() -> None:
     assert evidence["cache_hit_rate"] == 0.0
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_dual_block_cache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "dual_block_cache(hits=0.5)")
     with pytest.raises(
@@ -324,7 +324,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         vivace.apply(wrapped, "dual_block_cache")
 
 
-def test_random_weights_take_a_fixed_schedule_only() -> None:
+def test_dual_block_cache_on_random_weights_takes_a_fixed_schedule_only() -> None:
     target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
     for knobs in ("", "(mask=4c3d)"):
         reason = the_one(f"dual_block_cache{knobs}").unsupported(target) or ""

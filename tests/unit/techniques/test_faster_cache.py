@@ -129,7 +129,7 @@ def test_a_hit_is_half_of_the_operations() -> None:
         ("faster_cache(hits=0.3)", [0, 1, 2, 3, 5, 6, 8, 9, 11]),
     ],
 )
-def test_schedules(recipe: str, whole: list[int]) -> None:
+def test_which_steps_faster_cache_skips(recipe: str, whole: list[int]) -> None:
     pipe = build("sd")
     rows = rows_of(pipe)
     made = vivace.apply(pipe, recipe)
@@ -203,7 +203,7 @@ def test_the_conditional_half_of_nested_arguments() -> None:
     assert (kwargs["scale"], kwargs["t"].shape) == (0.5, (1, 1))
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_faster_cache_refuses_with_a_reason() -> None:
     with pytest.raises(
         Unsupported,
         match="FluxPipeline does not run guidance as a doubled batch, so there is no unconditional",
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
     )
 
 
-def test_random_weights_take_its_schedule() -> None:
+def test_faster_cache_runs_on_random_weights() -> None:
     pipe = build("sdxl")
     target = target_of(pipe=pipe, has_random_weights=True)
     assert FasterCache().unsupported(target) is None

@@ -50,7 +50,7 @@ def with_ratios(recipe: str, ratios: Ratios = FLUX) -> Any:
     ("threshold", "max_skip", "retention"), [(0.06, 3, 0.2), (0.24, 5, 0.1), (0.3, 2, 0.0)]
 )
 @pytest.mark.diagonal
-def test_it_draws_what_diffusers_draws(
+def test_magcache_draws_what_diffusers_draws(
     threshold: float, max_skip: int, retention: float, num_steps: int
 ) -> None:
     pipe = build("flux")
@@ -136,7 +136,7 @@ def test_what_is_measured() -> None:
 
 
 @pytest.mark.long
-def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_magcache_is_calibrated_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with pytest.raises(
         Unsupported, match=r"measure one, once: vivace calibrate magcache --model tiny-flux; or give"
     ):

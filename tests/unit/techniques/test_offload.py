@@ -107,7 +107,7 @@ COMPOSING = {
     "sd-compile*", "flux-compile*", "sd-token*", "sd-vae_tiling*", "sd-channels_last*", "flux-bf16*"
 )
 @pytest.mark.exhaustive("sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*")
-def test_it_composes(family: str, recipe: str, mode: str) -> None:
+def test_offload_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}
     by_layer = ("compile(backend=eager)",)
@@ -164,7 +164,7 @@ def of(recipe: str, name: str = "flux-dev") -> Prediction:
 
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
-def test_its_memory_is_predicted() -> None:
+def test_memory_of_an_offloaded_model_is_predicted() -> None:
     plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
     size = {c.name: c.num_bytes for c in plain.components}
     assert model.model_bytes == group.model_bytes == 0

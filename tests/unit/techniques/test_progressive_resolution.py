@@ -60,14 +60,14 @@ class Oracle:
         self.image = resized(coarse, (16, 16))
         self.noise: list[torch.Tensor] = []
         self.timesteps: list[float] = []
-        self._known = pipe.scheduler.alphas_cumprod
+        self._alphas = pipe.scheduler.alphas_cumprod
         pipe.unet.forward = self._forward
 
     def _forward(self, sample: torch.Tensor, timestep: Any, **_: Any) -> tuple[torch.Tensor]:
         size = sample.shape[-2:]
         image = resized(self.image, size) * (size[0] / 16)
         place = float(timestep)
-        low, high = self._known[int(place)], self._known[min(int(place) + 1, 999)]
+        low, high = self._alphas[int(place)], self._alphas[min(int(place) + 1, 999)]
         power = torch.exp(torch.lerp(low.log(), high.log(), place % 1))
         scale, sigma = power.sqrt(), (1 - power).sqrt()
         noise = (sample - scale * image) / sigma
@@ -219,7 +219,7 @@ def test_memory_is_predicted() -> None:
     ],
 )
 @pytest.mark.quick("flux-seacache(0.5)")
-def test_it_composes(family: str, recipe: str) -> None:
+def test_progressive_resolution_composes(family: str, recipe: str) -> None:
     made = session(family, f"{HALF}+{recipe}")
     size = {"height": 128, "width": 128, **CALL}
     first = draw(made, **size)
@@ -271,7 +271,7 @@ def test_other_families(model: str) -> None:
     assert made.refuted({}) is None
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_progressive_resolution_refuses_with_a_reason() -> None:
     for sampler in ("pndm", "heun"):
         with pytest.raises(Unsupported, match=r"kept of earlier steps.*such as scheduler\(euler\)"):
             session("sd", f"progressive_resolution+scheduler({sampler})")

@@ -192,14 +192,14 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
 )
 @pytest.mark.slow("bf16", "int8*")
-def test_it_composes(recipe: str) -> None:
+def test_prompt_cache_composes(recipe: str) -> None:
     reference, both = drawn("sd", recipe), session("sd", f"prompt_cache+{recipe}")
     for _ in range(2):
         assert np.array_equal(draw(both), reference)
     assert counts(both) == (1, 1, 0)
 
 
-def test_what_it_cannot_do_is_said_in_words() -> None:
+def test_prompt_cache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="in host memory already; leave free_encoders out"):
         vivace.load("tiny-sd", "prompt_cache(free_encoders=True)")
     pipe = build("sd")
@@ -250,7 +250,7 @@ def test_encoders_that_something_else_moves_are_left_to_it(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
-def test_its_memory_is_predicted() -> None:
+def test_memory_of_freed_encoders_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, kept, freed = (
         predict(model, resolve(recipe))

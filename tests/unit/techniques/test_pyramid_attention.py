@@ -26,7 +26,9 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize(("interval", "start", "until"), [(2, 800, 100), (3, 900, 50), (2, 1001, -1)])
 @pytest.mark.parametrize("family", ["sd", "flux"])
 @pytest.mark.diagonal
-def test_it_draws_what_diffusers_draws(family: str, interval: int, start: int, until: int) -> None:
+def test_pyramid_attention_draws_what_diffusers_draws(
+    family: str, interval: int, start: int, until: int
+) -> None:
     pipe = build(family)
     timesteps: list[float] = []
 
@@ -91,7 +93,7 @@ def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
     )
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_pyramid_attention_refuses_with_a_reason() -> None:
     with pytest.raises(RecipeError, match=r"give an interval .* or hits, not both"):
         resolve("pyramid_attention(3, hits=0.5)")
     with pytest.raises(RecipeError, match=r"start \(100\) must be above until \(800\)"):

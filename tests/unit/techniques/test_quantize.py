@@ -56,7 +56,7 @@ def is_quantised(layer: Any) -> bool:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_picture_stays_near_and_the_weights_shrink(scheme: str) -> None:
+def test_quantised_weights_shrink_and_the_image_stays_near(scheme: str) -> None:
     least_db, bytes_a_weight = SCHEMES[scheme]
     reference = session("sd")
     made = session("sd", f"quantize({scheme})")
@@ -218,7 +218,7 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
 @pytest.mark.slow(
     "int8_dynamic-channels*", "int8_dynamic-fuse*", "fp8-inference*", "nf4-channels*", "nf4-inference*"
 )
-def test_it_composes(scheme: str, recipe: str) -> None:
+def test_quantize_composes(scheme: str, recipe: str) -> None:
     alone, both = drawn("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.
     assert psnr(draw(both), alone) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
@@ -383,7 +383,7 @@ def test_wrong_recipes(recipe: str, message: str) -> None:
         resolve(recipe)
 
 
-def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantize_refuses_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="no layer of denoiser is called 'attentoin'"):
         session("sd", "quantize(int8, skip=attentoin)")
     with pytest.raises(
@@ -407,7 +407,7 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("recipe", "share"), [("nf4", 0.28), ("int4", 0.28)])
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
-def test_its_memory_is_predicted(recipe: str, share: float) -> None:
+def test_memory_of_quantised_weights_is_predicted(recipe: str, share: float) -> None:
     """T5 is nearly all Linear but for its embeddings, 0.26 GB; FLUX's in bf16 is 9.5 GB."""
     plain = of("flux-dev", "steps(1)", text="embeddings")
     stored = of("flux-dev", f"steps(1)+{recipe}@text_encoder_2", text="embeddings")

@@ -49,7 +49,7 @@ def installed(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "scheme"), OTHERS)
-def test_the_picture_stays_near_and_the_weights_shrink(backend: str, scheme: str) -> None:
+def test_weights_of_each_backend_shrink_and_the_image_stays_near(backend: str, scheme: str) -> None:
     installed(backend)
     reference, recipe = session("sd"), f"quantize({scheme}, backend={backend})"
     made = session("sd", recipe)
@@ -61,7 +61,7 @@ def test_the_picture_stays_near_and_the_weights_shrink(backend: str, scheme: str
 
 
 @pytest.mark.parametrize(("backend", "scheme"), OTHERS)
-def test_its_memory_is_predicted(backend: str, scheme: str) -> None:
+def test_memory_of_each_backend_is_predicted(backend: str, scheme: str) -> None:
     installed(backend)
     convolutions = ", convolutions=True" if SCHEMES[backend, scheme].takes_convolutions else ""
     recipe = f"quantize({scheme}, backend={backend}{convolutions})"
@@ -103,7 +103,7 @@ def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
         ("gguf", "q4_0", True),
     ],
 )
-def test_text_encoders(backend: str, scheme: str, keeps_wo: bool) -> None:
+def test_each_backend_quantises_text_encoders(backend: str, scheme: str, keeps_wo: bool) -> None:
     """T5 casts what enters its output projections to their weights' dtype, which must not be that of packed bytes."""
     installed(backend)
     made = session("flux", f"bf16+quantize({scheme}, backend={backend})@text_encoder,text_encoder_2")

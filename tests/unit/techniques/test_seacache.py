@@ -123,7 +123,7 @@ def test_the_grid_is_read_from_the_tokens_places() -> None:
 # The cache
 
 
-def test_a_hit_computes_no_block() -> None:
+def test_a_hit_of_seacache_computes_no_block() -> None:
     pipe = build("flux")
     size = {"height": 128, "width": 128, "text_length": 32}
     alone = count_denoiser(pipe.transformer, **size).total
@@ -199,7 +199,7 @@ def test_a_picture_that_is_no_square() -> None:
     assert made.evidence()["cache_hit_rate"] > 0.2
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_seacache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "seacache(hits=0.5)")
     for knobs in ("0.1, hits=0.5", "max_skip=2, hits=0.5", "power=3, hits=0.5"):

@@ -39,7 +39,7 @@ def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize(("interval", "warmup"), [(3, 3), (2, 1), (4, 2)])
 @pytest.mark.diagonal
-def test_it_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
+def test_taylorseer_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
     pipe = build("flux")
     config = TaylorSeerCacheConfig(
         cache_interval=interval,
@@ -69,7 +69,7 @@ def test_a_hit_does_not_call_the_denoiser(family: str) -> None:
     assert 8 < psnr(picture, drawn(family, **CALL)) < 100
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_taylorseer_refuses_with_a_reason() -> None:
     with pytest.raises(RecipeError, match="give an interval and warmup or hits, not both"):
         resolve("taylorseer(2, hits=0.5)")
     pipe = build("sd")

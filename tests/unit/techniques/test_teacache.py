@@ -62,7 +62,7 @@ def inputs(transformer: Any) -> dict[str, Any]:
     }
 
 
-def test_a_hit_on_what_was_computed_is_the_same() -> None:
+def test_a_hit_on_the_same_input_is_the_same_transformer_output() -> None:
     pipe = build("flux")
     arguments = inputs(pipe.transformer)
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_a_hit_on_what_was_computed_is_the_same() -> None:
     )
 
 
-def test_a_hit_computes_no_block() -> None:
+def test_a_hit_of_teacache_computes_no_block() -> None:
     pipe = build("flux")
     size = {"height": 128, "width": 128, "text_length": 32}
     alone = count_denoiser(pipe.transformer, **size).total
@@ -128,7 +128,7 @@ def test_batches() -> None:
         assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, **CALL)) > 60
 
 
-def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
+def test_teacache_refuses_with_a_reason(cache: Path) -> None:
     with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "teacache(hits=0.5)")
     with pytest.raises(
@@ -199,7 +199,7 @@ def test_a_fit_finds_the_polynomial_again() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"version": 0}', '{"version": 1, "fit": {"model": ""}}'])
-def test_a_damaged_file_counts_as_none(content: str, cache: Path) -> None:
+def test_a_damaged_fit_counts_as_none(content: str, cache: Path) -> None:
     transformer = build("flux").transformer
     file = keep(LINE, transformer)
     assert find_fit(transformer, LINE.model) == find_fit(transformer, "") == LINE
@@ -227,7 +227,7 @@ def test_what_is_watched_is_what_changes() -> None:
 
 
 @pytest.mark.long
-def test_calibrating_by_hand(
+def test_teacache_is_calibrated_by_hand(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
     command = [

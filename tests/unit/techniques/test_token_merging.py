@@ -101,7 +101,7 @@ def test_a_transformer_is_refused_in_words() -> None:
         session("flux", "token_merging")
 
 
-def test_its_memory_can_be_predicted() -> None:
+def test_memory_of_merged_tokens_is_predicted() -> None:
     base, thinned = (
         predict(find_weightless("tiny-sd"), resolve(text), height=512, width=512)
         for text in ("attention(math)", "attention(math)+token_merging(0.5)")

@@ -18,7 +18,7 @@ from vivace.tuning.results import Result, Rung
 from vivace.tuning.space import Space
 
 STAGES = (("text", 0.05), ("steps", 4.8), ("vae", 0.1), ("other", 0.05))
-WANTED = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
+OBJECTIVE = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
 RECORDS = PriorSource(
     "records of a faster host",
     tuple(
@@ -40,8 +40,8 @@ def baseline(busy: float | None) -> Result:
 
 def first_two(busy: float | None) -> list[Recipe]:
     """Return the first two recipes that a search measures, where the GPU is busy in a share of the time."""
-    space = Space.of(WANTED)
-    prior = effects(space.options, dict(STAGES), WANTED)
+    space = Space.of(OBJECTIVE)
+    prior = effects(space.options, dict(STAGES), OBJECTIVE)
     sampler = ModelSampler(space, np.random.default_rng(0), (RECORDS,), prior)
     history, tried = [baseline(busy)], []
     while len(tried) < 2:
@@ -88,7 +88,7 @@ def test_what_was_measured_is_not_expected_any_more() -> None:
 
 
 def test_the_model_believes_the_trace_rather_than_records() -> None:
-    sampler = ModelSampler(Space.of(WANTED), np.random.default_rng(0), (RECORDS,))
+    sampler = ModelSampler(Space.of(OBJECTIVE), np.random.default_rng(0), (RECORDS,))
     for busy, least, most in ((0.44, 1.8, 2.3), (None, 1.0, 1.15)):
         sampler.learn([baseline(busy)])
         gain, _ = sampler.gain.estimate([resolve("cuda_graph")])
@@ -127,5 +127,5 @@ def test_a_recipe_that_keeps_the_gpu_busy_is_compared_with_the_usual_baseline() 
     assert compared[0] == history[0]
     assert over_the_usual_baseline([baseline(0.6)]) == [baseline(0.6)]
 
-    sampler = ModelSampler(Space.of(WANTED), np.random.default_rng(0))
+    sampler = ModelSampler(Space.of(OBJECTIVE), np.random.default_rng(0))
     assert sampler.shorter(resolve(f"{fused}+tf32"), history) == resolve(fused)

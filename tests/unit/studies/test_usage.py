@@ -1,4 +1,4 @@
-"""What measured rows of a study took of their device, on every page that shows it."""
+"""Energy, time and limits of measured rows: the usage table, on every page that shows it."""
 
 import csv
 import io
