@@ -169,7 +169,7 @@ def _callbacks() -> dict[str, Any]:
         tensor_inputs = ["latents", "prompt_embeds"]  # noqa: RUF012  as diffusers declares them
 
         def callback_fn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            self.batches = [*getattr(self, "seen", []), sorted(tensors)]
+            self.batches = [*getattr(self, "batches", []), sorted(tensors)]
             tensors["latents"] = tensors["latents"] * (1.1 if step == 1 else 1.0)
             return tensors
 
