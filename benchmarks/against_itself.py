@@ -81,7 +81,7 @@ def compare(launcher: Launcher) -> Case:
         "low": row.speedup.low and round(row.speedup.low, 4),
         "high": row.speedup.high and round(row.speedup.high, 4),
         "verdict": row.verdict.value,
-        "cpu_shares": [one.cpu_share and round(one.cpu_share, 3) for one in (baseline, row)],
+        "cpu_shares": [side.cpu_share and round(side.cpu_share, 3) for side in (baseline, row)],
     }
 
 

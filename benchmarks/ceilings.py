@@ -37,9 +37,9 @@ def command(record: Path, device: str) -> int:
         raise WorkerError(f"`vivace doctor --measure` ended with exit code {ended.returncode}; see above")
     new = Ceilings.model_validate(json.loads(ended.stdout)["limits"])
     with locked(record):
-        others = [one for one in read_ceilings(record) if one.identity != new.identity]
-        found = [one.model_dump(mode="json") for one in (*others, new)]
-        record.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n")
+        others = [ceiling for ceiling in read_ceilings(record) if ceiling.identity != new.identity]
+        rows = [ceiling.model_dump(mode="json") for ceiling in (*others, new)]
+        record.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     click.echo(f"{new.device_name}: {len(new.ceilings)} ceilings in {record}")
     return 0
 
@@ -48,12 +48,12 @@ def read_ceilings(record: Path = RECORD) -> list[Ceilings]:
     """Return the ceilings of a record; none if there is no such file."""
     if not record.exists():
         return []
-    return [Ceilings.model_validate(one) for one in json.loads(record.read_text())]
+    return [Ceilings.model_validate(fields) for fields in json.loads(record.read_text())]
 
 
 def ceilings_of(environment: Environment, record: Path = RECORD) -> Ceilings | None:
     """Return the ceilings of an environment's device, driver and PyTorch; None if they are not in the record."""
-    return next((one for one in read_ceilings(record) if one.are_of(environment)), None)
+    return next((ceiling for ceiling in read_ceilings(record) if ceiling.are_of(environment)), None)
 
 
 if __name__ == "__main__":

@@ -56,9 +56,9 @@ def content() -> str:
     """Return the tables as JSON, one recipe a line."""
     lines = []
     for table in tables():
-        found = _compact(table.model_dump(mode="json", exclude_defaults=True))
-        rows = ",\n".join(json.dumps(row) for row in found.pop("rows"))
-        lines.append(f'{json.dumps(found)[:-1]}, "rows": [\n{rows}\n]}}')
+        fields = _compact(table.model_dump(mode="json", exclude_defaults=True))
+        rows = ",\n".join(json.dumps(row) for row in fields.pop("rows"))
+        lines.append(f'{json.dumps(fields)[:-1]}, "rows": [\n{rows}\n]}}')
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
@@ -73,8 +73,8 @@ def tables() -> Iterator[EvidenceTable]:
     for name in skipped_work.FAMILIES:
         path = skipped_work.record_file(name)
         if records := read_records(path):
-            found = technique_records.rows_with_baselines(records, technique_cases.baseline(name))
-            yield _table(path, _each_once(found))
+            pairs = technique_records.rows_with_baselines(records, technique_cases.baseline(name))
+            yield _table(path, _each_once(pairs))
     for path in FUSED:
         yield _of_fused(path)
     base, *others = rows_of(read_records(FUSED_APART))
@@ -108,15 +108,15 @@ def _of_fused(path: Path) -> EvidenceTable:
 
 def apart_from(base: Row, rows: Sequence[Row]) -> list[EvidenceRow]:
     """Return a baseline and rows that were not timed beside it: speed-ups from the times, with what cards differ by."""
-    found = [seen_of(base)]
+    rows_apart = [seen_of(base)]
     for row in rows:
-        seen = seen_of(row)
-        if seen.latency is None or found[0].latency is None:
-            found.append(seen)
+        evidence = seen_of(row)
+        if evidence.latency is None or rows_apart[0].latency is None:
+            rows_apart.append(evidence)
             continue
-        gain = gain_apart(seen.latency, found[0].latency)
-        found.append(seen.model_copy(update={"gain": gain, "verdict": None}))
-    return found
+        gain = gain_apart(evidence.latency, rows_apart[0].latency)
+        rows_apart.append(evidence.model_copy(update={"gain": gain, "verdict": None}))
+    return rows_apart
 
 
 def gain_apart(latency: Interval, baseline: Interval) -> Interval:
@@ -136,7 +136,7 @@ def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[EvidenceTable]
     name = path.stem.removeprefix("study-")
     is_tiny = not any(sitting.model.is_synthetic for sitting in sittings)
     file = read_study(name)
-    found: dict[tuple[str, str, str, str], dict[str, Row]] = {}
+    by_place: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for part in run_of(file, expand(file, tiny=is_tiny, synthetic=not is_tiny), sittings).parts:
         for compared in part.compared:
             rows = rows_of(compared.records)
@@ -144,10 +144,10 @@ def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[EvidenceTable]
                 continue
             trial, gpu = rows[0].record.trial, rows[0].record.environment.device_name
             key = (trial.model.name, trial.workload.digest(), trial.recipe.text, gpu)
-            mine = found.setdefault(key, {})
+            mine = by_place.setdefault(key, {})
             for row in rows:
                 mine.setdefault(row.recipe, row)
-    for rows_by_recipe in found.values():
+    for rows_by_recipe in by_place.values():
         yield _table(path, list(rows_by_recipe.values()))
 
 
@@ -157,18 +157,18 @@ def _of_curves(name: str, device: str, cases: Mapping[str, step_cases.Case]) -> 
     table = _table(step_curves.record_file(name, device), rows)
     if device == "cuda":
         return table
-    return table.model_copy(update={"rows": tuple(_counted(seen, cases) for seen in table.rows)})
+    return table.model_copy(update={"rows": tuple(_counted(row, cases) for row in table.rows)})
 
 
-def _counted(seen: EvidenceRow, cases: Mapping[str, step_cases.Case]) -> EvidenceRow:
-    work = cases[seen.recipe].work
+def _counted(row: EvidenceRow, cases: Mapping[str, step_cases.Case]) -> EvidenceRow:
+    work = cases[row.recipe].work
     unknown = {"latency": None, "spread": None, "verdict": None, "first_call_s": None, "note": ""}
-    if seen.latency is None or seen.recipe == BASELINE:
-        return seen
+    if row.latency is None or row.recipe == BASELINE:
+        return row
     if work is None:
-        return seen.model_copy(update={**unknown, "gain": None, "reason": "its operations were not counted"})
+        return row.model_copy(update={**unknown, "gain": None, "reason": "its operations were not counted"})
     gain = Interval(1 / work, None, None)
-    return seen.model_copy(
+    return row.model_copy(
         update={**unknown, "gain": gain, "is_counted": True, "reason": "", "num_rounds": None}
     )
 
@@ -219,13 +219,13 @@ def _row_of_demo(row: Mapping[str, Any]) -> EvidenceRow:
     )
 
 
-def _interval(found: Mapping[str, Any] | None, point: str, ends: str) -> Interval | None:
-    return None if found is None else Interval(found[point], *(found[ends] or (None, None)))
+def _interval(figure: Mapping[str, Any] | None, point: str, ends: str) -> Interval | None:
+    return None if figure is None else Interval(figure[point], *(figure[ends] or (None, None)))
 
 
-def _bounds(found: Mapping[str, Any] | None) -> Interval | None:
+def _bounds(figure: Mapping[str, Any] | None) -> Interval | None:
     """Return what the gate compares with a limit. Older records have a 90 % interval."""
-    return _interval(found, "mean", "bounds" if found is None or "bounds" in found else "ci90")
+    return _interval(figure, "mean", "bounds" if figure is None or "bounds" in figure else "ci90")
 
 
 def _of_techniques(name: str, records: Sequence[Record]) -> EvidenceTable:
@@ -234,13 +234,13 @@ def _of_techniques(name: str, records: Sequence[Record]) -> EvidenceTable:
     full = technique_cases.full_length(name)
     lines = sorted(lines_of(name, records), key=lambda line: not line.row.is_baseline)
     lines = [line for line in lines if not _is_of_own_table(line.row, full)]
-    seen = [
+    rows = [
         seen_of(
             line.row, line.latency, line.speedup, line.verdict, line.steps if line.steps != full else None
         )
         for line in lines
     ]
-    timed = {one.recipe for one in seen}
+    timed = {row.recipe for row in rows}
     failed = [
         seen_of(row)
         for row in technique_records.rows_with_baselines(records, technique_cases.baseline(name))
@@ -248,7 +248,7 @@ def _of_techniques(name: str, records: Sequence[Record]) -> EvidenceTable:
         and row.record.trial.recipe.text not in timed
         and not _is_of_own_table(row, full)
     ]
-    table = table_of("committed", _name(path), [line.row for line in lines], [*seen, *_once(failed)])
+    table = table_of("committed", _name(path), [line.row for line in lines], [*rows, *_once(failed)])
     return table.model_copy(update={"steps": full})
 
 
@@ -280,12 +280,12 @@ def _name(path: Path) -> str:
 
 def _each_once(rows: Iterable[Row]) -> list[Row]:
     """Return the last row of each recipe, the baseline first."""
-    found = {row.recipe: row for row in rows}
-    return sorted(found.values(), key=lambda row: not row.is_baseline)
+    last_by_recipe = {row.recipe: row for row in rows}
+    return sorted(last_by_recipe.values(), key=lambda row: not row.is_baseline)
 
 
-def _once(seen: Iterable[EvidenceRow]) -> list[EvidenceRow]:
-    return list({one.recipe: one for one in seen}.values())
+def _once(rows: Iterable[EvidenceRow]) -> list[EvidenceRow]:
+    return list({row.recipe: row for row in rows}.values())
 
 
 def _compact(value: Any) -> Any:
@@ -293,8 +293,8 @@ def _compact(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):
-        return {key: _compact(one) for key, one in value.items()}
-    return [_compact(one) for one in value] if isinstance(value, list) else value
+        return {key: _compact(item) for key, item in value.items()}
+    return [_compact(item) for item in value] if isinstance(value, list) else value
 
 
 def main() -> int:

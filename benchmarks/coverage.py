@@ -53,23 +53,23 @@ def simulate(
         levels = np.exp(process_sd * generator.standard_normal((recipes, rounds)))
         quiet = [[draw_round(NOISES[noise], generator, samples) * level for level in of] for of in levels]
         # Times are told of a machine whose speed stays.
-        found = median_interval(quiet[0], learn_spread([dict(enumerate(of)) for of in quiet]))
+        mean = median_interval(quiet[0], learn_spread([dict(enumerate(of)) for of in quiet]))
         truth = float(levels[0][0]) if rounds == 1 else 1.0
-        count["latency"] += bool(found.low and found.high and found.low <= truth <= found.high)
+        count["latency"] += bool(mean.low and mean.high and mean.low <= truth <= mean.high)
         truth = float(levels[0][0] / levels[1][0]) if rounds == 1 else 1.0
         times = [[r * speed for r, speed in zip(of, machine, strict=True)] for of in quiet]
         spread = learn_spread([dict(enumerate(of)) for of in times])
         for gain in GAINS:
             ratio = log_speedup(times[0], [r / gain for r in times[1]], spread)
-            judged = verdict(ratio, rounds)
+            outcome = verdict(ratio, rounds)
             if gain == 1:
                 interval = ratio.interval()
                 count["speedup"] += bool(
                     interval.low and interval.high and interval.low <= truth <= interval.high
                 )
-                count["false"] += judged in (Verdict.FASTER, Verdict.SLOWER)
+                count["false"] += outcome in (Verdict.FASTER, Verdict.SLOWER)
             else:
-                count[f"power_{round(100 * (gain - 1))}"] += judged is Verdict.FASTER
+                count[f"power_{round(100 * (gain - 1))}"] += outcome is Verdict.FASTER
     return {name: number / repeats for name, number in count.items()}
 
 
@@ -83,14 +83,14 @@ def simulate(
 @click.option("--record", default=RESULTS, type=click.Path(path_type=Path))
 def command(repeats: int, only: str | None, record: Path) -> int:
     """Simulate every case and write the record."""
-    found = json.loads(record.read_text()) if only is not None and record.exists() else {}
+    contents = json.loads(record.read_text()) if only is not None and record.exists() else {}
     if only in (None, "rounds"):
-        found |= {"repeats": repeats, "rows": _rounds(repeats)}
+        contents |= {"repeats": repeats, "rows": _rounds(repeats)}
     if only in (None, "movement"):
-        found |= {"movement_repeats": repeats, "movement": list(_movement(repeats))}
+        contents |= {"movement_repeats": repeats, "movement": list(_movement(repeats))}
     if only in (None, "pairs"):
-        found |= {"pair_repeats": repeats, "pairs": list(_pairs(repeats))}
-    parts = [f'"{name}": {_written(value)}' for name, value in found.items()]
+        contents |= {"pair_repeats": repeats, "pairs": list(_pairs(repeats))}
+    parts = [f'"{name}": {_written(value)}' for name, value in contents.items()]
     record.write_text("{" + ", ".join(parts) + "}\n")
     return 0
 
@@ -115,10 +115,10 @@ def _rounds(repeats: int) -> list[dict[str, object]]:
 
 def _movement(repeats: int) -> Iterator[dict[str, Any]]:
     for row in movement_coverage.cases(repeats):
-        told = ", ".join(f"{design} {row[design]['false']:.1%}" for design in movement_coverage.DESIGNS)
+        shares = ", ".join(f"{design} {row[design]['false']:.1%}" for design in movement_coverage.DESIGNS)
         click.echo(
             f"{row['move']}; processes ±{row['process_sd']:.0%}; {row['recipes']} recipes; {row['rounds']} rounds: "
-            f"wrong {told}"
+            f"wrong {shares}"
         )
         yield row
 
@@ -133,17 +133,17 @@ def _pairs(repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def _line(rows: Sequence[dict[str, object]]) -> str:
-    told = []
+    parts = []
     for rounds in ROUNDS:
         of = [row for row in rows if row["rounds"] == rounds]
         least, false = (
             choose(float(str(row[name])) for row in of) for choose, name in ((min, "speedup"), (max, "false"))
         )
-        told.append(f"{rounds}: covers {least:.1%} or more, wrong {false:.1%} or less")
+        parts.append(f"{rounds}: covers {least:.1%} or more, wrong {false:.1%} or less")
     case = rows[0]
     return (
         f"{case['noise']}; processes ±{case['process_sd']:.0%}; {case['recipes']} recipes; rounds "
-        + "; ".join(told)
+        + "; ".join(parts)
     )
 
 

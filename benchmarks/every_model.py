@@ -78,7 +78,7 @@ def every_model(
 ) -> int:
     """Measure every catalogue model with random weights, one line per case; resumable."""
     names = _chosen(only)
-    wanted = list(dict.fromkeys(resolve(recipe).text for recipe in recipes))
+    requested = list(dict.fromkeys(resolve(recipe).text for recipe in recipes))
     records = read_records(record)
     if only_plan:
         return _predict(records, record)
@@ -89,7 +89,7 @@ def every_model(
     with studies.start_launcher(device) as launcher:
         for name in names:
             model = SYNTHETIC + name
-            missing = [recipe for recipe in wanted if not _is_done(records, (model, recipe))]
+            missing = [recipe for recipe in requested if not _is_done(records, (model, recipe))]
             if not missing:
                 click.echo(f"{model}: in the record already")
                 continue
@@ -115,12 +115,14 @@ def every_model(
             with locked(record):
                 records = _with(read_records(record), measured.records, record)
                 write_records(record, records.values())
-            for row in rows_of([records[key] for recipe in wanted if (key := (model, recipe)) in records]):
+            for row in rows_of([records[key] for recipe in requested if (key := (model, recipe)) in records]):
                 click.echo(line(row))
     if left:
         click.echo(f"{limit_s:g} s are over; the same command goes on with {', '.join(left)}", err=True)
-    asked = [records[key] for name in names for r in wanted if (key := (SYNTHETIC + name, r)) in records]
-    return 0 if all(found.outcome is Outcome.MEASURED for found in asked) else MEASURED_IN_PART
+    requested_records = [
+        records[key] for name in names for r in requested if (key := (SYNTHETIC + name, r)) in records
+    ]
+    return 0 if all(record.outcome is Outcome.MEASURED for record in requested_records) else MEASURED_IN_PART
 
 
 def line(row: Row) -> str:
@@ -128,14 +130,14 @@ def line(row: Row) -> str:
     case = f"{row.model} {row.recipe}"
     if row.latency is None:
         return f"{case}: {row.outcome.value}: {row.reason}"
-    said = [f"{plus_minus(row.latency.median)} an image"]
+    parts = [f"{plus_minus(row.latency.median)} an image"]
     if row.speedup is not None:
-        said.append(ratio(row.speedup))
+        parts.append(ratio(row.speedup))
     if row.memory is not None:
-        said.append(f"peak {size(row.memory.peak_bytes)}")
+        parts.append(f"peak {size(row.memory.peak_bytes)}")
     if row.load_s is not None and row.first_call_s is not None:
-        said.append(f"built in {seconds(row.load_s)}, first call {seconds(row.first_call_s)}")
-    return f"{case}: {', '.join(said)}"
+        parts.append(f"built in {seconds(row.load_s)}, first call {seconds(row.first_call_s)}")
+    return f"{case}: {', '.join(parts)}"
 
 
 def read_records(path: Path) -> dict[Key, Record]:
@@ -144,7 +146,7 @@ def read_records(path: Path) -> dict[Key, Record]:
     Raises:
         StoreError: the file is not a list of Records.
     """
-    return {(one.trial.model.name, one.trial.recipe.text): one for one in read_list(path, Record)}
+    return {(record.trial.model.name, record.trial.recipe.text): record for record in read_list(path, Record)}
 
 
 def plan_file(path: Path) -> Path:
@@ -153,13 +155,13 @@ def plan_file(path: Path) -> Path:
 
 
 def _chosen(only: Sequence[str]) -> list[str]:
-    known = synthetic_names()
-    ordered = [name for name in FIRST if name in known]
-    ordered += [name for name in known if name not in ordered]
+    names = synthetic_names()
+    ordered = [name for name in FIRST if name in names]
+    ordered += [name for name in names if name not in ordered]
     for name in only:
-        if name not in known:
+        if name not in names:
             raise UnknownModel(
-                f"--only {name[:80]}: no such architecture{nearest(name, known)} (there are {', '.join(known)})"
+                f"--only {name[:80]}: no such architecture{nearest(name, names)} (there are {', '.join(names)})"
             )
     return [name for name in ordered if name in only or not only]
 
@@ -187,19 +189,19 @@ def _with(records: dict[Key, Record], measured: Sequence[Record], path: Path) ->
 
 def _predict(records: dict[Key, Record], path: Path) -> int:
     with studies.start_launcher("cpu") as launcher:
-        found = planned.plan_again(list(records.values()), launcher)
+        predictions = planned.plan_again(list(records.values()), launcher)
     rows: list[dict[str, Any]] = []
-    for one in found:
-        trial = one.record.trial
-        click.echo(f"{trial.model.name}: {one}")
+    for prediction in predictions:
+        trial = prediction.record.trial
+        click.echo(f"{trial.model.name}: {prediction}")
         rows.append(
             {
                 "model": trial.model.name,
                 "recipe": trial.recipe.text,
-                "model_bytes": one.model_bytes,
-                "peak_bytes": one.peak_bytes,
-                "peak_stage": one.peak_stage,
-                "reason": one.reason,
+                "model_bytes": prediction.model_bytes,
+                "peak_bytes": prediction.peak_bytes,
+                "peak_stage": prediction.peak_stage,
+                "reason": prediction.reason,
             }
         )
     if not rows:

@@ -106,15 +106,15 @@ def every_technique(
     record = how.record or record_file(name)
     if steps is not None and not only:
         raise click.UsageError("--steps is for recipes that are named; add --only RECIPE")
-    asked = cases(name, part, only, steps or STEPS)
+    planned = cases(name, part, only, steps or STEPS)
     records = read_records(record)
     done = {key_of(record) for record in finished(name, records)}
     if at_once is not None:
-        return _compile(name, [case for case in asked if case not in done], record, at_once, how)
+        return _compile(name, [case for case in planned if case not in done], record, at_once, how)
     if best is not None:
-        asked = [(recipe, full_length(name)) for recipe in fastest(name, records, best)]
+        planned = [(recipe, full_length(name)) for recipe in fastest(name, records, best)]
     with studies.start_launcher(how.device) as launcher:
-        missing = [case for case in asked if case not in done]
+        missing = [case for case in planned if case not in done]
         for group in groups(missing, 1 if without_baseline else together):
             if how.is_over:
                 return how.ended(group[0][0])
@@ -124,13 +124,13 @@ def every_technique(
 
 def groups(cases: Sequence[Key], most: int) -> list[list[Key]]:
     """Return the cases in groups of up to `most`, in order, each of one number of steps."""
-    found: list[list[Key]] = []
+    grouped: list[list[Key]] = []
     for case in cases:
-        if found and len(found[-1]) < most and found[-1][0][1] == case[1]:
-            found[-1].append(case)
+        if grouped and len(grouped[-1]) < most and grouped[-1][0][1] == case[1]:
+            grouped[-1].append(case)
         else:
-            found.append([case])
-    return found
+            grouped.append([case])
+    return grouped
 
 
 def _measure_group(
@@ -139,9 +139,9 @@ def _measure_group(
     """Measure cases beside one baseline, once more those during which the host's speed changed, and add them."""
     if is_alone:
         ((recipe, length),) = group
-        found = measure(name, recipe, length, how, launcher)
-        _tell(length, rows_of([found])[-1], None)
-        add(found, record, baseline(name))
+        new = measure(name, recipe, length, how, launcher)
+        _tell(length, rows_of([new])[-1], None)
+        add(new, record, baseline(name))
         return
     left = list(group)
     for _ in range(2):
@@ -161,8 +161,8 @@ def _moved_while_measured(beside: Record, new: Record) -> str | None:
 
 
 def _tell(length: int, row: Row, moved: str | None) -> None:
-    told = f" (the host's speed changed: {moved})" if moved else ""
-    click.echo(f"{length} steps, {line(row)}{told}")
+    note = f" (the host's speed changed: {moved})" if moved else ""
+    click.echo(f"{length} steps, {line(row)}{note}")
 
 
 def is_done(name: str, record: Record, beside: Record | None) -> bool:
@@ -195,7 +195,9 @@ def has_moved(beside: Record, record: Record) -> str | None:
 
 def finished(name: str, records: Sequence[Record]) -> list[Record]:
     """Return the complete rows (see `is_done`)."""
-    return [one for one, beside in with_baselines(records, baseline(name)) if is_done(name, one, beside)]
+    return [
+        record for record, beside in with_baselines(records, baseline(name)) if is_done(name, record, beside)
+    ]
 
 
 def fastest(name: str, records: Sequence[Record], number: int) -> list[str]:
@@ -211,8 +213,8 @@ def fastest(name: str, records: Sequence[Record], number: int) -> list[str]:
 
 def measure(name: str, recipe: str, steps: int, how: Measuring, launcher: Launcher) -> Record:
     """Measure one recipe on the model with random weights, in one process."""
-    (found,) = _bench(name, [recipe], steps, how, launcher, how.timing.model_copy(update={"rounds": 1}))
-    return found
+    (record,) = _bench(name, [recipe], steps, how, launcher, how.timing.model_copy(update={"rounds": 1}))
+    return record
 
 
 def measure_beside(
@@ -245,8 +247,8 @@ def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: M
     """Run each recipe that compiles in a separate process, one call over eight steps: compiled graphs do not depend on
     the number of steps."""
     path = first_calls_file(record)
-    known = read_records(path)
-    done = {found.trial.recipe.text for found in known if found.outcome.is_final}
+    stored = read_records(path)
+    done = {record.trial.recipe.text for record in stored if record.outcome.is_final}
     left = [
         text for text in dict.fromkeys(text for text, _ in cases) if "compile" in text and text not in done
     ]
@@ -266,16 +268,16 @@ def _compile(name: str, cases: Sequence[Key], record: Path, at_once: int, how: M
             if not running:
                 return how.ended(", ".join(left))
             time.sleep(0.2)
-            for one in [one for one in running if one[2].poll() is not None]:
-                running.remove(one)
-                recipe, part, process = one
-                found = read_records(part)
-                if not found:
+            for job in [job for job in running if job[2].poll() is not None]:
+                running.remove(job)
+                recipe, part, process = job
+                records = read_records(part)
+                if not records:
                     click.echo(f"{recipe}: the process ended with {process.returncode} and no record")
                     status = MEASURED_IN_PART
                     continue
-                known = add(found[0], path, baseline(name))
-                click.echo(f"compiling, {line(rows_of(found)[0])}")
+                stored = add(records[0], path, baseline(name))
+                click.echo(f"compiling, {line(rows_of(records)[0])}")
     return status
 
 

@@ -136,16 +136,20 @@ def _ways(rows: int, outputs: int, inputs: int, number: int) -> Iterator[Way]:
         except Unsupported as error:
             click.echo(f"{way}: {error}", err=True)
             continue
-        given = [of_rows, of_outputs] if kind.by_row else scales if kind.quantizes else scales[:2]
+        scale_arguments = [of_rows, of_outputs] if kind.by_row else scales if kind.quantizes else scales[:2]
         for index, algorithm in enumerate(plan.algorithms):
 
             def call(
-                turn: int, plan: Any = plan, given: Any = given, kind: Any = kind, index: int = index
+                turn: int,
+                plan: Any = plan,
+                scale_arguments: Any = scale_arguments,
+                kind: Any = kind,
+                index: int = index,
             ) -> None:
                 plan(
                     values[turn % 2],
                     weights[turn % copies],
-                    given,
+                    scale_arguments,
                     bias if kind.epilogue != "none" else None,
                     None,
                     eight if kind.quantizes else wide,
@@ -172,15 +176,15 @@ def _timed(ways: Iterator[Way]) -> Iterator[tuple[str, float, dict[str, Any]]]:
             for turn in range(_CALLS):
                 call(turn)
         kept.append((way, graph, {**facts, "kernel": _kernel(call)}))
-    taken: list[list[float]] = [[] for _ in kept]
+    times: list[list[float]] = [[] for _ in kept]
     order = list(range(len(kept)))
     for turn in range(_TURNS + 1):
         random.Random(turn).shuffle(order)
         for index in order:
-            found = _turn(kept[index][1])
+            turn_s = _turn(kept[index][1])
             if turn:  # the first warms up
-                taken[index].append(found)
-    for (way, _, facts), turns in zip(kept, taken, strict=True):
+                times[index].append(turn_s)
+    for (way, _, facts), turns in zip(kept, times, strict=True):
         yield way, statistics.median(turns), facts
 
 

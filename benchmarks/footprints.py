@@ -25,8 +25,8 @@ SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")
 
 def main(names: list[str]) -> None:
     """Predict and write, after each model."""
-    found = shipped() if FILE.exists() and names else Footprints()
-    models, quantised = dict(found.models), dict(found.quantised)
+    footprints = shipped() if FILE.exists() and names else Footprints()
+    models, quantised = dict(footprints.models), dict(footprints.quantised)
     for name in names or list(CATALOGUE):
         models[name] = predict(find_weightless(name), resolve(BASELINE))
         for key, by_scheme in _quantised(name, models[name], set() if names else set(quantised)):
@@ -49,21 +49,21 @@ def _quantised(
     if all(network(part) in without for part in parts.values()):
         return
     model = find_weightless(name)
-    found: dict[str, dict[Scheme, Quantised]] = {network(part): {} for part in parts.values()}
+    quantised: dict[str, dict[Scheme, Quantised]] = {network(part): {} for part in parts.values()}
     for scheme in SCHEMES:
         after = predict(model, resolve(f"quantize({scheme})@{','.join(parts)}"))
         for target, part in parts.items():
             stage = "denoiser" if target == "denoiser" else "text encoders"
-            now = next(one for one in after.components if one.name == part.name)
+            now = next(component for component in after.components if component.name == part.name)
             more = (after.stages[stage] - after.model_bytes) - (
                 published.stages[stage] - published.model_bytes
             )
-            found[network(part)][scheme] = Quantised(
+            quantised[network(part)][scheme] = Quantised(
                 share=round(now.num_bytes / part.num_bytes, 4),
                 beside_bytes=max(0, more),
                 loading_bytes=max(0, after.loading_bytes - after.model_bytes),
             )
-    yield from found.items()
+    yield from quantised.items()
 
 
 if __name__ == "__main__":

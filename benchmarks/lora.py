@@ -101,20 +101,20 @@ def lora(
     import_all()
     chosen = choose_device(device)
     record = record or record_on(RECORD, chosen)
-    known = read_cases(record)
+    stored = read_cases(record)
     if chosen == "cpu":
         import torch
 
         torch.set_num_threads(1)
     here = environment(chosen)
-    _check_device(known, here, record)
+    _check_device(stored, here, record)
     started = time.monotonic()
     failed, left = 0, []
     for model in models or MODELS[chosen]:
         for recipe in recipes or RECIPES[chosen]:
             key = (model, recipe, rank, reserve)
-            if key in known:
-                click.echo(f"{line(known[key])} (in the record already)")
+            if key in stored:
+                click.echo(f"{line(stored[key])} (in the record already)")
             elif limit_s is not None and time.monotonic() - started >= limit_s:
                 left.append(f"{model} {recipe}")
             else:
@@ -145,12 +145,12 @@ def measure(
         files = [Path(folder) / f"{name}.safetensors" for name in ("one", "other")]
         plain = vivace.load(model, recipe, device=device)
         num_layers, _ = (write_random(plain.pipe, file, rank, seed) for seed, file in enumerate(files))
-        given = [literal_path(file) for file in files]
+        paths = [literal_path(file) for file in files]
         sides = {
             "plain": plain,
-            "merged": vivace.load(model, f"lora({given[0]})+{recipe}", device=device),
+            "merged": vivace.load(model, f"lora({paths[0]})+{recipe}", device=device),
             "hot": vivace.load(
-                model, f"lora({given[0]}, hot=True, max_rank={reserve})+{recipe}", device=device
+                model, f"lora({paths[0]}, hot=True, max_rank={reserve})+{recipe}", device=device
             ),
         }
         calls = {side: _call(session, steps) for side, session in sides.items()}
@@ -219,15 +219,15 @@ def ratios(case: dict[str, Any], side: str) -> list[float]:
 
 def line(case: dict[str, Any]) -> str:
     """Describe a case in one line; ratios are medians over the turns, with their intervals."""
-    told = []
+    sides = []
     for side in SIDES[1:]:
-        found = median_interval([ratios(case, side)])
-        between = "" if found.low is None else f" [{found.low:.3f}, {found.high:.3f}]"
-        told.append(f"{side} {found.point:.3f}{between}")
+        interval = median_interval([ratios(case, side)])
+        between = "" if interval.low is None else f" [{interval.low:.3f}, {interval.high:.3f}]"
+        sides.append(f"{side} {interval.point:.3f}{between}")
     made = sum(case["graphs_after"].values()) - sum(case["graphs_before"].values())
     return (
         f"{case['model']} {case['recipe']}, rank {case['rank']} of {case['reserve']}: a step "
-        f"{seconds(_middle(case['step_s']['plain']))}, {', '.join(told)} of it; exchange "
+        f"{seconds(_middle(case['step_s']['plain']))}, {', '.join(sides)} of it; exchange "
         f"{seconds(_middle(case['exchange_s']))}, rescaling {seconds(_middle(case['rescaling_s']))}, {made} new graphs"
     )
 
@@ -245,11 +245,11 @@ def _call(session: Session, steps: int) -> Callable[[], None]:
     import torch
 
     with torch.no_grad():
-        given = encode(session, [_PROMPT])
+        inputs = encode(session, [_PROMPT])
 
     def once() -> None:
         generator = torch.Generator("cpu").manual_seed(0)
-        session(**given, num_inference_steps=steps, output_type="latent", generator=generator)
+        session(**inputs, num_inference_steps=steps, output_type="latent", generator=generator)
 
     return once
 

@@ -25,12 +25,12 @@ RECORD = Path(__file__).parents[1] / "results" / "model-flops.json"
 
 def counted(name: str) -> dict[str, Any]:
     """Return the components of one image: calls and FLOP of all of them, and of a step."""
-    found = predict(find_weightless(name), resolve(BASELINE))
+    prediction = predict(find_weightless(name), resolve(BASELINE))
     return {
-        "height": found.height,
-        "width": found.width,
-        "task": found.task,
-        "num_inference_steps": found.num_inference_steps,
+        "height": prediction.height,
+        "width": prediction.width,
+        "task": prediction.task,
+        "num_inference_steps": prediction.num_inference_steps,
         "components": {
             part.component: {
                 "calls": part.calls,
@@ -38,7 +38,7 @@ def counted(name: str) -> dict[str, Any]:
                 "conv": part.conv_flop,
                 "attention": part.attention_flop,
             }
-            for part in found.work.components
+            for part in prediction.work.components
         },
     }
 
@@ -48,10 +48,10 @@ def content() -> str:
 
 
 def main() -> int:
-    found = content()
+    text = content()
     if "--check" in sys.argv[1:]:
-        return int(found != RECORD.read_text())
-    RECORD.write_text(found)
+        return int(text != RECORD.read_text())
+    RECORD.write_text(text)
     return 0
 
 

@@ -108,11 +108,11 @@ def simulate(
         longest = max(sum(CANARY_TIME if trial is None else 1 for trial in of) for of in plan)
         speed = MOVES[move](generator, longest, rounds)
         for gain in (1.0, GAIN):
-            judged = _verdict(plan, speed, generator, process_sd, gain, recipes)
+            outcome = _verdict(plan, speed, generator, process_sd, gain, recipes)
             if gain == 1:
-                count["false"] += judged in (Verdict.FASTER, Verdict.SLOWER)
+                count["false"] += outcome in (Verdict.FASTER, Verdict.SLOWER)
             else:
-                count["power_10"] += judged is Verdict.FASTER
+                count["power_10"] += outcome is Verdict.FASTER
     return {name: number / repeats for name, number in count.items()}
 
 

@@ -32,11 +32,11 @@ def _spiky(generator: np.random.Generator, number: int) -> Values:
 
 def _autocorrelated(generator: np.random.Generator, number: int) -> Values:
     steps = 0.01 * np.sqrt(1 - 0.7**2) * generator.standard_normal(number)
-    value, found = 0.01 * generator.standard_normal(), []
+    value, values = 0.01 * generator.standard_normal(), []
     for step in steps:
         value = 0.7 * value + step
-        found.append(1 + value)
-    return np.asarray(found)
+        values.append(1 + value)
+    return np.asarray(values)
 
 
 def _drifting(generator: np.random.Generator, number: int) -> Values:

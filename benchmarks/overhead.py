@@ -114,10 +114,10 @@ def harness(name: str, device: str, backend: str | None, output: str, steps: int
     session = open_trial(trial)
     timer = PipelineTimer(session.pipe, device)
     (call,) = trial.workload.calls()
-    given = encode(session, [_PROMPT])
+    inputs = encode(session, [_PROMPT])
 
     def once() -> float:
-        _, sample = timer.time_call(lambda: draw(session, call, given, output_type=output), 0)
+        _, sample = timer.time_call(lambda: draw(session, call, inputs, output_type=output), 0)
         return sample.total_s
 
     return once
@@ -151,9 +151,9 @@ def overhead(
     """Compare the harness's calls with a plain script's, one line per case; resumable."""
     for name in only:
         if name not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
+            names = ", ".join(ARCHITECTURES)
             raise UnknownModel(
-                f"--only {name[:80]}: no such architecture{nearest(name, ARCHITECTURES)} (there are {known})"
+                f"--only {name[:80]}: no such architecture{nearest(name, ARCHITECTURES)} (there are {names})"
             )
     known_cases = read_cases(record)
     import_all()
@@ -237,13 +237,13 @@ def ratios(case: dict[str, Any]) -> list[float]:
 
 def line(case: dict[str, Any]) -> str:
     """Describe a case in one line; the ratio is the median over the pairs, with its interval."""
-    found = median_interval([ratios(case)])
-    between = "" if found.low is None else f" [{found.low:.4f}, {found.high:.4f}]"
+    interval = median_interval([ratios(case)])
+    between = "" if interval.low is None else f" [{interval.low:.4f}, {interval.high:.4f}]"
     middle = {side: sorted(case[side])[len(case[side]) // 2] for side in ("plain_s", "vivace_s")}
     name = case["model"].removeprefix(SYNTHETIC)
     return (
         f"{name} {case['mode']}, {case['num_inference_steps']} steps: plain {seconds(middle['plain_s'])}, "
-        f"vivace {seconds(middle['vivace_s'])}, ratio {found.point:.4f}{between} over {len(case['plain_s'])} pairs"
+        f"vivace {seconds(middle['vivace_s'])}, ratio {interval.point:.4f}{between} over {len(case['plain_s'])} pairs"
     )
 
 
@@ -286,13 +286,13 @@ def _embeddings(architecture: Architecture, device: str, dtype: Any) -> dict[str
             "pooled_prompt_embeds": random(1, clip["hidden_size"]),
         }
     width = parts["unet"].config["cross_attention_dim"]
-    found = {name: random(1, length, width) for name in ("prompt_embeds", "negative_prompt_embeds")}
+    embeddings = {name: random(1, length, width) for name in ("prompt_embeds", "negative_prompt_embeds")}
     if "text_encoder_2" in parts:
         pooled = parts["text_encoder_2"].config["projection_dim"]
-        found |= {
+        embeddings |= {
             name: random(1, pooled) for name in ("pooled_prompt_embeds", "negative_pooled_prompt_embeds")
         }
-    return found
+    return embeddings
 
 
 def _synchronise(device: str) -> None:

@@ -45,11 +45,11 @@ def read_lines(
     if not path.exists():
         return {}
     try:
-        found = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
-        for case in found:
+        records = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
+        for case in records:
             line(case)
             Environment.model_validate(case["environment"])
-        return {key(case): case for case in found}
+        return {key(case): case for case in records}
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, ZeroDivisionError) as error:
         raise _not_a_record(path, error) from error
 

@@ -62,7 +62,7 @@ class Grid:
     name: str
     device_name: str
     is_cpu: bool
-    judged: bool
+    has_quality: bool
     entries: dict[Recipe, Entry]
 
     @property
@@ -79,7 +79,7 @@ class Grid:
         return [
             entry
             for entry in self.entries.values()
-            if entry.rounds and (not self.judged or entry.gate is Gate.PASSED or entry is self.baseline)
+            if entry.rounds and (not self.has_quality or entry.gate is Gate.PASSED or entry is self.baseline)
         ]
 
     @property
@@ -89,10 +89,10 @@ class Grid:
 
 def read_grid(path: Path) -> Grid:
     """Read a grid that `benchmarks.tuner_grids` wrote."""
-    found = json.loads(path.read_text())
-    timed = _rounds(found["rows"])
+    contents = json.loads(path.read_text())
+    timed = _rounds(contents["rows"])
     entries = {}
-    for row in found["rows"]:
+    for row in contents["rows"]:
         recipe = resolve(row["recipe"])
         slack = width = None
         # Ten images were scored by one view of tiny-clip, more by five.
@@ -102,13 +102,13 @@ def read_grid(path: Path) -> Grid:
                 low, point, _ = row[name]
                 if slack is None or low - limit < slack:
                     slack, width = low - limit, point - low
-        seen, held_out = timed.get(row["recipe"], ((), ()))
+        searched, held_out = timed.get(row["recipe"], ((), ()))
         entries[recipe] = Entry(
             recipe,
             Outcome(row["outcome"]),
-            seen,
+            searched,
             median_s(held_out),
-            median_s(seen if seen == held_out else (*seen, *held_out)),
+            median_s(searched if searched == held_out else (*searched, *held_out)),
             row.get("peak"),
             row.get("first_call_s"),
             Gate(row["gate"]) if "gate" in row else None,
@@ -117,7 +117,11 @@ def read_grid(path: Path) -> Grid:
             math.sqrt(row["images"] * _PROMPTS) if "images" in row else RECORDED,
         )
     return Grid(
-        found["model"], found["device_name"], found["device"] == "cpu", found.get("judged", True), entries
+        contents["model"],
+        contents["device_name"],
+        contents["device"] == "cpu",
+        contents.get("judged", True),
+        entries,
     )
 
 
@@ -135,7 +139,7 @@ def _rounds(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Rounds, Rounds]]:
     long = max(map(len, again.values())) / 2
     logs = {recipe: np.log(np.median(of, axis=1)) for recipe, of in again.items() if len(of) >= long}
     off = {recipe: of - of.mean() for recipe, of in logs.items()}
-    found: dict[str, tuple[Rounds, Rounds]] = {}
+    by_recipe: dict[str, tuple[Rounds, Rounds]] = {}
     shifts = []
     for row in rows:
         if row["recipe"] in again:
@@ -147,15 +151,15 @@ def _rounds(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Rounds, Rounds]]:
                     [np.median([of[k] for of in others if len(of) > k]) for k in range(len(samples))]
                 )
             steady = samples / np.exp(drift)[:, None]
-            found[row["recipe"]] = (tuple(map(tuple, steady[::2])), tuple(map(tuple, steady[1::2])))
+            by_recipe[row["recipe"]] = (tuple(map(tuple, steady[::2])), tuple(map(tuple, steady[1::2])))
             shifts.append(math.log(np.median(steady) / np.median(row["s"])))
     shift = math.exp(float(np.median(shifts)))
     for row in rows:
         if "s" in row and row["recipe"] not in again:
             once = tuple(tuple(shift * s for s in samples) for samples in row["s"])
-            found[row["recipe"]] = (once, once)
-    return found
+            by_recipe[row["recipe"]] = (once, once)
+    return by_recipe
 
 
 def median_s(rounds: Rounds) -> float:
-    return float(np.median([np.median(one) for one in rounds])) if rounds else math.inf
+    return float(np.median([np.median(times) for times in rounds])) if rounds else math.inf

@@ -106,11 +106,11 @@ TARGETS = {2: 1.7, 4: 2.9}
 
 def cases(gpus: int) -> list[Case]:
     """Return what is measured, what matters most first. Guidance has two branches, however many GPUs there are."""
-    found = [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus)) for mode, alone in FLUX]
-    found += [Case("flux-dev", alone, "all_gather", gpus, TARGETS.get(gpus)) for alone in FUSED]
+    listed = [Case("flux-dev", alone, mode, gpus, TARGETS.get(gpus)) for mode, alone in FLUX]
+    listed += [Case("flux-dev", alone, "all_gather", gpus, TARGETS.get(gpus)) for alone in FUSED]
     mode, alone = CACHED
-    found.append(Case("flux-dev", alone, mode, gpus, None))
-    return found + [Case("sdxl", alone, "cfg", 2, target) for alone, target in UNET]
+    listed.append(Case("flux-dev", alone, mode, gpus, None))
+    return listed + [Case("sdxl", alone, "cfg", 2, target) for alone, target in UNET]
 
 
 def removed_cases(gpus: int) -> list[Case]:
@@ -156,30 +156,30 @@ def several_gpus(
             if how.is_over:
                 return how.ended(f"{name} {recipe}")
             before = time.monotonic()
-            found = measure(name, recipe, steps or full_length(name), how, launcher)
-            if found.outcome is not Outcome.MEASURED:
+            new = measure(name, recipe, steps or full_length(name), how, launcher)
+            if new.outcome is not Outcome.MEASURED:
                 status = MEASURED_IN_PART
-            if found.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
+            if new.outcome is not Outcome.UNSUPPORTED:  # on a machine with more GPUs it would be measured
                 with locked(record):
-                    write_records(record, _with(read_records(record), found, record))
-            _say(f"{line(rows_of([found])[0])} ({time.monotonic() - before:.0f} s)")
+                    write_records(record, _with(read_records(record), new, record))
+            _say(f"{line(rows_of([new])[0])} ({time.monotonic() - before:.0f} s)")
     return status
 
 
-def _chosen(among: Sequence[Case], given: Sequence[str]) -> set[str]:
+def _chosen(among: Sequence[Case], texts: Sequence[str]) -> set[str]:
     """The recipes to measure, in full.
 
     Raises:
         click.UsageError: there is no such recipe.
     """
-    known = {text for case in among for text in (resolve(case.alone).text, case.recipe)}
-    wanted = {resolve(text).text for text in given}
-    if missing := wanted - known:
+    choices = {text for case in among for text in (resolve(case.alone).text, case.recipe)}
+    requested = {resolve(text).text for text in texts}
+    if missing := requested - choices:
         raise click.UsageError(
-            f"--only-recipe: {', '.join(sorted(missing))} is none of {', '.join(sorted(known))} (with these --gpus "
+            f"--only-recipe: {', '.join(sorted(missing))} is none of {', '.join(sorted(choices))} (with these --gpus "
             "and --only)"
         )
-    return wanted or known
+    return requested or choices
 
 
 def _say(text: str) -> None:
@@ -193,14 +193,14 @@ def _left(chosen: Sequence[Case], recipes: set[str], records: Sequence[Record]) 
     done = {_key(record) for record in records if record.outcome.is_final}
     shared = [case for case in chosen if case.recipe in recipes and _several(case) not in done]
     compared = {_one(case) for case in shared}
-    wanted = []
+    missing = []
     for case in chosen:
         alone = _one(case)
         if alone[1] in recipes and (alone in compared or alone not in done):
-            wanted.append(alone)
+            missing.append(alone)
         if case in shared:
-            wanted.append(_several(case))
-    return [(source.removeprefix(SYNTHETIC), recipe) for source, recipe in dict.fromkeys(wanted)]
+            missing.append(_several(case))
+    return [(source.removeprefix(SYNTHETIC), recipe) for source, recipe in dict.fromkeys(missing)]
 
 
 def _key(record: Record) -> Key:
@@ -238,11 +238,11 @@ def _with(records: list[Record], new: Record, path: Path) -> list[Record]:
     return _added(records, new, _key)
 
 
-def _added(known: Sequence[T], new: T, key_of: Callable[[T], Key]) -> list[T]:
+def _added(records: Sequence[T], new: T, key_of: Callable[[T], Key]) -> list[T]:
     """The known ones and a new one, without what it supersedes: of one GPU what nothing is compared with any more."""
-    found = [*(old for old in known if not _is_of_several(key_of(new)) or key_of(old) != key_of(new)), new]
-    keys = [key_of(one) for one in found]
-    return [one for k, one in enumerate(found) if _is_of_several(keys[k]) or _is_compared(k, keys)]
+    kept = [*(old for old in records if not _is_of_several(key_of(new)) or key_of(old) != key_of(new)), new]
+    keys = [key_of(record) for record in kept]
+    return [record for k, record in enumerate(kept) if _is_of_several(keys[k]) or _is_compared(k, keys)]
 
 
 def _is_of_several(key: Key) -> bool:
@@ -275,27 +275,27 @@ def read_profiles(record: Path) -> list[Profile]:
 
 
 def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measuring) -> int:
-    wanted = [
+    profiled_cases = [
         (case.name, recipe, gpus)
         for case in chosen
         if case.alone != "baseline"
         for recipe, gpus in ((resolve(case.alone).text, 1), (case.recipe, case.gpus))
         if recipe in recipes
     ]
-    for name, recipe, gpus in dict.fromkeys(wanted):
+    for name, recipe, gpus in dict.fromkeys(profiled_cases):
         if how.is_over:
             return how.ended(f"{name} {recipe}")
-        one = profiled(name, recipe, gpus, how.device)
+        new = profiled(name, recipe, gpus, how.device)
         path = profile_file(record)
         with locked(path):
-            known = _added(
-                read_profiles(record), one, lambda profile: (profile.model, renamed(profile.recipe))
+            profiles = _added(
+                read_profiles(record), new, lambda profile: (profile.model, renamed(profile.recipe))
             )
-            path.write_text(json.dumps([asdict(found) for found in known], indent=1) + "\n")
+            path.write_text(json.dumps([asdict(profile) for profile in profiles], indent=1) + "\n")
         _say(
-            f"{name} {recipe}: {one.step:.1f} ms a step: compute {one.compute:.1f}, communication "
-            f"{one.communication:.1f}, waiting {one.waiting:.1f}, idle {one.idle:.1f}, of it while the CPU was "
-            f"launching {one.launch:.1f}; CPU {one.cpu:.1f}"
+            f"{name} {recipe}: {new.step:.1f} ms a step: compute {new.compute:.1f}, communication "
+            f"{new.communication:.1f}, waiting {new.waiting:.1f}, idle {new.idle:.1f}, of it while the CPU was "
+            f"launching {new.launch:.1f}; CPU {new.cpu:.1f}"
         )
     return 0
 

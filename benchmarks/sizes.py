@@ -102,15 +102,15 @@ def sizes(
         for way in ways or WAYS:
             recipe_of(model, way)
     record = record or record_on(RECORD, chosen)
-    known = read_cases(record)
+    stored = read_cases(record)
     here = environment(chosen)
-    _check_device(known, here, record)
+    _check_device(stored, here, record)
     started = time.monotonic()
     failed, left = 0, []
     for model in models or MODELS[chosen]:
         for way in ways or WAYS:
-            if (model, way) in known:
-                click.echo(f"{line(known[model, way])} (in the record already)")
+            if (model, way) in stored:
+                click.echo(f"{line(stored[model, way])} (in the record already)")
             elif limit_s is not None and time.monotonic() - started >= limit_s:
                 left.append(f"{model} {way}")
             else:
@@ -194,18 +194,18 @@ def measure(model: str, way: str, device: str, turns: int, steps: int) -> Case:
 def _first_calls(session: Session, call: Callable[[Size], None], size: Size) -> Case:
     """Return the seconds of two calls of a size, and how many graphs each compiled."""
     clock = _clock(session.device)
-    found: list[float] = []
+    times: list[float] = []
     graphs = [_graphs(session)]
     for _ in range(2):
         start = clock()
         call(size)
         synchronise(session.device)
-        found.append(clock() - start)
+        times.append(clock() - start)
         graphs.append(_graphs(session))
     return {
         "size": str(size),
-        "first_s": found[0],
-        "second_s": found[1],
+        "first_s": times[0],
+        "second_s": times[1],
         "graphs": graphs[1] - graphs[0],
         "graphs_later": graphs[2] - graphs[1],
     }
@@ -221,7 +221,7 @@ def _turns(
 ) -> dict[str, list[float]]:
     """Return seconds per step, compiled and not, call by call in turns."""
     clock = _clock(device)
-    found: dict[str, list[float]] = {"compiled": [], "uncompiled": []}
+    step_s: dict[str, list[float]] = {"compiled": [], "uncompiled": []}
     for each in (call, plain):
         each(size)
     for turn in range(turns):
@@ -231,20 +231,20 @@ def _turns(
             start = clock()
             each(size)
             synchronise(device)
-            found[name].append((clock() - start) / steps)
-    return found
+            step_s[name].append((clock() - start) / steps)
+    return step_s
 
 
 def _call(session: Session, steps: int) -> Callable[[Size], None]:
     import torch
 
     with torch.no_grad():
-        given = encode(session, [_PROMPT])
+        inputs = encode(session, [_PROMPT])
 
     def once(size: Size) -> None:
         generator = torch.Generator("cpu").manual_seed(0)
         session(
-            **given, width=size.width, height=size.height, num_inference_steps=steps,
+            **inputs, width=size.width, height=size.height, num_inference_steps=steps,
             output_type="latent", generator=generator,
         )  # fmt: skip
 
@@ -263,7 +263,7 @@ def _clock(device: str) -> Callable[[], float]:
 def cpu_time() -> float:
     """Return the seconds of CPU time of this process and its children."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 @contextmanager
@@ -277,33 +277,33 @@ def _empty_cache() -> Iterator[None]:
 
 def ratios(case: Case, size: str) -> list[float]:
     """Return the compiled seconds per step over the uncompiled, for each turn."""
-    found = case["step_s"][size]
-    return [own / other for own, other in zip(found["compiled"], found["uncompiled"], strict=True)]
+    times = case["step_s"][size]
+    return [own / other for own, other in zip(times["compiled"], times["uncompiled"], strict=True)]
 
 
 def recompiled(case: Case, *, unannounced: bool) -> int:
     """Return how many graphs the calls after the warm-up compiled, at the announced sizes or at the others."""
     return sum(
-        one["graphs"] + one["graphs_later"]
-        for one in case["new"]
-        if (one["size"] in case["unannounced"]) == unannounced
+        entry["graphs"] + entry["graphs_later"]
+        for entry in case["new"]
+        if (entry["size"] in case["unannounced"]) == unannounced
     )
 
 
 def line(case: Case) -> str:
     """Describe a case in one line."""
-    warm = sum(one["first_s"] for one in case["warmed"])
-    told = []
+    warm = sum(entry["first_s"] for entry in case["warmed"])
+    parts = []
     for size in case["step_s"]:
-        found = median_interval([ratios(case, size)])
-        between = "" if found.low is None else f" [{found.low:.3f}, {found.high:.3f}]"
-        told.append(f"{size} {found.point:.3f}{between}")
-    slowest = max(case["new"], key=lambda one: one["first_s"])
+        interval = median_interval([ratios(case, size)])
+        between = "" if interval.low is None else f" [{interval.low:.3f}, {interval.high:.3f}]"
+        parts.append(f"{size} {interval.point:.3f}{between}")
+    slowest = max(case["new"], key=lambda entry: entry["first_s"])
     return (
         f"{case['model']} {case['way']}: warm-up {seconds(warm)} of {len(case['warmed'])} sizes; then "
         f"{recompiled(case, unannounced=False)} graphs for the announced sizes, "
         f"{recompiled(case, unannounced=True)} for others, the slowest first call {seconds(slowest['first_s'])} "
-        f"({slowest['size']}); a step against uncompiled {', '.join(told)}"
+        f"({slowest['size']}); a step against uncompiled {', '.join(parts)}"
     )
 
 

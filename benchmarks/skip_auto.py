@@ -73,7 +73,7 @@ def skip_auto(
     device: str,
 ) -> int:
     """Compare skip=auto with no skip and with random layers, one line per case; resumable."""
-    known = read_cases(record)
+    stored = read_cases(record)
     import_all()
     chosen = choose_device(device)
     if chosen == "cpu":
@@ -85,8 +85,8 @@ def skip_auto(
     failed, left = 0, []
     for model in models or MODELS:
         for scheme in schemes or SCHEMES:
-            if (model, scheme) in known:
-                click.echo(f"{line(known[model, scheme])} (in the record already)")
+            if (model, scheme) in stored:
+                click.echo(f"{line(stored[model, scheme])} (in the record already)")
             elif limit_s is not None and time.monotonic() - started >= limit_s:
                 left.append(f"{model} {scheme}")
             else:
@@ -106,27 +106,29 @@ def skip_auto(
 
 def measure(model: str, scheme: str, device: str, num_images: int) -> Case:
     """Measure one case: every way on the same images."""
-    found = find_model(model)
-    prompts = list(found.entry.prompts) if found.entry is not None else ["a red circle above a blue square"]
-    asked = [(prompts[k % len(prompts)], _FIRST_SEED + k) for k in range(num_images)]
+    located = find_model(model)
+    prompts = (
+        list(located.entry.prompts) if located.entry is not None else ["a red circle above a blue square"]
+    )
+    pairs = [(prompts[k % len(prompts)], _FIRST_SEED + k) for k in range(num_images)]
     with (
         TemporaryDirectory(prefix="vivace-") as scratch,
         mock.patch.dict("os.environ", {"VIVACE_CACHE": scratch}),
     ):
 
         def opened(recipe: str) -> Session:
-            return open_session(found, resolve(recipe), device)
+            return open_session(located, resolve(recipe), device)
 
         plain = opened("inference_mode")
-        calls = [_one_call(plain, *one, k, num_images) for k, one in enumerate(asked)]
-        wanted = [_predict(plain, call) for call in calls]
-        _draw(plain, asked, Path(scratch) / "plain")
+        calls = [_one_call(plain, *pair, k, num_images) for k, pair in enumerate(pairs)]
+        references = [_predict(plain, call) for call in calls]
+        _draw(plain, pairs, Path(scratch) / "plain")
         started = time.perf_counter()
         auto = opened(f"quantize({scheme}, skip=auto)")
         measuring_s = time.perf_counter() - started
-        told = auto.effects["quantize@denoiser"]
+        effect = auto.effects["quantize@denoiser"]
         layers = _costs(plain, calls[:1], opened(f"quantize({scheme})"))
-        budget = tuple(float(told[f"denoiser.sensitive_share_of_{of}"]) for of in ("work", "weights"))
+        budget = tuple(float(effect[f"denoiser.sensitive_share_of_{of}"]) for of in ("work", "weights"))
         named = {f"random {k + 1}": _at_random(layers, budget, k) for k in range(NUM_RANDOM)}
         ways = {}
         for way in ("none", "auto", *named):
@@ -135,14 +137,14 @@ def measure(model: str, scheme: str, device: str, num_images: int) -> Case:
                 kept = component_of(plain.pipe, "denoiser").get_submodule(name)
                 replace_layer(component_of(session.pipe, "denoiser"), name, kept)
             folder = Path(scratch) / way.replace(" ", "-")
-            _draw(session, asked, folder)
+            _draw(session, pairs, folder)
             ways[way] = {
                 "layers": _listed(auto) if way == "auto" else named.get(way, []),
                 "weight_bytes": _weight_bytes(session),
                 "prediction_errors": [
-                    _relative(_predict(session, call), to) for call, to in zip(calls, wanted, strict=True)
+                    _relative(_predict(session, call), to) for call, to in zip(calls, references, strict=True)
                 ],
-                **_judged(Path(scratch) / "plain", folder, [prompt for prompt, _ in asked]),
+                **_compared(Path(scratch) / "plain", folder, [prompt for prompt, _ in pairs]),
             }
         plain_bytes = _weight_bytes(plain)
     return {
@@ -153,8 +155,8 @@ def measure(model: str, scheme: str, device: str, num_images: int) -> Case:
         "plain_weight_bytes": plain_bytes,
         "share_of_work": budget[0],
         "share_of_weights": budget[1],
-        "predicted_error": told["denoiser.predicted_error"],
-        "predicted_error_with_all": told["denoiser.predicted_error_with_all"],
+        "predicted_error": effect["denoiser.predicted_error"],
+        "predicted_error_with_all": effect["denoiser.predicted_error_with_all"],
         "ways": ways,
     }
 
@@ -184,32 +186,32 @@ def _predict(session: Session, call: Any) -> Any:
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, call)
     with torch.no_grad():
         outputs = tree_leaves(component_of(session.pipe, "denoiser")(*args, **kwargs))
-    return torch.cat([one.float().flatten() for one in outputs if isinstance(one, torch.Tensor)])
+    return torch.cat([output.float().flatten() for output in outputs if isinstance(output, torch.Tensor)])
 
 
-def _relative(output: Any, wanted: Any) -> float:
-    return float((output - wanted).norm() / wanted.norm())
+def _relative(output: Any, reference: Any) -> float:
+    return float((output - reference).norm() / reference.norm())
 
 
-def _draw(session: Session, asked: list[tuple[str, int]], folder: Path) -> None:
+def _draw(session: Session, draws: list[tuple[str, int]], folder: Path) -> None:
     import torch
 
     folder.mkdir()
-    for k, (prompt, seed) in enumerate(asked):
+    for k, (prompt, seed) in enumerate(draws):
         drawn = session(prompt, generator=torch.Generator("cpu").manual_seed(seed))
         drawn.images[0].save(folder / f"{k:04}.png")
 
 
-def _judged(reference: Path, folder: Path, prompts: list[str]) -> dict[str, Any]:
+def _compared(reference: Path, folder: Path, prompts: list[str]) -> dict[str, Any]:
     """Return the gate's figures and its verdict."""
     scorer = find_scorer("tiny-clip")
     names = [path.name for path in sorted(folder.iterdir())]
-    found = compare(reference, folder, names, prompts, ClipScorer(scorer.folder))
+    compared = compare(reference, folder, names, prompts, ClipScorer(scorer.folder))
     limits = DEFAULT_LIMITS.for_scorer(scorer.id)
-    judgement, close = judge_pairs(found["pairs"], prompts, limits, same_picture=True)
+    judgement, close = judge_pairs(compared["pairs"], prompts, limits, same_picture=True)
     figures = ("psnr_db", "ssim", "match", "clip_similarity")
     return {
-        "against": {name: [pair["against"][name] for pair in found["pairs"]] for name in figures},
+        "against": {name: [pair["against"][name] for pair in compared["pairs"]] for name in figures},
         "verdict": judgement.gate.value,
         "reason": judgement.reason,
         "fidelity": None if close is None else close.to_json(),
@@ -219,14 +221,14 @@ def _judged(reference: Path, folder: Path, prompts: list[str]) -> dict[str, Any]
 def _costs(plain: Session, calls: list[Any], quantized: Session) -> dict[str, tuple[float, float]]:
     """Return the layers that the scheme takes, with their shares of the work and of the weights."""
     denoiser = component_of(plain.pipe, "denoiser")
-    taken = {
+    quantized_layers = {
         name: layer
         for name, layer in layers_of(denoiser).items()
         if type(component_of(quantized.pipe, "denoiser").get_submodule(name).weight) is not type(layer.weight)
     }
-    work = dict.fromkeys(taken, 0.0)
+    work = dict.fromkeys(quantized_layers, 0.0)
     handles = []
-    for name, layer in taken.items():
+    for name, layer in quantized_layers.items():
 
         def count(layer: Any, _: Any, output: Any, name: str = name) -> None:
             work[name] += layer.weight.numel() * output.numel() / layer.weight.shape[0]
@@ -236,9 +238,9 @@ def _costs(plain: Session, calls: list[Any], quantized: Session) -> dict[str, tu
         _predict(plain, call)
     for handle in handles:
         handle.remove()
-    weights = {name: float(layer.weight.numel()) for name, layer in taken.items()}
+    weights = {name: float(layer.weight.numel()) for name, layer in quantized_layers.items()}
     sums = math.fsum(work.values()), math.fsum(weights.values())
-    return {name: (work[name] / sums[0], weights[name] / sums[1]) for name in taken}
+    return {name: (work[name] / sums[0], weights[name] / sums[1]) for name in quantized_layers}
 
 
 def _at_random(layers: dict[str, tuple[float, float]], budget: tuple[float, ...], seed: int) -> list[str]:
@@ -277,15 +279,15 @@ def root_mean_square(errors: Sequence[float]) -> float:
 
 def line(case: Case) -> str:
     """Describe a case in one line."""
-    told = []
+    parts = []
     for way in ("none", "auto"):
-        one = case["ways"][way]
-        told.append(
-            f"{way} {root_mean_square(one['prediction_errors']):.2%}, {_psnr(one):.1f} dB, {one['verdict']}"
+        outcome = case["ways"][way]
+        parts.append(
+            f"{way} {root_mean_square(outcome['prediction_errors']):.2%}, {_psnr(outcome):.1f} dB, {outcome['verdict']}"
         )
-    others = [one for way, one in case["ways"].items() if way.startswith("random")]
-    errors = sorted(root_mean_square(one["prediction_errors"]) for one in others)
-    told.append(
+    others = [result for way, result in case["ways"].items() if way.startswith("random")]
+    errors = sorted(root_mean_square(result["prediction_errors"]) for result in others)
+    parts.append(
         f"random {errors[0]:.2%} to {errors[-1]:.2%}, "
         f"{min(map(_psnr, others)):.1f} to {max(map(_psnr, others)):.1f} dB"
     )
@@ -294,7 +296,7 @@ def line(case: Case) -> str:
     return (
         f"{case['model']} {case['scheme']}, {case['images']} images: auto leaves {len(case['ways']['auto']['layers'])} "
         f"layers, {case['share_of_work']:.1%} of the work and {case['share_of_weights']:.1%} of the weights; "
-        f"error of the prediction and PSNR: {'; '.join(told)}; auto gains {gain.point:.2f} dB an image{between}"
+        f"error of the prediction and PSNR: {'; '.join(parts)}; auto gains {gain.point:.2f} dB an image{between}"
     )
 
 
@@ -308,8 +310,8 @@ def gains(case: Case, over: str) -> list[float]:
 
 def _psnr(way: dict[str, Any]) -> float:
     """Return the mean over the images that are not identical."""
-    found = [value for value in way["against"]["psnr_db"] if value is not None]
-    return math.fsum(found) / len(found) if found else math.inf
+    finite = [value for value in way["against"]["psnr_db"] if value is not None]
+    return math.fsum(finite) / len(finite) if finite else math.inf
 
 
 def read_cases(path: Path) -> dict[Key, Case]:

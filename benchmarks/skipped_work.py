@@ -129,24 +129,24 @@ def skipped_work(
             return _count(name)
     record = how.record or record_file(name)
     records = read_records(record)
-    done = {key_of(found)[0] for found in records if found.outcome.is_final}
-    wanted = [recipe_of(name, text) for text in only] or recipes(name)
-    wanted = [recipe for recipe in wanted if recipe not in done]
-    if not wanted:
+    done = {key_of(old)[0] for old in records if old.outcome.is_final}
+    requested = [recipe_of(name, text) for text in only] or recipes(name)
+    requested = [recipe for recipe in requested if recipe not in done]
+    if not requested:
         click.echo("all measured already")
         return 0
     behind: Record | None = None
     with studies.start_launcher(how.device) as launcher:
-        for recipe in (baseline(name), *wanted):
+        for recipe in (baseline(name), *requested):
             if how.is_over:
                 return how.ended(recipe)
             before = time.monotonic()
-            found = measure(name, recipe, full_length(name), how, launcher)
-            check_device(records, found, record)
-            records = add(found, record, baseline(name), behind)
+            new = measure(name, recipe, full_length(name), how, launcher)
+            check_device(records, new, record)
+            records = add(new, record, baseline(name), behind)
             if recipe == baseline(name):
-                behind = found
-            row = row_of(found, records, baseline(name))
+                behind = new
+            row = row_of(new, records, baseline(name))
             click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 
@@ -176,11 +176,11 @@ def count_operations(name: str, recipe: str) -> Operations:
         )
 
     def count(rows: int, calls: int) -> int:
-        given = inputs(rows)
+        arguments = inputs(rows)
 
         def draw() -> None:
             for _ in range(calls):
-                denoiser(**given)
+                denoiser(**arguments)
 
         return count_flops(draw, of=denoiser).total
 
@@ -215,7 +215,7 @@ def read_operations() -> dict[str, dict[str, Operations]]:
 
 
 def _count(name: str) -> int:
-    found = read_operations()
+    counts = read_operations()
     counted = {}
     among = resolve(baseline(name)).spec
     techniques = dict.fromkeys(skipping(resolve(text).spec, among).name for text in recipes(name))
@@ -225,12 +225,12 @@ def _count(name: str) -> int:
         knob = {"cfg_cutoff": "0.5", "guidance": "1"}.get(technique, "hits=0.5")
         counted[technique] = operations = count_operations(name, f"{technique}({knob})")
         click.echo(f"{name} {technique}: a hit computes {operations.hit / operations.step:.2%} of a step")
-    found[name] = counted
-    told = {
-        model: {technique: {"step": one.step, "hit": one.hit} for technique, one in sorted(by.items())}
-        for model, by in sorted(found.items())
+    counts[name] = counted
+    counts_of = {
+        model: {technique: {"step": count.step, "hit": count.hit} for technique, count in sorted(by.items())}
+        for model, by in sorted(counts.items())
     }
-    OPERATIONS.write_text(json.dumps(told, indent=1) + "\n")
+    OPERATIONS.write_text(json.dumps(counts_of, indent=1) + "\n")
     return 0
 
 

@@ -156,17 +156,17 @@ def step_curves(
     prompts = PROMPTS[:num_prompts]
     cases = read_cases(path)
     check_pictures(cases, prompts, num_seeds, path)
-    asked = [resolve(text) for text in only] or recipes_of(name)
-    wanted = [one for one in (resolve(BASELINE), *asked) if not _is_done(cases, one)]
-    if not wanted:
+    requested = [resolve(text) for text in only] or recipes_of(name)
+    missing = [recipe for recipe in (resolve(BASELINE), *requested) if not _is_done(cases, recipe)]
+    if not missing:
         click.echo("all in the record already")
         return 0
-    found = find_model(name)
-    _calibrate(found, wanted, prompts)
+    located = find_model(name)
+    _calibrate(located, missing, prompts)
     timing = Timing(rounds=rounds, repeats=repeats, max_warmup=warmup, timeout_s=timeout)
     operations: dict[str, int] = {}
     with studies.start_launcher(device) as launcher:
-        for recipe in wanted:
+        for recipe in missing:
             if limit_s is not None and time.monotonic() - started >= limit_s:
                 click.echo(f"{limit_s:g} s are over; the same command goes on with {recipe.text}", err=True)
                 return MEASURED_IN_PART
@@ -185,7 +185,7 @@ def step_curves(
                 launcher=launcher,
             )
             check_baseline(cases, measured[0], path)
-            case = _case(measured, found, operations)
+            case = _case(measured, located, operations)
             cases = _with(cases, case, path)
             cases[BASELINE] = with_rounds(cases[BASELINE], measured[0])
             write_cases(path, cases.values())
@@ -199,8 +199,8 @@ def record_file(name: str, device: str) -> Path:
 
 def recipes_of(name: str) -> list[Recipe]:
     """Return the recipes of all curves of a model, each once."""
-    found = [resolve(text) for texts in CURVES[name].values() for text in texts]
-    return list({recipe.text: recipe for recipe in found}.values())
+    listed = [resolve(text) for texts in CURVES[name].values() for text in texts]
+    return list({recipe.text: recipe for recipe in listed}.values())
 
 
 def _is_done(cases: Mapping[str, Case], recipe: Recipe) -> bool:
@@ -221,18 +221,18 @@ def _decides_by_content(recipe: Recipe) -> bool:
     return any(hasattr(t, "threshold") and getattr(t, "hits", None) is None for t in recipe)
 
 
-def _calibrate(found: LocatedModel, wanted: Sequence[Recipe], prompts: Sequence[str]) -> None:
+def _calibrate(located: LocatedModel, recipes: Sequence[Recipe], prompts: Sequence[str]) -> None:
     from vivace.runtime.calibration import calibrate_magcache, calibrate_teacache
 
-    names = {t.name for recipe in wanted if _decides_by_content(recipe) for t in recipe}
-    _set_threads(found)
+    names = {t.name for recipe in recipes if _decides_by_content(recipe) for t in recipe}
+    _set_threads(located)
     for name, calibrate in zip(CALIBRATED, (calibrate_teacache, calibrate_magcache), strict=True):
         if name in names:
-            _, kept = calibrate(found, "cpu", prompts, num_pictures=NUM_CALIBRATION_PICTURES)  # type: ignore[operator]
+            _, kept = calibrate(located, "cpu", prompts, num_pictures=NUM_CALIBRATION_PICTURES)  # type: ignore[operator]
             click.echo(f"calibrated {name} over {NUM_CALIBRATION_PICTURES} images: {kept}", err=True)
 
 
-def _case(measured: Run, found: LocatedModel, operations: dict[str, int]) -> Case:
+def _case(measured: Run, located: LocatedModel, operations: dict[str, int]) -> Case:
     """Return the last record with its figures and work.
 
     Args:
@@ -240,29 +240,29 @@ def _case(measured: Run, found: LocatedModel, operations: dict[str, int]) -> Cas
     """
     record = measured[-1]
     (compared,) = measured.comparisons
-    known, scorer = compared.quality.figures, compared.quality.scorer
+    quality, scorer = compared.quality.figures, compared.quality.scorer
     keys = keys_of([measured[0], record], None, scorer)
     shas = {picture.sha256 for picture in record.rounds[0].pictures}
-    figures = tuple(known[key] for key in keys if key.sha256 in shas and key in known)
+    figures = tuple(quality[key] for key in keys if key.sha256 in shas and key in quality)
     work = None
     if record.outcome is Outcome.MEASURED:
         prompts = record.trial.workload.prompts
         recipe = Recipe.from_spec(record.trial.recipe)
         by_content = _decides_by_content(recipe)
-        work = _work(found, recipe, prompts if by_content else prompts[:1], operations)
+        work = _work(located, recipe, prompts if by_content else prompts[:1], operations)
     return Case(record=record, figures=figures, scorer=scorer, work=work)
 
 
-def _work(found: LocatedModel, recipe: Recipe, prompts: Sequence[str], operations: dict[str, int]) -> float:
+def _work(located: LocatedModel, recipe: Recipe, prompts: Sequence[str], operations: dict[str, int]) -> float:
     """Return the denoiser's operations over the baseline's, for images of these prompts."""
     if BASELINE not in operations:
-        operations[BASELINE] = _operations(found, resolve(BASELINE), prompts[:1])
+        operations[BASELINE] = _operations(located, resolve(BASELINE), prompts[:1])
     if recipe.text == BASELINE:
         return 1.0
-    return _operations(found, recipe, prompts) / len(prompts) / operations[BASELINE]
+    return _operations(located, recipe, prompts) / len(prompts) / operations[BASELINE]
 
 
-def _operations(found: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -> int:
+def _operations(located: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -> int:
     """Count the denoiser's operations for one image per prompt."""
     import torch
 
@@ -270,8 +270,8 @@ def _operations(found: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -> 
     from vivace.runtime.opening import open_session
     from vivace.technique import component_of
 
-    _set_threads(found)
-    session = open_session(found, recipe, "cpu", prompts=prompts)
+    _set_threads(located)
+    session = open_session(located, recipe, "cpu", prompts=prompts)
 
     def draw() -> None:
         for prompt in prompts:
@@ -280,22 +280,22 @@ def _operations(found: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -> 
     return count_flops(draw, of=component_of(session.pipe, "denoiser")).total
 
 
-def _set_threads(found: LocatedModel) -> None:
+def _set_threads(located: LocatedModel) -> None:
     import torch
 
-    torch.set_num_threads(default_threads(found))
+    torch.set_num_threads(default_threads(located))
 
 
 def _line(cases: Mapping[str, Case], case: Case) -> str:
     row = rows_with_quality(cases)[case.recipe]
-    said = [line(row)]
+    parts = [line(row)]
     if case.work is not None:
-        said.append(f"work {100 * case.work:.1f} %")
+        parts.append(f"work {100 * case.work:.1f} %")
     if row.fidelity is not None and row.fidelity.ssim is not None and not row.is_baseline:
-        said.append(f"SSIM {row.fidelity.ssim.point:.3f}")
+        parts.append(f"SSIM {row.fidelity.ssim.point:.3f}")
     if row.fidelity is not None and row.fidelity.clip_kept is not None and not row.is_baseline:
-        said.append(f"CLIP margin kept {100 * row.fidelity.clip_kept.point:.1f} %")
-    return ", ".join(said)
+        parts.append(f"CLIP margin kept {100 * row.fidelity.clip_kept.point:.1f} %")
+    return ", ".join(parts)
 
 
 if __name__ == "__main__":

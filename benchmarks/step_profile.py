@@ -85,9 +85,9 @@ def cpu_a_step(begins: Sequence[float], waits: Sequence[tuple[float, float]]) ->
     return (last - first - waited) / max(1, len(begins) - 1)
 
 
-def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
+def _shared(spans: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
     """The length of what two unions have in common."""
-    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans for b in other)
 
 
 def _length(spans: Sequence[tuple[float, float]]) -> float:
@@ -104,7 +104,7 @@ def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
     with vivace.load(SYNTHETIC + name, recipe, device=device) as session:
         _draw_steps(session)
         _draw_steps(session)
-        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             # The denoiser's steps alone: text encoders come before them, once an image.
             pipe = session.pipe
             denoiser = pipe.unet if getattr(pipe, "unet", None) is not None else pipe.transformer
@@ -113,7 +113,7 @@ def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
             hook.remove()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-        traced = _traced(found)
+        traced = _traced(profiler)
     del session, pipe, denoiser
     gc.collect()
     return _per_step(name, recipe, gpus, traced)
@@ -143,10 +143,10 @@ class _Traced:
     waits: list[tuple[float, float]]
 
 
-def _traced(found: Any) -> _Traced:
+def _traced(profiler: Any) -> _Traced:
     from torch.autograd import DeviceType
 
-    events = found.events()
+    events = profiler.events()
     # The GPU's own timeline has the same labels.
     begins = [
         event.time_range.start

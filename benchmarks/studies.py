@@ -161,8 +161,8 @@ class Running:
         return cost_s
 
     def missing(self, group: Group, rounds: int) -> list[str]:
-        found = group.missing(all_sittings(group.file.name, self.folder), rounds)
-        return [recipe for recipe in found if not self.only or recipe in self.only]
+        recipes = group.missing(all_sittings(group.file.name, self.folder), rounds)
+        return [recipe for recipe in recipes if not self.only or recipe in self.only]
 
     def next_of(self, group: Group, todo: Sequence[str]) -> str:
         """Return what to measure next: baselines, then the cheapest, of equally cheap ones the study's first.
@@ -183,8 +183,10 @@ class Running:
 
     def mean_s(self, group: Group, rounds: int) -> float:
         """Return the mean estimate of a trial that is missing, by which groups are ordered."""
-        found = self.missing(group, rounds)
-        return statistics.mean(group.known_s[recipe] for recipe in found) if found else 0.0
+        missing_recipes = self.missing(group, rounds)
+        return (
+            statistics.mean(group.known_s[recipe] for recipe in missing_recipes) if missing_recipes else 0.0
+        )
 
     def list(self, groups: Sequence[Group], rounds: int) -> int:
         """Print what is missing, the cheapest group first."""
@@ -238,10 +240,10 @@ class Running:
     def compile(self, group: Group, rounds: int, at_once: int) -> None:
         """Fill the compiler's cache; recipes that time kernels to choose them are left to their own round."""
         workload = group.parts[0].study.workload
-        wanted = self.missing(group, rounds) if self.left_s() > 0 else []
+        missing_recipes = self.missing(group, rounds) if self.left_s() > 0 else []
         left: list[str] = []
         begun = set(self.compiled)
-        for recipe in wanted:
+        for recipe in missing_recipes:
             if _compiles(recipe) and not _tunes(recipe) and _code_of(group, recipe) not in begun:
                 begun.add(_code_of(group, recipe))
                 left.append(recipe)
@@ -265,16 +267,16 @@ class Running:
                 )
                 running.append((recipe, time.monotonic(), process))
             time.sleep(0.2)
-            for one in [one for one in running if one[2].poll() is not None or self.left_s() <= 0]:
-                running.remove(one)
-                if one[2].poll() is None:
+            for job in [job for job in running if job[2].poll() is not None or self.left_s() <= 0]:
+                running.remove(job)
+                if job[2].poll() is None:
                     left.clear()
-                    one[2].kill()
-                    one[2].wait()
-                if one[2].returncode == 0:
-                    self.compiled.add(_code_of(group, one[0]))
-                spent = time.monotonic() - one[1]
-                click.echo(f"{group.name} {one[0]}: compiled, exit {one[2].returncode} ({spent:.0f} s)")
+                    job[2].kill()
+                    job[2].wait()
+                if job[2].returncode == 0:
+                    self.compiled.add(_code_of(group, job[0]))
+                spent = time.monotonic() - job[1]
+                click.echo(f"{group.name} {job[0]}: compiled, exit {job[2].returncode} ({spent:.0f} s)")
 
     def _continued(self, group: Group) -> Sitting | None:
         """Return the last sitting of this model if it ended just now and on this machine: the store has its rounds."""
@@ -288,14 +290,14 @@ class Running:
         with Store.read_only(self.store) as store:
             stored = store.record(record_of(mine[-1], last).trial.key(mine[-1].environment))
         rounds = () if stored is None else stored.rounds
-        return mine[-1] if any(one.started_at == last.round.started_at for one in rounds) else None
+        return mine[-1] if any(round_.started_at == last.round.started_at for round_ in rounds) else None
 
     def _add(self, group: Group, sitting: Sitting | None, record: Record) -> Sitting:
         """Add a round to the record, to a sitting of it or to a new one; return the sitting."""
         path = record_file(group.file.name, self.folder)
         row = SittingRow(recipe=record.trial.recipe, round=plain(record.rounds[-1]))
         with locked(path):
-            found = own(group.file.name, self.folder)
+            stored = own(group.file.name, self.folder)
             trial = record.trial
             current = sitting or Sitting(
                 environment=record.environment,
@@ -305,11 +307,11 @@ class Running:
                 rows=(),
             )
             grown = current.with_row(row)
-            if sitting in found:
-                found[found.index(sitting)] = grown
+            if sitting in stored:
+                stored[stored.index(sitting)] = grown
             else:
-                found.append(grown)
-            write_sittings(path, found)
+                stored.append(grown)
+            write_sittings(path, stored)
         return grown
 
 
@@ -320,11 +322,13 @@ def _of_models(groups: Sequence[Group], models: Sequence[str]) -> list[Group]:
         UsageError: no group is of one of the models.
     """
     names = [{group.parts[0].model, group.parts[0].measured_on} for group in groups]
-    known = sorted({group.parts[0].model for group in groups})
+    choices = sorted({group.parts[0].model for group in groups})
     for model in models:
-        if not any(model in found for found in names):
-            raise UsageError(f"--model {model}: no such model{nearest(model, known)} ({', '.join(known)})")
-    return [group for group, found in zip(groups, names, strict=True) if found & set(models)]
+        if not any(model in measured_on for measured_on in names):
+            raise UsageError(
+                f"--model {model}: no such model{nearest(model, choices)} ({', '.join(choices)})"
+            )
+    return [group for group, measured_on in zip(groups, names, strict=True) if measured_on & set(models)]
 
 
 def _measured(
@@ -332,19 +336,21 @@ def _measured(
 ) -> Record:
     """Measure one round of a recipe."""
     study = group.parts[0].study.model_copy(update={"recipes": (recipe,), "timing": timing, "device": device})
-    found = studies.run_study(
+    study_run = studies.run_study(
         study, RunSettings(store=store, rerun=True, progress=for_this_terminal(), launcher=launcher)
     )
-    return found.records[0]
+    return study_run.records[0]
 
 
 def _compiles(recipe: str) -> bool:
-    return any(isinstance(one, Compile) for one in resolve(recipe))
+    return any(isinstance(technique, Compile) for technique in resolve(recipe))
 
 
 def _tunes(recipe: str) -> bool:
     """Whether kernels are timed to choose them, which other processes on the GPU would disturb."""
-    return any(isinstance(one, Compile) and "autotune" in one.mode for one in resolve(recipe))
+    return any(
+        isinstance(technique, Compile) and "autotune" in technique.mode for technique in resolve(recipe)
+    )
 
 
 def _code_of(group: Group, recipe: str) -> tuple[str, ...]:
@@ -359,11 +365,11 @@ def _add_store(groups: Sequence[Group], source: Path, folder: Path) -> int:
             parts = [part for group in groups if group.file.name == name for part in group.parts]
             path = record_file(name, folder)
             with locked(path):
-                found = own(name, folder)
-                times = {row.round.started_at for sitting in found for row in sitting.rows}
+                stored = own(name, folder)
+                times = {row.round.started_at for sitting in stored for row in sitting.rows}
                 new = [s for s in of_store(store, parts) if not times & {r.round.started_at for r in s.rows}]
                 if new:
-                    write_sittings(path, [*found, *new])
+                    write_sittings(path, [*stored, *new])
             click.echo(f"{name}: {sum(len(sitting.rows) for sitting in new)} rounds of {source}")
     return 0
 

@@ -52,9 +52,9 @@ class Group:
 
     def missing(self, sittings: Sequence[Sitting], rounds: int = 1) -> list[str]:
         """Return the recipes that lack rounds, the cheapest first, those that failed before last."""
-        found = {recipe for recipe, done in self._outcomes(sittings) if _lacks(done, rounds)}
+        recipes = {recipe for recipe, done in self._outcomes(sittings) if _lacks(done, rounds)}
         failed = self.failed(sittings)
-        return sorted(found, key=lambda recipe: (recipe in failed, self.known_s[recipe]))
+        return sorted(recipes, key=lambda recipe: (recipe in failed, self.known_s[recipe]))
 
     def failed(self, sittings: Sequence[Sitting]) -> set[str]:
         """Return the recipes that were tried and never measured."""
@@ -92,20 +92,23 @@ def groups_of(
 ) -> list[Group]:
     """Return the groups of a study with what a trial is estimated to take."""
     file = read_study(name)
-    found: dict[tuple[str, str], list[ModelPart]] = {}
-    for one in expand(file, tiny=tiny, synthetic=not tiny, parts=parts, device=device):
+    by_workload: dict[tuple[str, str], list[ModelPart]] = {}
+    for part in expand(file, tiny=tiny, synthetic=not tiny, parts=parts, device=device):
         # Times do not depend on quality, which needs images.
-        study = one.study.model_copy(
+        study = part.study.model_copy(
             update={"timing": timing, "quality": QualityRequest(enabled=False), "rivals": False}
         )
-        found.setdefault((one.measured_on, study.workload.digest()), []).append(replace(one, study=study))
+        by_workload.setdefault((part.measured_on, study.workload.digest()), []).append(
+            replace(part, study=study)
+        )
     groups = []
-    for group in found.values():
+    for group in by_workload.values():
         found_s = estimates(group, None)
-        known = {each.recipe: each.trial_s for each in found_s}
+        seconds_by_recipe = {each.recipe: each.trial_s for each in found_s}
         compiling_s = {each.recipe: each.compiling_s for each in found_s}
         known_s = {
-            r: (TINY_S if tiny else UNKNOWN_S) if s is None else PROCESS_S + s for r, s in known.items()
+            r: (TINY_S if tiny else UNKNOWN_S) if s is None else PROCESS_S + s
+            for r, s in seconds_by_recipe.items()
         }
         groups.append(Group(file, tuple(group), known_s, compiling_s))
     return groups

@@ -67,8 +67,8 @@ def command(
     lost = 0
     with studies.start_launcher(device) as launcher:
         for case in planned.cases:
-            found = read_profiles(record)
-            if (only and case.label not in only) or any(is_of(one, case.recipe) for one in found):
+            profiles = read_profiles(record)
+            if (only and case.label not in only) or any(is_of(old, case.recipe) for old in profiles):
                 continue
             if limit_s is not None and time.monotonic() - started >= limit_s:
                 click.echo(f"{limit_s:g} s are over; the same command goes on with {case.label}", err=True)
@@ -89,7 +89,7 @@ def command(
                 lost += 1
                 click.echo(f"{case.label}: {error}")
                 continue
-            write_text(record, "".join(one.model_dump_json() + "\n" for one in [*found, shortened(new)]))
+            write_text(record, "".join(old.model_dump_json() + "\n" for old in [*profiles, shortened(new)]))
             click.echo(
                 f"{case.label}: {seconds(new.plain_s)} a call, {seconds(new.traced_s)} under the profiler "
                 f"({phases.took()})"
@@ -99,8 +99,8 @@ def command(
 
 def runs(*, tiny: bool = False) -> ModelPart:
     """Return the study's seven runs."""
-    (found,) = expand(read_study(STUDY), tiny=tiny, synthetic=not tiny)
-    return found
+    (part,) = expand(read_study(STUDY), tiny=tiny, synthetic=not tiny)
+    return part
 
 
 def is_of(profile: Profile, recipe: str) -> bool:
@@ -133,13 +133,13 @@ def shortened(profile: Profile) -> Profile:
             OperatorTime(
                 name=f"{OTHERS} ({len(rest)})",
                 family="other",
-                self_cpu_s=sum(one.self_cpu_s for one in rest),
-                cpu_s=sum(one.self_cpu_s for one in rest),
-                self_cuda_s=sum(one.self_cuda_s for one in rest),
-                cuda_s=sum(one.self_cuda_s for one in rest),
-                num_calls=sum(one.num_calls for one in rest),
-                least_s=sum(one.least_s for one in rest),
-                most_s=sum(one.most_s for one in rest),
+                self_cpu_s=sum(share.self_cpu_s for share in rest),
+                cpu_s=sum(share.self_cpu_s for share in rest),
+                self_cuda_s=sum(share.self_cuda_s for share in rest),
+                cuda_s=sum(share.self_cuda_s for share in rest),
+                num_calls=sum(share.num_calls for share in rest),
+                least_s=sum(share.least_s for share in rest),
+                most_s=sum(share.most_s for share in rest),
             )
         )
     return profile.model_copy(

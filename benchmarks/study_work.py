@@ -65,19 +65,19 @@ def command(names: Sequence[str], folder: Path, limit_s: float | None) -> int:
 
 
 def _with_ceilings(name: str, sitting: Sitting, folder: Path) -> Sitting:
-    known = ceilings_of(sitting.environment, folder / RECORD.name)
-    if known is None:
+    measured = ceilings_of(sitting.environment, folder / RECORD.name)
+    if measured is None:
         facts = sitting.environment
         click.echo(
             f"{name} {sitting.model.name}: no ceilings of {facts.device_name}, driver {facts.driver}, torch "
             f"{facts.libraries.get('torch')}; `python -m benchmarks.ceilings` measures them there"
         )
         return sitting
-    return sitting.model_copy(update={"ceilings": known})
+    return sitting.model_copy(update={"ceilings": measured})
 
 
 def _in_place(sitting: Sitting, row: SittingRow) -> Sitting:
-    rows = tuple(row if one.recipe == row.recipe else one for one in sitting.rows)
+    rows = tuple(row if counted.recipe == row.recipe else counted for counted in sitting.rows)
     return sitting.model_copy(update={"rows": rows})
 
 
@@ -87,12 +87,14 @@ def _write(name: str, folder: Path, sittings: Sequence[Sitting]) -> None:
     counted = {_key(row): row for sitting in sittings for row in sitting.rows}
     ceilings = {_key(sitting.rows[0]): sitting.ceilings for sitting in sittings if sitting.rows}
     with locked(path):
-        found = []
+        updated = []
         for sitting in own(name, folder):
             rows = tuple(counted.get(_key(row), row) for row in sitting.rows)
-            known = ceilings.get(_key(rows[0])) if rows else None
-            found.append(sitting.model_copy(update={"rows": rows, "ceilings": known or sitting.ceilings}))
-        write_sittings(path, found)
+            measured = ceilings.get(_key(rows[0])) if rows else None
+            updated.append(
+                sitting.model_copy(update={"rows": rows, "ceilings": measured or sitting.ceilings})
+            )
+        write_sittings(path, updated)
 
 
 def _key(row: SittingRow) -> tuple[str, str]:
@@ -101,8 +103,8 @@ def _key(row: SittingRow) -> tuple[str, str]:
 
 def _line(sitting: Sitting, row: SittingRow, work: Work) -> str:
     flop = sum(each.gemm_flop + each.conv_flop + each.attention_flop for each in work.components)
-    said = f"{flop / 1e12:.3g} TFLOP" if work.components else f"not counted: {work.reason}"
-    return f"{sitting.model.name} {row.recipe.text}: {said}"
+    count = f"{flop / 1e12:.3g} TFLOP" if work.components else f"not counted: {work.reason}"
+    return f"{sitting.model.name} {row.recipe.text}: {count}"
 
 
 if __name__ == "__main__":

@@ -157,11 +157,11 @@ def cases(name: str, part: str = "all", only: Sequence[str] = (), steps: int = S
     """Return the cases of this model, slow ones last; if `only` is given, these recipes over `steps` steps."""
     if only:
         return list(dict.fromkeys((recipe_of(name, text), steps) for text in only))
-    found: list[Key] = []
+    listed: list[Key] = []
     if part in ("alone", "all"):
-        found += [(text, STEPS) for text in alone(name)]
+        listed += [(text, STEPS) for text in alone(name)]
     if part in ("compiled", "all"):
-        found += [(text, STEPS) for text in compiled(name)]
+        listed += [(text, STEPS) for text in compiled(name)]
     if part in ("configurations", "all") and name not in COMMON:
-        found += [(text, full_length(name)) for text in configurations(name)]
-    return list(dict.fromkeys(found))
+        listed += [(text, full_length(name)) for text in configurations(name)]
+    return list(dict.fromkeys(listed))

@@ -69,15 +69,15 @@ def add(new: Record, path: Path, baseline: str = BASELINE, behind: Record | None
     """
     with locked(path):
         records = read_records(path)
-        found = [old for old in records if key_of(old)[0] == baseline or _where(old) != _where(new)]
-        index = len(found)
+        kept = [old for old in records if key_of(old)[0] == baseline or _where(old) != _where(new)]
+        index = len(kept)
         if behind is not None and key_of(new)[0] != baseline:
-            start = [one.model_dump_json() for one in found].index(behind.model_dump_json()) + 1
-            others = (k for k in range(start, len(found)) if key_of(found[k]) == key_of(behind))
+            start = [record.model_dump_json() for record in kept].index(behind.model_dump_json()) + 1
+            others = (k for k in range(start, len(kept)) if key_of(kept[k]) == key_of(behind))
             index = next(others, index)
-        found.insert(index, new)
-        write_records(path, found)
-    return found
+        kept.insert(index, new)
+        write_records(path, kept)
+    return kept
 
 
 def add_group(beside: Record, news: Sequence[Record], path: Path) -> list[Record]:
@@ -93,20 +93,24 @@ def add_group(beside: Record, news: Sequence[Record], path: Path) -> list[Record
     own, replaced = key_of(beside)[0], {_where(new) for new in news}
     with locked(path):
         records = read_records(path)
-        kept = [(one, base) for one, base in with_baselines(records, own) if _where(one) not in replaced]
+        kept = [
+            (record, base) for record, base in with_baselines(records, own) if _where(record) not in replaced
+        ]
         used = [base for _, base in kept if base is not None]
-        found = [one for one, base in kept if base is not None or any(one is base_ for base_ in used)]
-        found += [beside, *news]
-        write_records(path, found)
-    return found
+        remaining = [
+            record for record, base in kept if base is not None or any(record is base_ for base_ in used)
+        ]
+        remaining += [beside, *news]
+        write_records(path, remaining)
+    return remaining
 
 
 def by_gpu(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Return the records of each GPU, in order."""
-    found: dict[str, list[Record]] = {}
+    grouped: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record.environment.device_name, []).append(record)
-    return found
+        grouped.setdefault(record.environment.device_name, []).append(record)
+    return grouped
 
 
 def row_of(record: Record, among: Sequence[Record], baseline: str = BASELINE) -> Row:
@@ -121,7 +125,7 @@ def with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[
     Args:
         baseline: the baseline recipe in canonical form.
     """
-    found: list[tuple[Record, Record | None]] = []
+    paired: list[tuple[Record, Record | None]] = []
     latest: dict[tuple[str, int], Record] = {}
     for record in records:
         recipe, steps = key_of(record)
@@ -129,8 +133,8 @@ def with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[
         if recipe == baseline:
             latest[where] = record
         if recipe == baseline or where in latest:
-            found.append((record, None if recipe == baseline else latest[where]))
-    return found
+            paired.append((record, None if recipe == baseline else latest[where]))
+    return paired
 
 
 def rows_with_baselines(records: Sequence[Record], baseline: str = BASELINE) -> list[Row]:

@@ -78,7 +78,7 @@ class Simulated:
     def _beside(self, recipes: Sequence[Recipe], rung: Rung) -> list[Result]:
         """Measure recipes in one comparison: their gains share the baseline's rounds, and with them its luck."""
         before = self._seconds(self.grid.baseline, rung)
-        return [self._seen(recipe, rung, before) for recipe in recipes]
+        return [self._result(recipe, rung, before) for recipe in recipes]
 
     def _seconds(self, entry: Entry, rung: Rung) -> float:
         """Return the median of calls of a round, or of two rounds in a final."""
@@ -87,7 +87,7 @@ class Simulated:
         calls = [self.rng.choice(entry.rounds[k], 3) for k in chosen]
         return float(np.median(np.concatenate(calls)))
 
-    def _seen(self, recipe: Recipe, rung: Rung, before: float) -> Result:
+    def _result(self, recipe: Recipe, rung: Rung, before: float) -> Result:
         entry = self.grid.entries[recipe]
         if not entry.rounds:
             return Result(recipe, entry.outcome, rung, reason="as recorded")
@@ -97,23 +97,23 @@ class Simulated:
         if self.grid.has_one_round:
             error = _NOISE[rung]
             gain += error * float(self.rng.standard_normal())
-        one = Result(recipe, Outcome.MEASURED, rung, gain, error, seconds=seconds)
-        one = replace(one, peak_bytes=entry.peak_bytes, first_call_s=entry.first_call_s)
+        result = Result(recipe, Outcome.MEASURED, rung, gain, error, seconds=seconds)
+        result = replace(result, peak_bytes=entry.peak_bytes, first_call_s=entry.first_call_s)
         if recipe.is_baseline:
-            return replace(one, gain=0.0, gate=Gate.PASSED)
-        if not self.grid.judged or rung is Rung.SCREENED or entry.slack is None:
-            return one
+            return replace(result, gain=0.0, gate=Gate.PASSED)
+        if not self.grid.has_quality or rung is Rung.SCREENED or entry.slack is None:
+            return result
         if rung is Rung.PROVEN and not self.new_images:
-            return replace(one, slack=entry.slack, gate=entry.gate)
+            return replace(result, slack=entry.slack, gate=entry.gate)
         if rung is Rung.PROVEN:
             slack, reach = self._other_images(entry, FINAL)
             gate = Gate.FAILED if slack + 2 * reach < 0 else Gate.UNCLEAR if slack < 0 else Gate.PASSED
-            return replace(one, slack=slack, gate=gate)
+            return replace(result, slack=slack, gate=gate)
         # Of the record's prompts some are drawn, so the mean misses the record's by what the others say.
         error = entry.width / student_t(0.95, entry.prompts - 1) * math.sqrt(entry.prompts / _JUDGED - 1)
         slack = entry.slack + error * float(self.rng.standard_normal())
         gate = Gate.FAILED if entry.gate is Gate.FAILED else Gate.UNCLEAR if slack < 0 else Gate.PASSED
-        return replace(one, slack=slack, slack_error=max(0.004, error), gate=gate)
+        return replace(result, slack=slack, slack_error=max(0.004, error), gate=gate)
 
     def _other_images(self, entry: Entry, prompts: float) -> tuple[float, float]:
         """Return the slack by other images, and the reach of their interval."""
@@ -138,17 +138,17 @@ def replay(
         new_images: draw the verdicts of finals anew.
         without: sources of prior knowledge to leave out, because the grid holds the same records.
     """
-    wanted = Objective(same_picture_only=not grid.judged)
-    space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], wanted)
+    objective = Objective(same_picture_only=not grid.has_quality)
+    space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], objective)
     simulated = Simulated(grid, np.random.default_rng(1000 + seed), new_images)
     chosen = sampler_of(
         sampler,
         space,
-        sources=known_sources(grid.name, grid.device_name, wanted, without, grid.is_cpu),
-        effects=effects(space.options, None, wanted),
+        sources=known_sources(grid.name, grid.device_name, objective, without, grid.is_cpu),
+        effects=effects(space.options, None, objective),
         seed=seed,
     )
-    search = Search(wanted, space, chosen, simulated, Trials(num_trials), judges=grid.judged)
+    search = Search(objective, space, chosen, simulated, Trials(num_trials), judges=grid.has_quality)
     search.run()
     return search
 
@@ -194,7 +194,7 @@ def _proposed(grid: Grid, search: Search) -> Entry:
 def fails_gate(grid: Grid, search: Search) -> bool:
     """Whether what a search proposes fails the gate in the record."""
     pick = search.pick()
-    return pick is not None and grid.judged and grid.entries[pick.recipe].gate is not Gate.PASSED
+    return pick is not None and grid.has_quality and grid.entries[pick.recipe].gate is not Gate.PASSED
 
 
 GRIDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -214,20 +214,20 @@ GRIDS: dict[str, tuple[str, tuple[str, ...]]] = {
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Default: below results/.")
 def tuner(names: Sequence[str], seeds: int, gate_runs: int, record: Path | None) -> int:
     """Compare the samplers on recorded grids."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in names or GRIDS:
         file, without = GRIDS[name]
         grid = read_grid(RESULTS / file)
-        found[name] = evaluate(grid, seeds, without)
+        results[name] = evaluate(grid, seeds, without)
         click.echo(f"{name}: {len(grid.entries)} recipes, best {grid.best.recipe.text}")
-        for sampler, result in found[name]["samplers"].items():
+        for sampler, result in results[name]["samplers"].items():
             click.echo(f"  {sampler:8} median regret by trials {result['median_regret']}")
-        if grid.judged and gate_runs:
-            found[name]["gate"] = gate_figures(grid, gate_runs)
-            click.echo(f"  gate {found[name]['gate']}")
-        click.echo(f"  published recipes: {found[name]['seeds_recipes']}")
+        if grid.has_quality and gate_runs:
+            results[name]["gate"] = gate_figures(grid, gate_runs)
+            click.echo(f"  gate {results[name]['gate']}")
+        click.echo(f"  published recipes: {results[name]['seeds_recipes']}")
     path = record or RESULTS / "tuner-replay.json"
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
@@ -241,16 +241,18 @@ def evaluate(grid: Grid, seeds: int, without: Sequence[str] = ()) -> dict[str, A
             ]
             for share in BUDGETS
         }
-        by_budget = {number: [regret(grid, one) for one in of] for number, of in searches.items()}
-        medians = {number: float(np.median(found)) for number, found in by_budget.items()}
-        by_all = {n: [regret_by_all_rounds(grid, one) for one in of] for n, of in searches.items()}
+        by_budget = {number: [regret(grid, search) for search in of] for number, of in searches.items()}
+        medians = {number: float(np.median(regrets)) for number, regrets in by_budget.items()}
+        by_all = {n: [regret_by_all_rounds(grid, search) for search in of] for n, of in searches.items()}
         results[sampler] = {
-            "regret": {str(number): [round(one, 4) for one in found] for number, found in by_budget.items()},
-            "median_regret": {str(number): round(one, 4) for number, one in medians.items()},
-            "median_by_all_rounds": {
-                str(n): round(float(np.median(found)), 4) for n, found in by_all.items()
+            "regret": {
+                str(number): [round(value, 4) for value in regrets] for number, regrets in by_budget.items()
             },
-            "trials_within_2_percent": next((n for n, one in medians.items() if one <= NEAR), None),
+            "median_regret": {str(number): round(median, 4) for number, median in medians.items()},
+            "median_by_all_rounds": {
+                str(n): round(float(np.median(regrets)), 4) for n, regrets in by_all.items()
+            },
+            "trials_within_2_percent": next((n for n, median in medians.items() if median <= NEAR), None),
         }
     ranked = sorted(grid.allowed, key=lambda entry: entry.true_s)
     return {
@@ -288,12 +290,12 @@ def _seeds_recipes(grid: Grid) -> dict[str, float]:
         for cell in read_study(study).cells
         if cell.recipe and cell.model in (grid.name, grid.name.removeprefix("synthetic:"))
     }
-    known = {resolve(text) for text in named}
+    recipes = {resolve(text) for text in named}
     best = grid.best.true_s
     return {
         entry.recipe.text: round(entry.true_s / best - 1, 4)
         for entry in grid.allowed
-        if entry.recipe in known and not entry.recipe.is_baseline
+        if entry.recipe in recipes and not entry.recipe.is_baseline
     }
 
 

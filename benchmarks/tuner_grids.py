@@ -59,14 +59,14 @@ AXES: dict[str, tuple[tuple[str, ...], ...]] = {
 
 def recipes(model: str) -> list[str]:
     """Return every combination of the axes, canonical, the baseline first; those that conflict are left out."""
-    found: dict[str, None] = {BASELINE: None}
+    texts: dict[str, None] = {BASELINE: None}
     for chosen in itertools.product(*AXES[model]):
         text = "+".join(part for part in chosen if part)
         try:
-            found[resolve(text).text if text else BASELINE] = None
+            texts[resolve(text).text if text else BASELINE] = None
         except RecipeError:
             continue
-    return list(found)
+    return list(texts)
 
 
 def grid_file(model: str) -> Path:
@@ -80,7 +80,7 @@ def of_records(name: str) -> dict[str, Any]:
     """
     records = technique_records.read_records(technique_cases.record_file(name))
     baseline = technique_cases.baseline(name)
-    found: dict[str, dict[str, Any]] = {}
+    by_recipe: dict[str, dict[str, Any]] = {}
     reference_s: float | None = None
     environment = records[0].environment
     for record, beside in technique_records.with_baselines(records, baseline):
@@ -92,15 +92,15 @@ def of_records(name: str) -> dict[str, Any]:
         if beside is None:
             if reference_s is None and row.latency is not None:
                 reference_s = row.latency.median.point
-                found[row.recipe] = _row(row)
+                by_recipe[row.recipe] = _row(row)
             continue
         cells = _row(row)
         before = rows_of([beside])[0].latency
         if "s" in cells and before is not None and reference_s is not None:
             factor = reference_s / before.median.point
             cells["s"] = [[round(s * factor, 5) for s in samples] for samples in cells["s"]]
-        if row.recipe not in found or "s" not in found[row.recipe]:
-            found[row.recipe] = cells
+        if row.recipe not in by_recipe or "s" not in by_recipe[row.recipe]:
+            by_recipe[row.recipe] = cells
     return {
         "model": f"synthetic:{name}",
         "device": environment.device,
@@ -108,7 +108,7 @@ def of_records(name: str) -> dict[str, Any]:
         "cpu": environment.cpu,
         "judged": False,
         "time": "seconds per image, relative to the baseline beside it",
-        "rows": list(found.values()),
+        "rows": list(by_recipe.values()),
     }
 
 
@@ -166,8 +166,8 @@ def tuner_grids(
         timing=Timing(rounds=1, repeats=4, max_warmup=1, threads=1),
         rivals=False,
     )
-    found = run_study(study, RunSettings(store=store, progress=for_this_terminal()))
-    write_grid(record or grid_file(model), compact(found))
+    study_run = run_study(study, RunSettings(store=store, progress=for_this_terminal()))
+    write_grid(record or grid_file(model), compact(study_run))
     return 0
 
 
@@ -180,13 +180,15 @@ def time_again(path: Path, store: Path, rounds: int, everything: bool, fastest: 
     """
     grid = json.loads(path.read_text())
     baseline, *others = grid["rows"]
-    wanted = [row for row in others if "s" in row and (everything or row.get("gate", "passed") == "passed")]
-    anchors = sorted((row for row in wanted if "again" in row), key=lambda row: np.median(row["again"]))
-    missing = [row for row in wanted if "again" not in row]
+    chosen_rows = [
+        row for row in others if "s" in row and (everything or row.get("gate", "passed") == "passed")
+    ]
+    anchors = sorted((row for row in chosen_rows if "again" in row), key=lambda row: np.median(row["again"]))
+    missing = [row for row in chosen_rows if "again" not in row]
     chosen = [baseline, *anchors[:_ANCHORS], *missing] if missing else [baseline, *anchors[:fastest]]
     measured = _measured(grid["model"], chosen, store, rounds)
-    known = [row for row in chosen if "again" in row]
-    factor = _ratio([(row["again"], measured[row["recipe"]]) for row in known])
+    timed_twice = [row for row in chosen if "again" in row]
+    factor = _ratio([(row["again"], measured[row["recipe"]]) for row in timed_twice])
     if not missing:
         for row in chosen:  # if all have more rounds, it does not matter how fast the machine was
             scaled = measured[row["recipe"]] * (factor if fastest else 1.0)
@@ -229,8 +231,8 @@ def _measured(model: str, rows: Sequence[dict[str, Any]], store: Path, rounds: i
         quality=False,
         rivals=False,
     )
-    found = run_study(study, RunSettings(store=store, progress=for_this_terminal())).rows()
-    return {row.recipe: np.array(_row(row)["s"]) for row in found if row.latency is not None}
+    measured = run_study(study, RunSettings(store=store, progress=for_this_terminal())).rows()
+    return {row.recipe: np.array(_row(row)["s"]) for row in measured if row.latency is not None}
 
 
 def _ratio(pairs: Sequence[tuple[Any, Any]]) -> float:
@@ -265,15 +267,15 @@ def judge_again(path: Path, store: Path, number: int, num_seeds: int = NUM_SEEDS
     rows = {row["recipe"]: row for row in others}
     for row in run_study(study, RunSettings(store=store, progress=for_this_terminal())).rows():
         if row.recipe in rows and row.latency is not None:
-            judged = _row(row)
-            cells = {name: judged[name] for name in ("gate", "clip", "match") if name in judged}
+            judged_row = _row(row)
+            cells = {name: judged_row[name] for name in ("gate", "clip", "match") if name in judged_row}
             rows[row.recipe].update(cells, images=images)
     write_grid(path, grid)
 
 
-def compact(found: Run) -> dict[str, Any]:
+def compact(measured: Run) -> dict[str, Any]:
     """Return a run as the record of a grid."""
-    rows = found.rows()
+    rows = measured.rows()
     environment = rows[0].record.environment
     return {
         "model": rows[0].model,
@@ -297,26 +299,26 @@ def _row(row: Row) -> dict[str, Any]:
     rounds = row.record.rounds
     batch = row.record.trial.workload.batch
     quality = None if row.judgement is None else row.judgement
-    found: dict[str, Any] = {"recipe": row.recipe, "outcome": row.record.outcome.value}
+    fields: dict[str, Any] = {"recipe": row.recipe, "outcome": row.record.outcome.value}
     if row.record.reason:
-        found["reason"] = row.record.reason[:160]
+        fields["reason"] = row.record.reason[:160]
     if row.latency is None:
-        return found
+        return fields
     times = "cpu_s" if row.record.environment.device == "cpu" else "total_s"
-    found["s"] = [[round(getattr(s, times) / batch, 5) for s in r.samples] for r in rounds]
+    fields["s"] = [[round(getattr(s, times) / batch, 5) for s in r.samples] for r in rounds]
     assert row.memory is not None
-    found["peak"] = row.memory.peak_bytes
-    found["first_call_s"] = None if row.first_call_s is None else round(row.first_call_s, 3)
+    fields["peak"] = row.memory.peak_bytes
+    fields["first_call_s"] = None if row.first_call_s is None else round(row.first_call_s, 3)
     if quality is not None and not row.is_baseline:
-        found["gate"] = quality.gate.value
+        fields["gate"] = quality.gate.value
     fidelity = row.fidelity
     for name in ("clip", "match"):
         kept = None if fidelity is None else getattr(fidelity, name)
         if kept is not None and kept.bounds.low is not None:
-            found[name] = [
+            fields[name] = [
                 round(value, 4) for value in (kept.bounds.low, kept.bounds.point, kept.bounds.high)
             ]
-    return found
+    return fields
 
 
 if __name__ == "__main__":

@@ -164,18 +164,18 @@ def row_of(of: Planned, exit_code: int, answer: dict[str, Any]) -> TunerRun:
     """Return the row of a run that has ended."""
     final = answer.get("final", [])
     pick = answer.get("pick")
-    shown = next((row for row in final if pick and row["recipe"] == pick["recipe"]), None)
-    found: dict[str, Any] = {}
-    if shown is not None and shown["speedup"] is not None:
-        found = {
-            "recipe": shown["recipe"],
-            "speedup": shown["speedup"]["ratio"],
-            "ci95": shown["speedup"]["ci95"],
-            "verdict": shown["speedup"]["verdict"],
-            "quality": (shown["quality"] or {}).get("verdict"),
-            "reason": (shown["quality"] or {}).get("reason"),
-            "rounds": shown["rounds"],
-            "images": len(shown["pictures"]),
+    picked = next((row for row in final if pick and row["recipe"] == pick["recipe"]), None)
+    best: dict[str, Any] = {}
+    if picked is not None and picked["speedup"] is not None:
+        best = {
+            "recipe": picked["recipe"],
+            "speedup": picked["speedup"]["ratio"],
+            "ci95": picked["speedup"]["ci95"],
+            "verdict": picked["speedup"]["verdict"],
+            "quality": (picked["quality"] or {}).get("verdict"),
+            "reason": (picked["quality"] or {}).get("reason"),
+            "rounds": picked["rounds"],
+            "images": len(picked["pictures"]),
             "baseline_s": final[0]["latency"]["median_s"],
         }
     return TunerRun(
@@ -188,7 +188,7 @@ def row_of(of: Planned, exit_code: int, answer: dict[str, Any]) -> TunerRun:
         trials=answer.get("trials"),
         seconds=answer.get("seconds"),
         notes=tuple(answer.get("notes", ())),
-        **found,
+        **best,
     )
 
 
@@ -309,7 +309,7 @@ def measure(
         with tempfile.TemporaryDirectory() as folder, busy_cores(of.beside):
             row = row_of(of, *tunes(of, Path(folder)))
         rows.append(row)
-        write_list(path, (one.model_dump_json() for one in rows))
+        write_list(path, (searched.model_dump_json() for searched in rows))
         click.echo(row.line)
     click.echo(in_words(rows, picks_beside(path)))
     return 0

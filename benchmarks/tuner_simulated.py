@@ -73,7 +73,7 @@ class Simulated:
     """A `Measurer` and a clock: what is measured takes as long as it would."""
 
     model: str
-    wanted: Objective
+    objective: Objective
     rng: np.random.Generator
     now: float = _STARTING_S
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=True))
@@ -88,18 +88,20 @@ class Simulated:
         self.name = self.model.removeprefix("synthetic:")
         self.pace.reported_s = reported_compiling(self.name)
         self.size, self.steps = _SIZES[self.name]
-        found = recorded_figures(self.name, "baseline", self.size, self.size, self.steps)
-        assert found is not None
-        self.rest_s, self.step_s = found.rest_s / self.busy, found.step_s / self.busy
+        figures = recorded_figures(self.name, "baseline", self.size, self.size, self.steps)
+        assert figures is not None
+        self.rest_s, self.step_s = figures.rest_s / self.busy, figures.step_s / self.busy
         self.machine = H200("cuda", "NVIDIA H200", (9, 0), "c++", num_gpus=1)
         pipe, facts = pipeline_without_weights(self.model, None)
         self.target = Target(
             Placement(self.machine), pipe, facts, Request(prompts=("a red circle",), batch=1)
         )
-        self.found = find_model(self.model)
-        self.workload = workload_of(self.found, ImageRequest().of(PROMPT_SETS[self.found.prompt_set][:1]), 1)
-        sources = known_sources(self.model, "NVIDIA H200", self.wanted)
-        self.world = Regression(effects(Space.of(self.wanted).options, self.stages, self.wanted))
+        self.located = find_model(self.model)
+        self.workload = workload_of(
+            self.located, ImageRequest().of(PROMPT_SETS[self.located.prompt_set][:1]), 1
+        )
+        sources = known_sources(self.model, "NVIDIA H200", self.objective)
+        self.world = Regression(effects(Space.of(self.objective).options, self.stages, self.objective))
         self.world.learn(merged([datum for source in sources for datum in source.data]))
         self.offsets: dict[Recipe, float] = {}
         self.compiled: set[object] = set()
@@ -136,7 +138,7 @@ class Simulated:
     def start(self) -> Result:
         self.pace.base_s, self.pace.few_s = self.full_s, self.few_s
         self._round(Recipe(), self.few_s, 3)
-        return dataclasses.replace(self._seen(Recipe(), Rung.SCREENED, self.few_s), gain=0.0)
+        return dataclasses.replace(self._result(Recipe(), Rung.SCREENED, self.few_s), gain=0.0)
 
     def why_not(self, technique: Technique) -> str | None:
         refused = self._refused(Recipe((technique,)))
@@ -154,35 +156,39 @@ class Simulated:
         return self.reasons[recipe]
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
-        found: list[Result] = []
+        refused_results: list[Result] = []
         peaks = dict(zip(recipes, self.peaks.least(recipes), strict=True)) if self.limits_memory else {}
         for recipe in recipes:
             refused = self._refused(recipe)
-            limit = self.wanted.max_memory_bytes
+            limit = self.objective.max_memory_bytes
             if refused is not None:
-                found.append(Result(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=refused.reason))
+                refused_results.append(
+                    Result(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason=refused.reason)
+                )
             elif limit is not None and (peak := peaks[recipe]) is not None and peak > limit:
-                found.append(
+                refused_results.append(
                     Result(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason=f"{peak / 1e9:.1f} GB")
                 )
             self._say(
-                f"refused {recipe.text}: {found[-1].reason}" if found and found[-1].recipe is recipe else None
+                f"refused {recipe.text}: {refused_results[-1].reason}"
+                if refused_results and refused_results[-1].recipe is recipe
+                else None
             )
-        return found
+        return refused_results
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
         self._round(Recipe(), self.few_s, 3)
-        found = []
+        results = []
         for recipe in recipes:
             if recipe in self.useless:
                 self.now += 2 * _LOADING_S
                 self._say(f"no effect, or does not work: {recipe.text}")
-                found.append(Result(recipe, Outcome.NO_EFFECT, Rung.SCREENED, reason="no effect"))
+                results.append(Result(recipe, Outcome.NO_EFFECT, Rung.SCREENED, reason="no effect"))
                 continue
             first_s = self._round(recipe, self.few_s / math.exp(self.gain(recipe)), 3)
-            found.append(self._seen(recipe, Rung.SCREENED, first_s))
-        self.pace.learn(found)
-        return found
+            results.append(self._result(recipe, Rung.SCREENED, first_s))
+        self.pace.learn(results)
+        return results
 
     def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         raise AssertionError("random weights are not judged")
@@ -196,7 +202,7 @@ class Simulated:
             for recipe in (Recipe(), *recipes):
                 seconds = self.full_s / math.exp(self.gain(recipe))
                 firsts[recipe] = self._round(recipe, seconds, self.pace.repeats)
-        return [self._seen(recipe, Rung.PROVEN, firsts[recipe]) for recipe in (Recipe(), *recipes)]
+        return [self._result(recipe, Rung.PROVEN, firsts[recipe]) for recipe in (Recipe(), *recipes)]
 
     def gain(self, recipe: Recipe) -> float:
         return -math.log(max(self._busy_s(recipe), self._launching_s(recipe)))
@@ -237,20 +243,20 @@ class Simulated:
         self._say(f"{repeats} x {call_s:5.2f} s, first call {call_s + compiling_s:5.1f} s  {recipe.text}")
         return call_s + compiling_s
 
-    def _seen(self, recipe: Recipe, rung: Rung, first_s: float) -> Result:
+    def _result(self, recipe: Recipe, rung: Rung, first_s: float) -> Result:
         gain = self.gain(recipe)
         seconds = self.full_s / math.exp(gain)
         peak = self._peak(recipe)
-        one = Result(recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds)
+        result = Result(recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds)
         busy = self._busy_s(recipe) * math.exp(gain)
         stages = tuple(self.stages.items()) if recipe.is_baseline else ()
         return dataclasses.replace(
-            one, peak_bytes=peak, first_call_s=first_s, busy_share=busy, stages_s=stages
+            result, peak_bytes=peak, first_call_s=first_s, busy_share=busy, stages_s=stages
         )
 
     @property
     def limits_memory(self) -> bool:
-        return self.wanted.max_memory_bytes is not None or self.wanted.measures_memory
+        return self.objective.max_memory_bytes is not None or self.objective.measures_memory
 
     def _peak(self, recipe: Recipe) -> float | None:
         """Return what would be measured: a record's, the prediction, or the least that is known, and a tenth."""
@@ -264,17 +270,17 @@ class Simulated:
         return exact if exact is not None or least is None else 1.1 * least
 
     def _predict(self, recipes: Sequence[Recipe]) -> list[float | None]:
-        found: list[float | None] = []
+        peaks: list[float | None] = []
         for recipe in recipes:
-            trial = Trial(model=self.found.model, recipe=recipe.spec, workload=self.workload, device="cuda")
+            trial = Trial(model=self.located.model, recipe=recipe.spec, workload=self.workload, device="cuda")
             try:
-                found.append(float(predict_trial(trial, self.machine).peak_bytes))
+                peaks.append(float(predict_trial(trial, self.machine).peak_bytes))
             except VivaceError as error:
                 if "cannot be predicted" not in str(error):
                     self.useless.add(recipe)  # it does not work here, or does nothing
-                found.append(None)
+                peaks.append(None)
             self.now += 1.0
-        return found
+        return peaks
 
     def _say(self, text: str | None) -> None:
         if text is not None:
@@ -289,15 +295,15 @@ class Simulated:
 @click.option("--seed", type=int, default=0, show_default=True)
 def simulated(model: str, minutes: float, max_memory: str | None, busy: float, seed: int) -> int:
     """Run a search of random weights on a simulated H200, and print what it does when."""
-    wanted = Objective(
+    objective = Objective(
         max_memory_bytes=None if max_memory is None else parse_bytes(max_memory), same_picture_only=True
     )
-    gpu = Simulated(f"synthetic:{model}", wanted, np.random.default_rng(seed), busy=busy)
-    sources = known_sources(f"synthetic:{model}", "NVIDIA H200", wanted)
+    gpu = Simulated(f"synthetic:{model}", objective, np.random.default_rng(seed), busy=busy)
+    sources = known_sources(f"synthetic:{model}", "NVIDIA H200", objective)
     components = frozenset(gpu.target.modules(COMPONENTS))
-    told = [fitted(technique, components) for technique in reported(sources)]
-    gpu.combined = frozenset(technique for technique in told if gpu.needs_others(technique))
-    space = Space.of(wanted, gpu.why_not, told, judges=False, components=components)
+    fitted_techniques = [fitted(technique, components) for technique in reported(sources)]
+    gpu.combined = frozenset(technique for technique in fitted_techniques if gpu.needs_others(technique))
+    space = Space.of(objective, gpu.why_not, fitted_techniques, judges=False, components=components)
     space.combined = gpu.combined
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
@@ -307,11 +313,11 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     base = gpu.start()
     budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
     sampler = sampler_of(
-        "model", space, sources=sources, effects=effects(space.options, gpu.stages, wanted),
+        "model", space, sources=sources, effects=effects(space.options, gpu.stages, objective),
         seconds_of=gpu.pace.of_trial, most_s=lambda: budget.most_s,
         peaks=gpu.peaks.predicted, seed=seed,
     )  # fmt: skip
-    search = Search(wanted, space, sampler, gpu, budget, judges=False, history=[base])
+    search = Search(objective, space, sampler, gpu, budget, judges=False, history=[base])
     pick = search.run()
     if pick is None:
         click.echo("no pick")

@@ -86,7 +86,7 @@ class TimedMachine:
         seconds = self._round(self.grid.baseline, SCREENING)
         self.time.pace.base_s = seconds
         self.time.spend(self.minutes, 0.0)
-        return replace(self._seen(Recipe(), Rung.SCREENED, seconds, seconds), gain=0.0)
+        return replace(self._result(Recipe(), Rung.SCREENED, seconds, seconds), gain=0.0)
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         return []
@@ -123,13 +123,13 @@ class TimedMachine:
             return []  # the images were not compared in time
         self.time.looks.setdefault(Recipe(), 1)
         self.time.pace.base_s = float(np.mean(list(baseline.values())))
-        found = [
-            self._looked_at(self._proven(trials[trial].recipe, baseline, of))
+        results = [
+            self._with_looks(self._proven(trials[trial].recipe, baseline, of))
             for trial, of in seconds.items()
             if set(of) & set(baseline)
         ]
-        self.time.note(found)
-        return found
+        self.time.note(results)
+        return results
 
     def _proven(self, recipe: Recipe, baseline: dict[int, float], seconds: dict[int, float]) -> Result:
         """Return the result of all finals of a recipe."""
@@ -140,13 +140,13 @@ class TimedMachine:
         assert mean.error is not None
         assert low is not None
         rung = Rung.PROVEN if len(logs) >= FINAL_ROUNDS else Rung.JUDGED
-        one = self._seen(recipe, rung, mean.interval().point, 1.0)
-        one = replace(
-            one, error=mean.error, least_gain=math.log(low), seconds=float(np.mean(list(seconds.values())))
+        result = self._result(recipe, rung, mean.interval().point, 1.0)
+        result = replace(
+            result, error=mean.error, least_gain=math.log(low), seconds=float(np.mean(list(seconds.values())))
         )
         self._add_images(recipe, 0)
-        self.gains[recipe] = one
-        return one
+        self.gains[recipe] = result
+        return result
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         looks = {recipe: self.time.looks.get(recipe, 1) for recipe in recipes}
@@ -174,7 +174,7 @@ class TimedMachine:
         self.time.looks[Recipe()] = max(look + 1, self.time.looks.get(Recipe(), 1))
         for recipe in drawn[1:]:
             self._add_images(recipe, look)
-        return [self._looked_at(self.gains[recipe]) for recipe in drawn[1:]]
+        return [self._with_looks(self.gains[recipe]) for recipe in drawn[1:]]
 
     def _draws(self, recipe: Recipe, look: int) -> bool:
         return self.time.looks.get(recipe, 0) <= look
@@ -186,18 +186,18 @@ class TimedMachine:
     def _beside(self, recipes: Sequence[Recipe], rung: Rung, calls: int, images: int) -> list[Result]:
         deadline = self.time.deadline(recipes, rung)
         before = self._timed(deadline, 0, self.grid.baseline, calls, images, range(1 + len(recipes)))
-        found = []
+        results = []
         for k, recipe in enumerate(recipes):
             entry = self.grid.entries[recipe]
             seconds = self._timed(deadline, k + 1, entry, calls, images, range(k + 1, 1 + len(recipes)))
             if seconds is None or before is None:
                 continue
-            found.append(self._seen(recipe, rung, before, seconds))
+            results.append(self._result(recipe, rung, before, seconds))
         if images:
             self._score(1 + len(recipes), images)
-            found = [self._judged(one) for one in found]
-        self.time.note(found)
-        return found
+            results = [self._with_verdict(result) for result in results]
+        self.time.note(results)
+        return results
 
     def _timed(
         self, deadline: Deadline | None, trial: int, entry: Entry, calls: int, images: int, due: Sequence[int]
@@ -242,19 +242,19 @@ class TimedMachine:
         self.now += self.slow * (_READING_S + _SCORING_S * recipes * images)
         self.time.pace.note_quality(recipes * images, 0, self.now - began)
 
-    def _seen(self, recipe: Recipe, rung: Rung, before: float, seconds: float) -> Result:
+    def _result(self, recipe: Recipe, rung: Rung, before: float, seconds: float) -> Result:
         entry = self.grid.entries[recipe]
         if not entry.rounds:
             return Result(recipe, entry.outcome, rung, reason="as recorded")
-        one = Result(recipe, Outcome.MEASURED, rung, math.log(before / seconds), 0.06, seconds=seconds)
-        return replace(one, peak_bytes=entry.peak_bytes or 1e9, first_call_s=seconds)
+        result = Result(recipe, Outcome.MEASURED, rung, math.log(before / seconds), 0.06, seconds=seconds)
+        return replace(result, peak_bytes=entry.peak_bytes or 1e9, first_call_s=seconds)
 
-    def _judged(self, one: Result) -> Result:
+    def _with_verdict(self, result: Result) -> Result:
         """Judge a recipe by few images, which are not those of its final."""
-        entry = self.grid.entries[one.recipe]
-        if one.recipe.is_baseline or not one.is_measured or entry.slack is None:
-            return one
-        return self._of_images(one, [self._mean(entry, _JUDGED)], [_JUDGED], 0.95, is_final=False)
+        entry = self.grid.entries[result.recipe]
+        if result.recipe.is_baseline or not result.is_measured or entry.slack is None:
+            return result
+        return self._of_images(result, [self._mean(entry, _JUDGED)], [_JUDGED], 0.95, is_final=False)
 
     def _add_images(self, recipe: Recipe, look: int) -> None:
         entry = self.grid.entries[recipe]
@@ -272,18 +272,18 @@ class TimedMachine:
         truth = (entry.slack or 0.0) + entry.width
         return truth + _sd_of(entry) / math.sqrt(prompts) * float(self.rng.standard_normal())
 
-    def _looked_at(self, one: Result) -> Result:
-        entry = self.grid.entries[one.recipe]
+    def _with_looks(self, result: Result) -> Result:
+        entry = self.grid.entries[result.recipe]
         if entry.slack is None:
-            return replace(one, gate=entry.gate)
-        looks = self.time.looks[one.recipe]
+            return replace(result, gate=entry.gate)
+        looks = self.time.looks[result.recipe]
         counts = np.diff([0.0, *(self.plan.prompts_at(look) for look in range(looks))])
-        return self._of_images(one, self.means[one.recipe], counts, self.plan.sure, is_final=True)
+        return self._of_images(result, self.means[result.recipe], counts, self.plan.sure, is_final=True)
 
     def _of_images(
-        self, one: Result, means: Sequence[float], counts: Any, sure: float, *, is_final: bool
+        self, result: Result, means: Sequence[float], counts: Any, sure: float, *, is_final: bool
     ) -> Result:
-        entry = self.grid.entries[one.recipe]
+        entry = self.grid.entries[result.recipe]
         prompts = float(np.sum(counts))
         mean = float(np.average(means, weights=counts))
         guess = _sd_of(entry) * math.sqrt(
@@ -296,12 +296,12 @@ class TimedMachine:
         gate = Gate.FAILED if high < 0 else Gate.PASSED if low >= 0 else Gate.UNCLEAR
         slack, slack_error = low, 0.004
         if gate is Gate.UNCLEAR or not is_final:
-            to_come = self.time.prompts_to_come(Rung.PROVEN if is_final else Rung.JUDGED, one.recipe)
+            to_come = self.time.prompts_to_come(Rung.PROVEN if is_final else Rung.JUDGED, result.recipe)
             slack, slack_error = expected_low(
                 Interval(mean, low, high), round(prompts), round(prompts), to_come, self.plan.sure,
                 of_the_final=is_final,
             )  # fmt: skip
-        return replace(one, slack=slack, slack_error=slack_error, gate=gate)
+        return replace(result, slack=slack, slack_error=slack_error, gate=gate)
 
 
 def _sd_of(entry: Entry) -> float:
@@ -319,21 +319,21 @@ def timed_replay(
     without: Sequence[str] = (),
 ) -> tuple[Search, TimedMachine]:
     """Run one search by the clock and return it with its machine."""
-    wanted = Objective()
-    space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], wanted)
+    objective = Objective()
+    space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], objective)
     machine = TimedMachine(grid, minutes, np.random.default_rng(2000 + seed), slow, looks)
     base = machine.start()
     budget = Minutes(minutes, machine.time, 0.0, clock=lambda: machine.now)
     sampler = sampler_of(
         "model",
         space,
-        sources=known_sources(grid.name, grid.device_name, wanted, without, grid.is_cpu),
-        effects=effects(space.options, None, wanted),
+        sources=known_sources(grid.name, grid.device_name, objective, without, grid.is_cpu),
+        effects=effects(space.options, None, objective),
         seconds_of=machine.time.seconds_of_trial,
         most_s=lambda: budget.most_s,
         seed=seed,
     )
-    search = Search(wanted, space, sampler, machine, budget, history=[base])
+    search = Search(objective, space, sampler, machine, budget, history=[base])
     search.run()
     return search, machine
 

@@ -122,10 +122,10 @@ def unet_kernels(record: Path, only: tuple[str, ...]) -> int:
     }
     lines: list[str] = []
     if only and record.exists():
-        told = {what for kind in only for what in _WHAT[kind]}
-        lines = [line for line in record.read_text().splitlines() if json.loads(line)["what"] not in told]
-    for found in itertools.chain.from_iterable(kinds[kind]() for kind in only or kinds):
-        lines.append(json.dumps(found | where))
+        selected = {what for kind in only for what in _WHAT[kind]}
+        lines = [line for line in record.read_text().splitlines() if json.loads(line)["what"] not in selected]
+    for figures in itertools.chain.from_iterable(kinds[kind]() for kind in only or kinds):
+        lines.append(json.dumps(figures | where))
         click.echo(lines[-1])
         write_text(record, "\n".join(lines) + "\n")
     return 0
@@ -143,11 +143,11 @@ def _norms() -> Iterator[dict[str, Any]]:
             out, vector, added = torch.empty_like(x), x[0, 0].clone(), x[:, 0].clone()
 
             norm = partial(group_norm, x, out, _GROUPS, vector, vector, 1e-5, added, True)
-            found = {"what": "group_norm", "batch": 2, "pixels": pixels, "channels": channels}
-            found["three_kernels_us"] = round(_microseconds(partial(norm, 0)), 1)
+            figures = {"what": "group_norm", "batch": 2, "pixels": pixels, "channels": channels}
+            figures["three_kernels_us"] = round(_microseconds(partial(norm, 0)), 1)
             if pixels * triton.next_power_of_2(channels // _GROUPS) <= _LARGEST_TILE:
-                found["one_kernel_us"] = round(_microseconds(partial(norm, _LARGEST_TILE)), 1)
-            yield found
+                figures["one_kernel_us"] = round(_microseconds(partial(norm, _LARGEST_TILE)), 1)
+            yield figures
 
 
 def _tokens() -> Iterator[dict[str, Any]]:
@@ -171,10 +171,10 @@ def _tokens() -> Iterator[dict[str, Any]]:
             )
             shift, scale, gate = (Modulation(at * channels, at * channels) for at in (0, 1, 6))
             branch = Branch(x.clone(), gate, bias, scales)
-            given = (TokenLayout(2, 0, rows // 2), out, vectors[0, :1] if is_fp8 else None)
+            more = (TokenLayout(2, 0, rows // 2), out, vectors[0, :1] if is_fp8 else None)
             work = {
                 "residual_norm": partial(
-                    residual_norm, x, branch, vectors.expand(2, -1), (shift, scale), *given
+                    residual_norm, x, branch, vectors.expand(2, -1), (shift, scale), *more
                 ),
                 "geglu": partial(geglu, up, up[0] if is_fp8 else None, wide, scales),
             }
@@ -200,21 +200,21 @@ def _convolutions() -> Iterator[dict[str, Any]]:
             rows = residual.permute(0, 2, 3, 1).flatten(0, 2)
 
             cudnn = partial(torch.nn.functional.conv2d, image, weight, padding=1)
-            found = {
+            figures = {
                 "what": "convolution",
                 "batch": batch,
                 "height": height,
                 "inputs": inputs,
                 "outputs": outputs,
             }
-            found["cudnn_bf16_us"] = round(_microseconds(cudnn), 1)
-            found["cudnn_bf16_and_sum_us"] = round(_microseconds(partial(_onto, residual, cudnn, bias)), 1)
+            figures["cudnn_bf16_us"] = round(_microseconds(cudnn), 1)
+            figures["cudnn_bf16_and_sum_us"] = round(_microseconds(partial(_onto, residual, cudnn, bias)), 1)
             x = reference.padded(pixels.to(torch.float8_e4m3fn), height, height, torch.ones(1, device="cuda"))
-            found |= _own(x, planes.to(torch.float8_e4m3fn), bias, rows)
+            figures |= _own(x, planes.to(torch.float8_e4m3fn), bias, rows)
             norm = (_GROUPS, _vector(inputs), _vector(inputs), 1e-5, None, True)
             for name, out in (("norm_bf16_us", torch.empty_like(pixels)), ("norm_e4m3_us", x)):
-                found[name] = round(_microseconds(partial(group_norm, pixels, out, *norm)), 1)
-            yield found
+                figures[name] = round(_microseconds(partial(group_norm, pixels, out, *norm)), 1)
+            yield figures
 
 
 def _enlarging() -> Iterator[dict[str, Any]]:
@@ -229,11 +229,11 @@ def _enlarging() -> Iterator[dict[str, Any]]:
             _vector(channels),
         )
         planes = reference.enlarging(weight).to(weight.dtype).contiguous()
-        found = {"what": "enlarging convolution", "batch": batch, "height": height, "channels": channels}
-        found["cudnn_bf16_us"] = round(_microseconds(partial(_enlarge, image, weight, bias)), 1)
+        figures = {"what": "enlarging convolution", "batch": batch, "height": height, "channels": channels}
+        figures["cudnn_bf16_us"] = round(_microseconds(partial(_enlarge, image, weight, bias)), 1)
         pad = partial(reference.padded, pixels(image), height, height)
-        found["padding_us"] = round(_microseconds(pad), 1)
-        yield found | _own(pad(), planes, bias, None)
+        figures["padding_us"] = round(_microseconds(pad), 1)
+        yield figures | _own(pad(), planes, bias, None)
 
 
 def _attention() -> Iterator[dict[str, Any]]:
@@ -247,29 +247,30 @@ def _attention() -> Iterator[dict[str, Any]]:
 
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     for queries, keys, heads, channels in ATTENTION:
-        found: dict[str, Any] = {"what": "attention", "batch": 2, "queries": queries, "keys": keys}
-        found |= {"heads": heads, "channels": channels}
+        figures: dict[str, Any] = {"what": "attention", "batch": 2, "queries": queries, "keys": keys}
+        figures |= {"heads": heads, "channels": channels}
         make = {"device": "cuda", "dtype": torch.bfloat16}
         q, k, v = (torch.randn(2, n, heads, channels, **make) for n in (queries, keys, keys))
         call = partial(
-            torch.nn.functional.scaled_dot_product_attention, *(one.transpose(1, 2) for one in (q, k, v))
+            torch.nn.functional.scaled_dot_product_attention,
+            *(tensor.transpose(1, 2) for tensor in (q, k, v)),
         )
-        found["default_us"] = round(_microseconds(call), 1)
+        figures["default_us"] = round(_microseconds(call), 1)
         for name, backend in backends.items():
             with sdpa_kernel(backend):
-                found[f"{name}_us"] = round(_microseconds(call), 1)
+                figures[f"{name}_us"] = round(_microseconds(call), 1)
         wide = -(-channels // 16) * 16
         eight = [
             torch.zeros(2, n, heads, wide, **make).to(torch.float8_e4m3fn) for n in (queries, keys, keys)
         ]
-        one = torch.ones(2, device="cuda")
-        in_fp8 = partial(attend, eight[0], eight[1], eight[2], one, one, torch.empty_like(eight[0]))
-        found["cudnn_e4m3_us"] = round(_microseconds(in_fp8), 1)
+        unit = torch.ones(2, device="cuda")
+        in_fp8 = partial(attend, eight[0], eight[1], eight[2], unit, unit, torch.empty_like(eight[0]))
+        figures["cudnn_e4m3_us"] = round(_microseconds(in_fp8), 1)
         if keys == WORDS:
-            for name, dtype, scale in (("vivace", q.dtype, None), ("vivace_e4m3", torch.float8_e4m3fn, one)):
+            for name, dtype, scale in (("vivace", q.dtype, None), ("vivace_e4m3", torch.float8_e4m3fn, unit)):
                 own = partial(cross_attention, q, k, v, torch.empty_like(q, dtype=dtype), scale)
-                found[f"{name}_us"] = round(_microseconds(own), 1)
-        yield found
+                figures[f"{name}_us"] = round(_microseconds(own), 1)
+        yield figures
 
 
 def _own(x: Any, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None) -> dict[str, Any]:
@@ -332,8 +333,8 @@ def _steps() -> Iterator[dict[str, Any]]:
         for chosen_by_time in (False, True, False, True):
             torch.backends.cudnn.benchmark = chosen_by_time
             took = _step(model, recipe, height)
-            found = {"what": "step", "model": model, "recipe": recipe}
-            yield found | {"cudnn_benchmark": chosen_by_time, "step_us": took}
+            figures = {"what": "step", "model": model, "recipe": recipe}
+            yield figures | {"cudnn_benchmark": chosen_by_time, "step_us": took}
     torch.backends.cudnn.benchmark = False
 
 
@@ -341,8 +342,8 @@ def _recipes() -> Iterator[dict[str, Any]]:
     """Steps of several recipes, in turns."""
     for model, (_, height) in MODELS.items():
         for recipe in RECIPES * 2:
-            found = {"what": "step of a recipe", "model": model, "recipe": recipe}
-            yield found | {"step_us": _step(model, recipe, height)}
+            figures = {"what": "step of a recipe", "model": model, "recipe": recipe}
+            yield figures | {"step_us": _step(model, recipe, height)}
 
 
 def _step(model: str, recipe: str, height: int) -> float:

@@ -89,12 +89,12 @@ def _entry(name: str, member: Any) -> list[str]:
     lines += [_markdown(inspect.getdoc(member) or ""), ""]
     if inspect.isclass(member):
         lines += _fields(member)
-        for attribute, found in vars(member).items():
-            if attribute.startswith("_") or not (about := _about(found)):
+        for attribute, value in vars(member).items():
+            if attribute.startswith("_") or not (about := _about(value)):
                 continue
-            is_call = inspect.isfunction(found) or isinstance(found, classmethod)
-            shown = f"{attribute}(...)" if is_call else attribute
-            lines.append(f"- `{name}.{shown}`: {about}")
+            is_call = inspect.isfunction(value) or isinstance(value, classmethod)
+            entry = f"{attribute}(...)" if is_call else attribute
+            lines.append(f"- `{name}.{entry}`: {about}")
         lines.append("")
     return lines
 
@@ -139,9 +139,9 @@ def _markdown(docstring: str) -> str:
         if line.rstrip(":") in _SECTIONS and line.endswith(":"):
             lines += [f"**{line}**", ""]
             inside = True
-        elif inside and (found := re.match(r"    (\S[^:]*): (.*)", line)):
-            names = ", ".join(f"`{part}`" for part in found.group(1).split(", "))
-            lines.append(f"- {names}: {found.group(2)}")
+        elif inside and (match := re.match(r"    (\S[^:]*): (.*)", line)):
+            names = ", ".join(f"`{part}`" for part in match.group(1).split(", "))
+            lines.append(f"- {names}: {match.group(2)}")
         else:
             inside = inside and (line.startswith(" ") or not line)
             lines.append(line.replace("    ", "  ", 1) if inside else line)

@@ -55,11 +55,11 @@ class Pick:
     rival: Point | None
 
 
-def picks(one: Family) -> list[Pick]:
+def picks(family: Family) -> list[Pick]:
     """Return the pick for each of LEVELS among recipes that passed the gate; a recipe only for its highest level."""
-    found: dict[str, Pick] = {}
-    plain = [point for point in one.points if point.curve == STEPS]
-    passed = [point for point in one.points if point.curve != STEPS and _passed(point)]
+    best_by_recipe: dict[str, Pick] = {}
+    plain = [point for point in family.points if point.curve == STEPS]
+    passed = [point for point in family.points if point.curve != STEPS and _passed(point)]
     for level in LEVELS:
         fast = [point for point in passed if point.speedup >= level]
         if not fast:
@@ -67,8 +67,8 @@ def picks(one: Family) -> list[Pick]:
         best = max(fast, key=lambda point: point.mean_ssim)
         rivals = [point for point in plain if point.speedup >= level]
         rival = max(rivals, key=lambda point: point.mean_ssim) if rivals else None
-        found[best.row.recipe] = Pick(level, best, rival)
-    return list(found.values())
+        best_by_recipe[best.row.recipe] = Pick(level, best, rival)
+    return list(best_by_recipe.values())
 
 
 def _passed(point: Point) -> bool:
@@ -84,9 +84,9 @@ def page(note: str, results: Path, measurements: Sequence[Measurement] = ()) -> 
         measurements: what all records say of full-size models.
     """
     has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
-    told, soonest_rows = "no record of their speed is kept yet", []
+    gain, soonest_rows = "no record of their speed is kept yet", []
     if (several := results / several_gpus.RECORD.name).exists():
-        told, soonest_rows = "[what it gains](several-gpus.md)", soonest(several)
+        gain, soonest_rows = "[what it gains](several-gpus.md)", soonest(several)
     lines = [
         note,
         "# Which technique to use\n",
@@ -99,7 +99,7 @@ def page(note: str, results: Path, measurements: Sequence[Measurement] = ()) -> 
         "calibrate cache` find the threshold of a step cache.\n",
     ]
     chosen = families(results)
-    models = tuple(name for one in chosen for name in FULL_SIZE[one.name])
+    models = tuple(name for pick in chosen for name in FULL_SIZE[pick.name])
     if fastest_rows := fastest.fastest_known(measurements, models):
         lines += [
             "## The fastest known\n",
@@ -111,8 +111,8 @@ def page(note: str, results: Path, measurements: Sequence[Measurement] = ()) -> 
             fastest.MARKS,
             "",
         ]
-    for one in chosen:
-        lines += _family(one, results)
+    for family in chosen:
+        lines += _family(family, results)
     lines += [
         "## Few-step models: FLUX.1 [schnell], Turbo, Lightning, Hyper, LCM\n",
         "In four steps there is little to skip: a fixed schedule of 30 % skips none of them, one of 50 % skips one. "
@@ -120,18 +120,18 @@ def page(note: str, results: Path, measurements: Sequence[Measurement] = ()) -> 
         "a short call, so consider `tiny_vae`.\n",
         "## Several GPUs\n",
         "For one image sooner: `parallel(ulysses)` or, on FLUX, `parallel(all_gather)` (measured under its old "
-        f"spelling, `parallel(ring)`) for a transformer, `parallel(cfg)` for a UNet with guidance ({told}). For more "
+        f"spelling, `parallel(ring)`) for a transformer, `parallel(cfg)` for a UNet with guidance ({gain}). For more "
         "images an hour: one process per GPU, without any of these.\n",
         *soonest_rows,
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _family(one: Family, results: Path) -> list[str]:
-    lines = [f"## {HEADINGS[one.name]}\n"]
-    for name in FULL_SIZE[one.name]:
+def _family(family: Family, results: Path) -> list[str]:
+    lines = [f"## {HEADINGS[family.name]}\n"]
+    for name in FULL_SIZE[family.name]:
         lines += _same_picture(name, results)
-    lines += _skipping(one, results)
+    lines += _skipping(family, results)
     return lines
 
 
@@ -153,10 +153,10 @@ def _same_picture_on(heading: str, name: str, records: Sequence[Record]) -> list
         return []
     faster = [line for line in kept if line.verdict is Verdict.FASTER]
     faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
-    told = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
+    listed = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
     own = technique_cases.baseline(name)
     against = "" if own == BASELINE else f" (against `{own}`)"
-    lines = [f"- **{heading}, faster with the same image{against}:** {told}."]
+    lines = [f"- **{heading}, faster with the same image{against}:** {listed}."]
     memory = baselines[-1].row.memory
     smaller = [
         line
@@ -165,25 +165,25 @@ def _same_picture_on(heading: str, name: str, records: Sequence[Record]) -> list
     ]
     smaller.sort(key=lambda line: line.row.memory.peak_bytes if line.row.memory else 0)
     if memory is not None:
-        told = ", ".join(_with_peak(line) for line in _worthwhile(smaller, memory.peak_bytes))
+        listed = ", ".join(_with_peak(line) for line in _worthwhile(smaller, memory.peak_bytes))
         lines.append(
             f"- **{heading}, less memory** (baseline peak {size(memory.peak_bytes)}): "
-            f"{told or 'none of those measured'}."
+            f"{listed or 'none of those measured'}."
         )
     return lines
 
 
 def _worthwhile(smaller: Sequence[Line], peak: int) -> list[Line]:
     """Return, by rising memory, each line that is faster than all smaller ones."""
-    found: list[Line] = []
+    kept: list[Line] = []
     for line in smaller:
         gain = line.speedup.point if line.speedup else 0
         memory = line.row.memory.peak_bytes if line.row.memory else 0
         if memory < 0.95 * peak and all(
-            gain > (other.speedup.point if other.speedup else 0) for other in found
+            gain > (other.speedup.point if other.speedup else 0) for other in kept
         ):
-            found.append(line)
-    return found[:_MOST]
+            kept.append(line)
+    return kept[:_MOST]
 
 
 def _with_gain(line: Line) -> str:
@@ -197,20 +197,22 @@ def _with_peak(line: Line) -> str:
     return f"`{line.row.recipe}` {size(line.row.memory.peak_bytes)} at {line.speedup.point:.2f}x"
 
 
-def _skipping(one: Family, results: Path) -> list[str]:
-    chosen = picks(one)
+def _skipping(family: Family, results: Path) -> list[str]:
+    chosen = picks(family)
     if not chosen:
         return []
     lines = [
         "",
-        f"**Skipping work**, judged on {one.name}: for each level of speed-up, the recipe closest to the baseline "
+        f"**Skipping work**, judged on {family.name}: for each level of speed-up, the recipe closest to the baseline "
         "among those that pass the quality gate, compared with fewer plain steps of the same speed-up.\n",
         "| at least | recipe | speed-up of the denoiser | SSIM, PSNR dB | fewer steps | their SSIM |",
         "|" + " --- |" * 6,
     ]
     for pick in chosen:
-        found = pick.point.row.fidelity
-        psnr = f", {found.psnr_db.point:.1f}" if found is not None and found.psnr_db is not None else ""
+        fidelity = pick.point.row.fidelity
+        psnr = (
+            f", {fidelity.psnr_db.point:.1f}" if fidelity is not None and fidelity.psnr_db is not None else ""
+        )
         rival = ["-", "-"]
         if pick.rival is not None:
             mark = "" if _passed(pick.rival) else " (gate not passed)"
@@ -219,14 +221,14 @@ def _skipping(one: Family, results: Path) -> list[str]:
         lines.append(f"| {' | '.join([*cells, f'{pick.point.mean_ssim:.3f}{psnr}', *rival])} |")
     lines += [
         "",
-        f"![{one.name}: images of the baseline, each recipe, and the fewer steps of the last row]({_image(one)})",
+        f"![{family.name}: images of the baseline, each recipe, and the fewer steps of the last row]({_image(family)})",
         "",
     ]
-    behind = [name for name, points in one.curves if _is_behind(points)]
+    behind = [name for name, points in family.curves if _is_behind(points)]
     if behind:
-        told = ", ".join(f"`{name}`" for name in behind)
-        lines.append(f"Not worth using, since fewer plain steps do as well or better: {told}.\n")
-    for name in FULL_SIZE[one.name]:
+        listed = ", ".join(f"`{name}`" for name in behind)
+        lines.append(f"Not worth using, since fewer plain steps do as well or better: {listed}.\n")
+    for name in FULL_SIZE[family.name]:
         lines += _on_full_size(name, results)
     return lines
 
@@ -242,36 +244,36 @@ def _on_full_size(name: str, results: Path) -> list[str]:
     rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name), own)
     operations = read_operations().get(name, {})
     whole: Row | None = None
-    told = []
+    gains = []
     for row in rows:
         if row.is_baseline:
             whole = row
         elif whole is not None and row.latency is not None and row.speedup is not None:
             if not ("hits=0.5" in row.recipe or "cfg_cutoff(0.5)" in row.recipe):
                 continue
-            found = skipping_of(row, whole, operations)
-            if found is not None:
-                told.append(f"`{row.recipe}` {row.speedup.point:.2f}x of {found.ideal:.2f}x")
+            skipped = skipping_of(row, whole, operations)
+            if skipped is not None:
+                gains.append(f"`{row.recipe}` {row.speedup.point:.2f}x of {skipped.ideal:.2f}x")
     steps = key_of(rows[0].record)[1] if rows else full_length(name)
     against = f"{steps} steps" if own == BASELINE else f"{steps} steps, against `{own}`"
     return (
-        [f"On {name} ({against}), half of the steps skipped, measured of ideal: {', '.join(told)}.\n"]
-        if told
+        [f"On {name} ({against}), half of the steps skipped, measured of ideal: {', '.join(gains)}.\n"]
+        if gains
         else []
     )
 
 
-def _image(one: Family) -> str:
-    return f"images/choosing-{one.name}.png"
+def _image(family: Family) -> str:
+    return f"images/choosing-{family.name}.png"
 
 
-def draw(one: Family) -> None:
+def draw(family: Family) -> None:
     """Make the page's images of a model: a row per prompt; the baseline, each pick, and the last one's rival."""
     from PIL import Image, ImageDraw
 
     import vivace
 
-    chosen = picks(one)
+    chosen = picks(family)
     recipes = ["baseline", *(pick.point.row.recipe for pick in chosen)]
     if chosen and chosen[-1].rival is not None:
         recipes.append(chosen[-1].rival.row.recipe)
@@ -281,19 +283,19 @@ def draw(one: Family) -> None:
     for column, recipe in enumerate(recipes):
         left = column * (side + 4)
         write.text((left + 1, 1), recipe, fill="black")
-        with vivace.load(one.name, recipe, device="cpu") as session:
+        with vivace.load(family.name, recipe, device="cpu") as session:
             for row, prompt in enumerate(PROMPTS):
                 import torch
 
                 generator = torch.Generator().manual_seed(0)
                 picture = session(prompt, generator=generator).images[0]
                 sheet.paste(picture, (left, title + row * (side + 4)))
-    sheet.save(IMAGES / Path(_image(one)).name, optimize=True)
+    sheet.save(IMAGES / Path(_image(family)).name, optimize=True)
 
 
 def main() -> None:
-    for one in families(technique_cases.RESULTS):
-        draw(one)
+    for family in families(technique_cases.RESULTS):
+        draw(family)
 
 
 if __name__ == "__main__":

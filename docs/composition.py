@@ -24,8 +24,8 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
         note: the line above the heading that says the page is generated.
         named: existing records of the named recipes, one per device.
     """
-    found = read(record)
-    rows, conditions = found["rows"], found["conditions"]
+    measured = read(record)
+    rows, conditions = measured["rows"], measured["conditions"]
     pairs = {(row["model"], *row["names"]): row for row in rows if row["kind"] == "pair"}
     drawn = [row for row in rows if row["kind"] == "random"]
     broken = dict(complaints(rows))
@@ -90,17 +90,17 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
 
 def _named(records: Sequence[Path]) -> list[str]:
     """Return a table with a row per named recipe and a column per device, and how to read it."""
-    found = [read(record) for record in records]
-    devices = [record["conditions"].get("device_name", "CPU") for record in found]
+    runs = [read(record) for record in records]
+    devices = [record["conditions"].get("device_name", "CPU") for record in runs]
     cells = {
         (row["model"], row["recipe"], device): row
-        for device, record in zip(devices, found, strict=True)
+        for device, record in zip(devices, runs, strict=True)
         for row in record["rows"]
         if row["kind"] == "named"
     }
     broken = {
         (device, recipe): why
-        for device, record in zip(devices, found, strict=True)
+        for device, record in zip(devices, runs, strict=True)
         for recipe, why in complaints(record["rows"])
     }
     lines = [
@@ -112,8 +112,8 @@ def _named(records: Sequence[Path]) -> list[str]:
         "| --- | --- |" + " --- |" * len(devices),
     ]
     for case in named_recipes():
-        told = [_named_cell(cells.get((case.model, case.recipe, device))) for device in devices]
-        lines.append(f"| {case.model} | `{case.recipe}` | {' | '.join(told)} |")
+        figures = [_named_cell(cells.get((case.model, case.recipe, device))) for device in devices]
+        lines.append(f"| {case.model} | `{case.recipe}` | {' | '.join(figures)} |")
     lines += ["", *(f"- {_BROKEN} {device}: `{recipe}`: {why}" for (device, recipe), why in broken.items())]
     links = ", ".join(
         f"[{device}](../results/{path.name})" for device, path in zip(devices, records, strict=True)
@@ -152,21 +152,21 @@ def _sign(key: tuple[str, ...], pairs: dict[Any, Row], legal: set[Any], broken: 
 def _counts(rows: list[Row]) -> str:
     if not rows:
         return "none run yet"
-    seen = [*STATED, *sorted({row["outcome"] for row in rows} - set(STATED))]
-    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in seen}
+    outcomes = [*STATED, *sorted({row["outcome"] for row in rows} - set(STATED))]
+    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in outcomes}
     return ", ".join(f"{num} {outcome.replace('_', ' ')}" for outcome, num in counts.items() if num)
 
 
 def _refused() -> str:
     """List pairs of techniques with one slot, and the slots that allow them on different components."""
     never = refusing_pairs()
-    told = ", ".join(f"{first} and {second}" for first, second in never)
+    pairs = ", ".join(f"{first} and {second}" for first, second in never)
     slots: dict[str, list[str]] = {}
     for name, technique in TECHNIQUES.items():
         slots.setdefault(technique.owns, []).append(name)
     shared = "; ".join(f"{slot}: {', '.join(names)}" for slot, names in slots.items() if len(names) > 1)
     return (
-        f"Techniques that are never allowed in one recipe: {told or 'none'}. A technique cannot be applied twice to "
+        f"Techniques that are never allowed in one recipe: {pairs or 'none'}. A technique cannot be applied twice to "
         "one component; the diagonal has those that were run on two. Slots that several techniques own, so they "
         f"must target different components: {shared or 'none'}."
     )
@@ -174,13 +174,13 @@ def _refused() -> str:
 
 def _reasons(rows: list[Row]) -> list[str]:
     """List each reason once, with its models and number of pairs."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    by_reason: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row["outcome"] != "measured":
             sign = _SYMBOLS.get(row["outcome"], _BROKEN)
-            found.setdefault((sign, row["reason"]), []).append(row)
+            by_reason.setdefault((sign, row["reason"]), []).append(row)
     lines = []
-    for (sign, reason), those in sorted(found.items()):
+    for (sign, reason), those in sorted(by_reason.items()):
         models = ", ".join(sorted({row["model"] for row in those}))
         count = "1 pair" if len(those) == 1 else f"{len(those)} pairs"
         lines.append(f"- {sign} {reason} ({models}; {count})")

@@ -49,9 +49,9 @@ def _filled(
 
 
 def _where(cases: Sequence[dict[str, Any]]) -> str:
-    found = cases[0]["environment"]
-    device = "One core of a CPU" if found["device"] == "cpu" else found["device_name"]
-    return f"{device}, torch {found['libraries']['torch']}, {_CLOCKS[cases[0]['clock']]}"
+    environment = cases[0]["environment"]
+    device = "One core of a CPU" if environment["device"] == "cpu" else environment["device_name"]
+    return f"{device}, torch {environment['libraries']['torch']}, {_CLOCKS[cases[0]['clock']]}"
 
 
 def _lora_table(cases: Sequence[dict[str, Any]]) -> list[str]:
@@ -82,7 +82,7 @@ def _sizes_table(cases: Sequence[dict[str, Any]]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for case in cases:
-        warm = sum(one["first_s"] for one in case["warmed"])
+        warm = sum(entry["first_s"] for entry in case["warmed"])
         warmed = f"{len(case['warmed'])} size{'' if len(case['warmed']) == 1 else 's'}"
         later = [_slowest(case, unannounced=unannounced) for unannounced in (False, True)]
         steps = ", ".join(
@@ -97,25 +97,29 @@ def _sizes_table(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _sizes_of(cases: Sequence[dict[str, Any]], *, unannounced: bool) -> str:
-    found = [
-        one["size"]
+    values = [
+        entry["size"]
         for case in cases
-        for one in case["new"]
-        if (one["size"] in case["unannounced"]) == unannounced
+        for entry in case["new"]
+        if (entry["size"] in case["unannounced"]) == unannounced
     ]
-    return " and ".join(dict.fromkeys(found))
+    return " and ".join(dict.fromkeys(values))
 
 
 def _slowest(case: dict[str, Any], *, unannounced: bool) -> str:
     """Say how long the slowest first call took, and how many graphs were compiled."""
-    found = [one["first_s"] for one in case["new"] if (one["size"] in case["unannounced"]) == unannounced]
+    times = [
+        entry["first_s"] for entry in case["new"] if (entry["size"] in case["unannounced"]) == unannounced
+    ]
     graphs = sizes.recompiled(case, unannounced=unannounced)
-    return f"{seconds(max(found))}, {graphs} graph{'' if graphs == 1 else 's'}"
+    return f"{seconds(max(times))}, {graphs} graph{'' if graphs == 1 else 's'}"
 
 
 def _ratio(values: Sequence[float]) -> str:
-    found = median_interval([list(values)])
-    return f"{found.point:.3f}" + ("" if found.low is None else f" ({found.low:.3f} to {found.high:.3f})")
+    interval = median_interval([list(values)])
+    return f"{interval.point:.3f}" + (
+        "" if interval.low is None else f" ({interval.low:.3f} to {interval.high:.3f})"
+    )
 
 
 def _several(cases: Sequence[dict[str, Any]], number: Callable[[dict[str, Any]], int]) -> str:

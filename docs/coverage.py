@@ -103,12 +103,12 @@ Made by `python -m benchmarks.coverage` ([record](../results/{record})).
 
 def page(note: str, record: Path) -> str:
     """Return the page as Markdown."""
-    found = json.loads(record.read_text())
-    cases: list[Case] = found["rows"]
+    coverage = json.loads(record.read_text())
+    cases: list[Case] = coverage["rows"]
     worst = max((case for case in cases if case["rounds"] > 1), key=lambda case: case["false"])
     return _TEXT.format(
         note=note,
-        repeats=found["repeats"],
+        repeats=coverage["repeats"],
         cases=len(cases),
         sd=DEFAULT_SPREAD.sd,
         dof=DEFAULT_SPREAD.dof,
@@ -124,12 +124,12 @@ def page(note: str, record: Path) -> str:
         power_10=_table(cases, "power_10"),
         between=BETWEEN_BASELINES,
         canary_calls=CANARY_CALLS,
-        movement_repeats=found["movement_repeats"],
-        movement=_movement_table(found["movement"]),
-        worst_movement=_worst_movement(found["movement"]),
+        movement_repeats=coverage["movement_repeats"],
+        movement=_movement_table(coverage["movement"]),
+        worst_movement=_worst_movement(coverage["movement"]),
         record=record.name,
         real=_for_real(record.with_name(against_itself.RESULTS.name)),
-        **_of_pairs(found),
+        **_of_pairs(coverage),
     )
 
 
@@ -138,7 +138,7 @@ def _for_real(record: Path) -> str:
     if not record.exists():
         return "Still to be measured: `python -m benchmarks.against_itself`."
     cases: list[Case] = json.loads(record.read_text())
-    told = []
+    paragraphs = []
     for busy in (True, False):
         of = [case for case in cases if case["busy"] is busy]
         if not of:
@@ -148,7 +148,7 @@ def _for_real(record: Path) -> str:
         starved = sum(min(case["cpu_shares"]) < LEAST_CPU_SHARE for case in of)
         loads = [case["load"] for case in of]
         ratios = [case["ratio"] for case in of]
-        told.append(
+        paragraphs.append(
             f"{len(of)} comparisons of tiny-sd's baseline with itself, two rounds and one thread, on "
             f"{of[0]['cores']} CPU cores, "
             f"{'one of them kept busy' if busy else 'none kept busy'} (load {min(loads):g} to {max(loads):g}). "
@@ -157,15 +157,15 @@ def _for_real(record: Path) -> str:
             f"were {min(ratios):.2f} to {max(ratios):.2f}; {outside} of {len(of)} 95 % intervals do not contain 1."
         )
     return "\n\n".join(
-        [*told, f"Made by `python -m benchmarks.against_itself` ([record](../results/{record.name}))."]
+        [*paragraphs, f"Made by `python -m benchmarks.against_itself` ([record](../results/{record.name}))."]
     )
 
 
-def _of_pairs(found: dict[str, Any]) -> dict[str, Any]:
+def _of_pairs(coverage: dict[str, Any]) -> dict[str, Any]:
     """Return what the page says of `vivace compare`."""
-    cases: list[Case] = found["pairs"]
+    cases: list[Case] = coverage["pairs"]
     return {
-        "pair_repeats": found["pair_repeats"],
+        "pair_repeats": coverage["pair_repeats"],
         "pair_cases": len(cases),
         "max_pairs": DEFAULT_MAX_PAIRS,
         "looks": ", ".join(map(str, looks())),

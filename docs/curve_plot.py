@@ -64,11 +64,11 @@ def draw(curves: Sequence[tuple[str, Sequence[Mark]]], x_name: str, label: str) 
         f"<style>{_style(len(curves))}</style>",
         f'<rect class="paper" width="{_WIDTH}" height="{height}" rx="6"/>',
     ]
-    for tick in _shown(_SSIM_TICKS, up):
+    for tick in _labelled_ticks(_SSIM_TICKS, up):
         y = up.place(tick)
         lines.append(f'<path class="rule" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>')
         lines.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 5:g}" text-anchor="end">{tick:g}</text>')
-    for tick in _shown(_SPEEDUP_TICKS, across):
+    for tick in _labelled_ticks(_SPEEDUP_TICKS, across):
         x = across.place(tick)
         lines.append(f'<path class="axis" d="M{x} {bottom}v5"/>')
         lines.append(f'<text class="tick" x="{x}" y="{bottom + 20}" text-anchor="middle">{tick:g}x</text>')
@@ -107,9 +107,9 @@ class _Scale:
     @classmethod
     def over(cls, values: Sequence[float], spread: object, start: float, end: float) -> _Scale:
         name = "log" if spread is math.log else "raised"
-        found = [_SPREAD[name](value) for value in values]
-        pad = 0.06 * (max(found) - min(found)) or 0.1
-        return cls(min(found) - pad, max(found) + pad, start, end, name)
+        positions = [_SPREAD[name](value) for value in values]
+        pad = 0.06 * (max(positions) - min(positions)) or 0.1
+        return cls(min(positions) - pad, max(positions) + pad, start, end, name)
 
     def place(self, value: float) -> float:
         share = (_SPREAD[self.spread](value) - self.low) / (self.high - self.low)
@@ -127,14 +127,14 @@ def _raised(ssim: float) -> float:
 _SPREAD: dict[str, Callable[[float], float]] = {"log": math.log, "raised": _raised}
 
 
-def _shown(ticks: Sequence[float], scale: _Scale) -> list[float]:
+def _labelled_ticks(ticks: Sequence[float], scale: _Scale) -> list[float]:
     """Return the ticks in range, without those that would overlap a neighbour."""
-    found: list[float] = []
+    labels: list[float] = []
     for tick in ticks:
         apart = 36 if scale.spread == "log" else 18
-        if scale.holds(tick) and (not found or abs(scale.place(tick) - scale.place(found[-1])) >= apart):
-            found.append(tick)
-    return found
+        if scale.holds(tick) and (not labels or abs(scale.place(tick) - scale.place(labels[-1])) >= apart):
+            labels.append(tick)
+    return labels
 
 
 def _joined(marks: Sequence[Mark], across: _Scale, up: _Scale) -> str:
@@ -159,11 +159,11 @@ def _closing(kind: int) -> str:
 
 
 def _star(points: int, inner: float) -> tuple[tuple[float, float], ...]:
-    found = []
+    corners = []
     for k in range(2 * points):
         radius, angle = (6.8 if k % 2 == 0 else inner), math.pi * k / points - math.pi / 2
-        found.append((radius * math.cos(angle), radius * math.sin(angle)))
-    return tuple(found)
+        corners.append((radius * math.cos(angle), radius * math.sin(angle)))
+    return tuple(corners)
 
 
 _OUTLINES: tuple[tuple[tuple[float, float], ...], ...] = (

@@ -136,8 +136,8 @@ def fastest_known(measurements: Iterable[Measurement], models: Sequence[str] = (
     """
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for measured in measurements:
-        is_wanted = not models or measured.model in models
-        if is_wanted and _is_candidate(measured):
+        is_requested = not models or measured.model in models
+        if is_requested and _is_candidate(measured):
             groups.setdefault((measured.model, measured.card), []).append(measured)
     order = {name: place for place, name in enumerate(CATALOGUE)}
     pairs = sorted(groups, key=lambda pair: order[pair[0]])

@@ -42,10 +42,10 @@ class Example:
     @property
     def command(self) -> list[str]:
         flags = ["--image", "--mask"]
-        given = [
+        arguments = [
             part for flag, file in zip(flags, self.files, strict=False) for part in (flag, str(IMAGES / file))
         ]
-        return ["generate", self.prompt, "--model", self.model, *given, "--out", str(IMAGES / self.model)]
+        return ["generate", self.prompt, "--model", self.model, *arguments, "--out", str(IMAGES / self.model)]
 
 
 EXAMPLES = (

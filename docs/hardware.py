@@ -85,14 +85,14 @@ def page(
             state["recipe"]: Arithmetic(state["weights"], state["products"])
             for state in states(technique, MACHINES["CPU"])
         }
-        told = [
+        recipes = [
             recipe
             for recipe in numbers
             if numbers[recipe] != Arithmetic() or any(column[recipe] for column in columns)
         ]
-        rest = [recipe for recipe in numbers if recipe not in told]
-        everywhere += rest if told else [technique.name]
-        for recipe in told:
+        rest = [recipe for recipe in numbers if recipe not in recipes]
+        everywhere += rest if recipes else [technique.name]
+        for recipe in recipes:
             cells = [
                 "compiled"
                 if column[recipe] is None and kernels.is_only_compiled(recipe, machine.capability)

@@ -96,5 +96,5 @@ def page(note: str) -> str:
         note=note,
         rules="\n".join(rules),
         headings="\n".join(headings),
-        models="\n".join(f"| {one.name} | {one.step / 1e12:.3g} |" for one in MODEL_FLOPS),
+        models="\n".join(f"| {model.name} | {model.step / 1e12:.3g} |" for model in MODEL_FLOPS),
     )

@@ -57,11 +57,11 @@ def main() -> int:
 
 def images(session: vivace.Session, prompts: tuple[str, ...]) -> np.ndarray:
     """Return the images of prompts, (number, height, width, 3) bytes; number k has seed k."""
-    found = [
+    drawn = [
         session(prompt, generator=torch.Generator("cpu").manual_seed(seed)).images[0]
         for seed, prompt in enumerate(prompts)
     ]
-    return np.stack([np.asarray(image) for image in found])
+    return np.stack([np.asarray(image) for image in drawn])
 
 
 def _sheet(rows: list[np.ndarray]) -> np.ndarray:

@@ -106,12 +106,16 @@ def _overhead(path: Path) -> list[str]:
         *markdown_lines(headings, ()),
     ]
     for case in read_cases(path).values():
-        found = median_interval([ratios(case)])
-        between = "" if found.low is None or found.high is None else f" [{found.low:.3f}, {found.high:.3f}]"
+        interval = median_interval([ratios(case)])
+        between = (
+            ""
+            if interval.low is None or interval.high is None
+            else f" [{interval.low:.3f}, {interval.high:.3f}]"
+        )
         lines.append(
             f"| {_plain(case['model'])} | {case['mode']} | {case['num_inference_steps']} "
-            f"| {seconds(median(case['plain_s']))} | {seconds(median(case['vivace_s']))} | {found.point:.3f}{between} "
-            f"| {len(case['plain_s'])} |"
+            f"| {seconds(median(case['plain_s']))} | {seconds(median(case['vivace_s']))} "
+            f"| {interval.point:.3f}{between} | {len(case['plain_s'])} |"
         )
     return [*lines, f"\nMade by `python -m benchmarks.overhead` ([record](../results/{path.name}))."]
 
@@ -119,14 +123,14 @@ def _overhead(path: Path) -> list[str]:
 def _tables(records: dict[Any, Any]) -> list[list[Row]]:
     """Return the rows of each model, in the catalogue's order."""
     order = {SYNTHETIC + name: place for place, name in enumerate(CATALOGUE)}
-    found = sorted(
+    ordered = sorted(
         records.values(),
         key=lambda record: (
             order.get(record.trial.model.name, len(order)),
             record.trial.recipe.text != BASELINE,  # the others are compared with it, whenever it was measured
         ),
     )
-    return [rows_of(list(group)) for _, group in groupby(found, key=lambda record: record.trial.model.name)]
+    return [rows_of(list(group)) for _, group in groupby(ordered, key=lambda record: record.trial.model.name)]
 
 
 _MANY, _FEW, _EDITS = "Text to image, many steps", "Text to image, ten steps or fewer", "Models that edit"
@@ -190,8 +194,12 @@ def _cells(row: Row, is_first: bool, predicted: Planned, rows: Sequence[Row]) ->
     times = ["-" if value is None else seconds(value) for value in (row.first_call_s, row.load_s)]
     cells += [plus_minus(row.latency.median), gain, busy, *memory, *times]
     if predicted:
-        said = predicted.get((row.model, row.recipe), {}).get("peak_bytes")
-        cells.append("-" if said is None or row.memory is None else _beside(said, row.memory.peak_bytes))
+        predicted_bytes = predicted.get((row.model, row.recipe), {}).get("peak_bytes")
+        cells.append(
+            "-"
+            if predicted_bytes is None or row.memory is None
+            else _beside(predicted_bytes, row.memory.peak_bytes)
+        )
     return cells
 
 
@@ -230,10 +238,13 @@ def conditions_of(records: Iterable[Record]) -> list[str]:
     Each text appears once: a resumed record may span environments that differ in what is not shown, such as the commit
     or the number of cores.
     """
-    return [f"- {told}" for told in dict.fromkeys(told_of(record.environment) for record in records)]
+    return [
+        f"- {conditions}"
+        for conditions in dict.fromkeys(describe_environment(record.environment) for record in records)
+    ]
 
 
-def told_of(environment: Environment) -> str:
+def describe_environment(environment: Environment) -> str:
     """Say where something was measured: device, driver and libraries."""
     driver = f", driver {environment.driver}" if environment.driver else ""
     libraries = ", ".join(f"{name} {version}" for name, version in environment.libraries.items())
@@ -243,8 +254,8 @@ def told_of(environment: Environment) -> str:
 def _workload(rows: Sequence[Row]) -> str:
     """Describe batch, text, rounds and calls, as ranges over all rows."""
     workloads = [row.record.trial.workload for row in rows]
-    told = {"prompts": "text encoders inside the call", "embeddings": "prompts encoded before the call"}
-    texts = " or ".join(sorted({told[workload.text] for workload in workloads}))
+    wordings = {"prompts": "text encoders inside the call", "embeddings": "prompts encoded before the call"}
+    texts = " or ".join(sorted({wordings[workload.text] for workload in workloads}))
     rounds = _range([len(row.record.rounds) for row in rows])
     calls = _range([row.latency.n for row in rows if row.latency is not None])
     return (
@@ -266,8 +277,10 @@ def _notes(tables: Sequence[list[Row]]) -> list[str]:
     ]
     notes += [note for rows in tables for note in (*_captures(rows), *_no_less_work(rows))]
     measured = [[row for row in rows if row.latency is not None] for rows in tables]
-    said = dict.fromkeys(warning for rows in measured for row in rows for warning in _shared_warnings(row))
-    for warning in said:
+    warnings = dict.fromkeys(
+        warning for rows in measured for row in rows for warning in _shared_warnings(row)
+    )
+    for warning in warnings:
         names = [_names([row for row in rows if warning in _shared_warnings(row)], rows) for rows in measured]
         notes.append(f"- {warning[0].upper()}{warning[1:]}: {'; '.join(name for name in names if name)}.")
     for comparable, then in (
@@ -278,9 +291,9 @@ def _notes(tables: Sequence[list[Row]]) -> list[str]:
             r for rows in measured for r in rows if r.cpu_drift and (r.cpu_stretch is not None) is comparable
         ]
         if drifted:
-            told = "; ".join(f"{_plain(row.model)} `{row.recipe}` {row.cpu_drift}" for row in drifted)
+            speeds = "; ".join(f"{_plain(row.model)} `{row.recipe}` {row.cpu_drift}" for row in drifted)
             notes.append(
-                f"- The CPU ran Python at another speed than while the model's baseline was measured, {then}: {told}."
+                f"- The CPU ran Python at another speed than while the model's baseline was measured, {then}: {speeds}."
             )
     return notes
 

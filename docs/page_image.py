@@ -47,10 +47,12 @@ def page() -> str:
     figures = [ImageFigures.model_validate(f) for row in stored for f in row["figures"]]
     scorer = next((f.scorer for f in figures), None)
     rows = rows_of([_record(row) for row in stored], QualityPass({f.key: f for f in figures}, scorer))
-    for row, known in zip(rows, stored, strict=True):
-        said = row.to_json()
-        assert said["speedup"] == known["speedup"], known["recipe"]
-        assert (said["quality"] or {}).get("verdict") == known["quality"]["verdict"], known["recipe"]
+    for row, stored_row in zip(rows, stored, strict=True):
+        row_json = row.to_json()
+        assert row_json["speedup"] == stored_row["speedup"], stored_row["recipe"]
+        assert (row_json["quality"] or {}).get("verdict") == stored_row["quality"]["verdict"], stored_row[
+            "recipe"
+        ]
     return render_page([Section(COMMAND, "", tuple(rows))], lambda sha256: None)
 
 

@@ -75,21 +75,21 @@ def _ratio(speedup: dict[str, Any]) -> str:
 
 def tuned_table(searches: Sequence[dict[str, Any]]) -> str:
     """Return a row for each search that found something."""
-    return _table(_TUNED_HEADINGS, [_tuned_row(one) for one in searches if one["pick"] is not None])
+    return _table(_TUNED_HEADINGS, [_tuned_row(search) for search in searches if search["pick"] is not None])
 
 
-def _tuned_row(found: dict[str, Any]) -> list[str]:
-    rows = {row["recipe"]: row for row in found["final"]}
-    (baseline,) = [row for row in found["final"] if row["is_baseline"]]
-    pick = rows[found["recipe"]]
-    limit = found["limits"]["max_memory_bytes"]
+def _tuned_row(search: dict[str, Any]) -> list[str]:
+    rows = {row["recipe"]: row for row in search["final"]}
+    (baseline,) = [row for row in search["final"] if row["is_baseline"]]
+    pick = rows[search["recipe"]]
+    limit = search["limits"]["max_memory_bytes"]
     return [
-        found["model"].removeprefix("synthetic:") + ("" if limit is None else f", in {limit / 1e9:g} GB"),
-        found["device"].removeprefix("NVIDIA "),
+        search["model"].removeprefix("synthetic:") + ("" if limit is None else f", in {limit / 1e9:g} GB"),
+        search["device"].removeprefix("NVIDIA "),
         *(
             f"{seconds(r['latency']['median_s'])}, {size(r['memory']['peak_bytes'])}"
             for r in (baseline, pick)
         ),
         _ratio(pick["speedup"]),
-        clock(found["seconds"]),
+        clock(search["seconds"]),
     ]

@@ -94,15 +94,15 @@ def other_cards(record: Path) -> list[Path]:
 def _table(records: Sequence[Record]) -> list[str]:
     """Return the table of a record, and below it what could not be measured; Markdown."""
     lines = markdown_lines(_HEADINGS, ())
-    told: list[Record] = []
+    stated: list[Record] = []
     failed: list[str] = []
-    found = dict.fromkeys(case for gpus in _GPUS for case in (*cases(gpus), *removed_cases(gpus)))
-    for case in found:
+    planned = dict.fromkeys(case for gpus in _GPUS for case in (*cases(gpus), *removed_cases(gpus)))
+    for case in planned:
         alone, shared = pair(case, records)
         if shared is None:
             continue
-        if alone is not None and not any(alone is one for one in told):
-            told.append(alone)
+        if alone is not None and not any(alone is record for record in stated):
+            stated.append(alone)
             lines += _line(case, alone, None, failed)
         lines += _line(case, shared, alone, failed)
     return [*lines, "", *failed, *([""] if failed else [])]
@@ -110,23 +110,25 @@ def _table(records: Sequence[Record]) -> list[str]:
 
 def gained(alone: Record, shared: Record) -> Interval | None:
     """Return the speed-up, None if either was not measured."""
-    one, several = (
+    alone_s, several = (
         [sample.total_s for round_ in record.rounds for sample in round_.samples]
         for record in (alone, shared)
     )
-    return speedup([one], [several]) if one and several else None
+    return speedup([alone_s], [several]) if alone_s and several else None
 
 
 def _revisions(records: Iterable[Record]) -> list[str]:
     """Say which code the rows of several GPUs measured; it may have changed since."""
     shared = [record for record in records if "parallel" in record.trial.recipe.text]
-    found = dict.fromkeys(record.environment.source_revision for record in shared)
-    told = [
-        f"`git log {one.partition('+')[0]}.. -- src/vivace/techniques src/vivace/machinery/multi_gpu`"
-        for one in found
-        if one is not None
+    revisions = dict.fromkeys(record.environment.source_revision for record in shared)
+    commands = [
+        f"`git log {revision.partition('+')[0]}.. -- src/vivace/techniques src/vivace/machinery/multi_gpu`"
+        for revision in revisions
+        if revision is not None
     ]
-    return [f"- Changes since the rows of several GPUs were measured: {', '.join(told)}"] if told else []
+    return (
+        [f"- Changes since the rows of several GPUs were measured: {', '.join(commands)}"] if commands else []
+    )
 
 
 def _changes(records: Iterable[Record]) -> list[str]:
@@ -149,7 +151,7 @@ def _changes(records: Iterable[Record]) -> list[str]:
 def soonest(record: Path) -> list[str]:
     """Return the fastest recipe that skips no work, for each model and number of GPUs; Markdown."""
     records = read_records(record)
-    found: dict[tuple[str, int], tuple[float, str]] = {}
+    fastest: dict[tuple[str, int], tuple[float, str]] = {}
     for case in dict.fromkeys(case for gpus in _GPUS for case in cases(gpus)):
         alone, shared = pair(case, records)
         if alone is None or shared is None or not resolve(case.recipe).same_picture:
@@ -158,11 +160,11 @@ def soonest(record: Path) -> list[str]:
         if gain is None or row.latency is None:
             continue
         took = row.latency.median
-        said = f"- {case.name} on {case.gpus}: `{case.recipe}` {plus_minus(took)}, {ratio(gain)} the speed of one GPU."
-        found[case.name, case.gpus] = min(
-            (took.point, said), found.get((case.name, case.gpus), (float("inf"), ""))
+        line = f"- {case.name} on {case.gpus}: `{case.recipe}` {plus_minus(took)}, {ratio(gain)} the speed of one GPU."
+        fastest[case.name, case.gpus] = min(
+            (took.point, line), fastest.get((case.name, case.gpus), (float("inf"), ""))
         )
-    return [said for _, said in found.values()]
+    return [text for _, text in fastest.values()]
 
 
 def _reached(gain: Interval, target: float) -> str:
@@ -208,36 +210,38 @@ def _shortfalls(profiles: Sequence[Profile]) -> list[str]:
     """Break down, a line per recipe, what a step on N GPUs takes beyond an Nth of the time on one."""
     alone: dict[tuple[str, str], Profile] = {}  # the latest so far, which is that of the same run
     lines = []
-    for one in profiles:
-        if one.gpus == 1:
-            alone[one.model, one.recipe] = one
+    for profile in profiles:
+        if profile.gpus == 1:
+            alone[profile.model, profile.recipe] = profile
             continue
-        recipe = renamed(one.recipe)
-        single = alone.get((one.model, rest_of(recipe)))
+        recipe = renamed(profile.recipe)
+        single = alone.get((profile.model, rest_of(recipe)))
         if single is None:
             continue
         beyond = {
-            "compute": one.compute - single.compute / one.gpus,
-            "communication and waiting": one.communication + one.waiting,
-            "idle": one.idle - single.idle / one.gpus,
+            "compute": profile.compute - single.compute / profile.gpus,
+            "communication and waiting": profile.communication + profile.waiting,
+            "idle": profile.idle - single.idle / profile.gpus,
         }
         parts = ", ".join(f"{figure:.1f} ms {what}" for what, figure in beyond.items())
-        lines.append(f"- {one.model} `{recipe}`: {one.step - single.step / one.gpus:.1f} ms ({parts}).")
+        lines.append(
+            f"- {profile.model} `{recipe}`: {profile.step - single.step / profile.gpus:.1f} ms ({parts})."
+        )
     if not lines:
         return []
-    said = (
+    intro = (
         "What a step on N GPUs takes beyond 1/N of a step on one. Compute can take more than 1/N because smaller "
         "shards fill a GPU less, because overlapped collectives take multiprocessors from matmuls, and because some "
         "work is replicated:\n"
     )
-    return [said, *lines]
+    return [intro, *lines]
 
 
 def _profiles(record: Path) -> list[str]:
     profiles = read_profiles(record)
     if not profiles:
         return []
-    with_copies = any(COPIES in one.recipe for one in profiles)
+    with_copies = any(COPIES in profile.recipe for profile in profiles)
     copies = f"; with `{COPIES}` the copies, and the barriers before them"
     lines = [
         "## Where the time of a step goes\n",
@@ -251,10 +255,18 @@ def _profiles(record: Path) -> list[str]:
         "the step, the CPU is the bottleneck.\n",
         *markdown_lines(_PROFILE, ()),
     ]
-    for one in profiles:
-        figures = (one.step, one.compute, one.communication, one.waiting, one.idle, one.launch, one.cpu)
+    for profile in profiles:
+        figures = (
+            profile.step,
+            profile.compute,
+            profile.communication,
+            profile.waiting,
+            profile.idle,
+            profile.launch,
+            profile.cpu,
+        )
         times = " | ".join(f"{figure:.1f} ms" for figure in figures)
-        lines.append(f"| {one.model} | `{renamed(one.recipe)}` | {one.gpus} | {times} |")
+        lines.append(f"| {profile.model} | `{renamed(profile.recipe)}` | {profile.gpus} | {times} |")
     lines += ["", *_shortfalls(profiles)]
     made = f"Made by `python -m benchmarks.several_gpus --profile` ([record](../results/{profile_file(record).name}))."
     return [*lines, "", made, ""]

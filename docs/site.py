@@ -40,10 +40,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     here = page.file.src_uri
     source = _SOURCES.get(here, f"docs/{here}")
 
-    def to_published(found: re.Match[str]) -> str:
-        target = normpath(join(dirname(source), found[0]))
+    def to_published(match: re.Match[str]) -> str:
+        target = normpath(join(dirname(source), match[0]))
         if target.startswith("../") or not (ROOT / target).is_file():
-            return found[0]  # MkDocs says that it leads nowhere
+            return match[0]  # MkDocs says that it leads nowhere
         published = PAGES.get(target, target.removeprefix("docs/"))
         if files.get_file_from_path(published) is None:
             files.append(File.generated(config, published, abs_src_path=str(ROOT / target)))

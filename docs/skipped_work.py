@@ -19,7 +19,7 @@ from benchmarks.skipped_work import (
 from benchmarks.technique_cases import baseline, full_length
 from benchmarks.technique_records import key_of, read_records, rows_with_baselines
 from docs.models_measured import conditions_of
-from docs.techniques_measured import told_of_the_cpu
+from docs.techniques_measured import cpu_notes
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
 from vivace.report.summary import plus_minus, ratio, seconds
@@ -75,11 +75,11 @@ def page(note: str, results: Path) -> str:
         f"interval, in bold if all of that lies above {LIMIT:.0%}.\n",
     ]
     operations = read_operations()
-    found = {name: read_records(results / record_file(name).name) for name in FAMILIES}
-    for name, records in found.items():
+    by_model = {name: read_records(results / record_file(name).name) for name in FAMILIES}
+    for name, records in by_model.items():
         if records:
             lines += _family(name, records, operations.get(name, {}))
-    if missing := [name for name, records in found.items() if not records]:
+    if missing := [name for name, records in by_model.items() if not records]:
         lines.append(f"Still to be measured: {', '.join(missing)}.\n")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -177,18 +177,21 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
             how = "no effect" if row.outcome is Outcome.NO_EFFECT else row.outcome.value
             notes.append(f"- `{row.recipe}`: {how}: {row.reason}")
             continue
-        found = skipping_of(row, whole, operations)
+        skipped = skipping_of(row, whole, operations)
         cells = [f"`{row.recipe}`", plus_minus(row.latency.median), ratio(row.speedup)]
-        if found is None:
+        if skipped is None:
             cells += ["-"] * 4
         else:
-            cells += [f"{found.skipped:.0%}", "-" if found.computes is None else f"{found.computes:.1%}"]
-            cells += [f"{found.ideal:.2f}x", _told(found.overhead)]
-            if found.overhead is not None:
+            cells += [
+                f"{skipped.skipped:.0%}",
+                "-" if skipped.computes is None else f"{skipped.computes:.1%}",
+            ]
+            cells += [f"{skipped.ideal:.2f}x", _overhead_text(skipped.overhead)]
+            if skipped.overhead is not None:
                 if skipping(row.record.trial.recipe, whole.record.trial.recipe).name == "guidance":
-                    halves = [_of_half_a_batch(row.recipe, found.overhead.point)]
+                    halves = [_of_half_a_batch(row.recipe, skipped.overhead.point)]
                 else:
-                    overheads.append((found.overhead.point, row.recipe, _told(found.overhead)))
+                    overheads.append((skipped.overhead.point, row.recipe, _overhead_text(skipped.overhead)))
         lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
     if overheads:
@@ -197,10 +200,10 @@ def _family(name: str, records: Sequence[Record], operations: Mapping[str, Opera
     lines += halves
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
-    known = {row.recipe for row in rows}
-    if missing := [recipe for recipe in recipes(name) if recipe not in known]:
+    measured = {row.recipe for row in rows}
+    if missing := [recipe for recipe in recipes(name) if recipe not in measured]:
         lines.append(f"Still to be measured: {', '.join(f'`{recipe}`' for recipe in missing)}.\n")
-    lines += told_of_the_cpu(rows)
+    lines += cpu_notes(rows)
     lines.append(
         f"Made by `python -m benchmarks.skipped_work {name}` ([record](../results/{record_file(name).name})).\n"
     )
@@ -216,7 +219,7 @@ def _of_half_a_batch(recipe: str, overhead: float) -> str:
     )
 
 
-def _told(overhead: Interval | None) -> str:
+def _overhead_text(overhead: Interval | None) -> str:
     if overhead is None:
         return "-"
     if overhead.low is None or overhead.high is None:

@@ -74,18 +74,18 @@ class Family:
 
 def families(results: Path) -> list[Family]:
     """Return the family of each model with a record; a GPU's record comes before a CPU's."""
-    found = []
+    recorded = []
     for name in CURVES:
         for device in ("cuda", "cpu"):
             path = results / record_file(name, device).name
             cases = read_cases(path)
             if BASELINE in cases and len(cases) > 1:
-                found.append(family(name, path, cases, is_gpu=device == "cuda"))
+                recorded.append(read_family(name, path, cases, is_gpu=device == "cuda"))
                 break
-    return found
+    return recorded
 
 
-def family(name: str, path: Path, cases: Mapping[str, Case], *, is_gpu: bool) -> Family:
+def read_family(name: str, path: Path, cases: Mapping[str, Case], *, is_gpu: bool) -> Family:
     rows = rows_with_quality(cases)
     points: list[Point] = []
     missing = []
@@ -121,8 +121,8 @@ def page(note: str, results: Path) -> str:
         "full-size model a cache can gain more or less, because a skipped step costs a different share of a "
         "computed one: see [what skipping saves](skipped-work.md).\n",
     ]
-    for one in families(results):
-        lines += _family(one)
+    for family in families(results):
+        lines += _family(family)
     lines += [
         "## How to read this\n",
         "- *Denoiser's work*: the floating-point operations of all denoiser calls for an image over the baseline's, "
@@ -141,7 +141,7 @@ def page(note: str, results: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def plot(one: Family) -> str:
+def plot(family: Family) -> str:
     """Return the family's plot as SVG."""
     curves = [
         (
@@ -157,10 +157,10 @@ def plot(one: Family) -> str:
                 for p in points
             ],
         )
-        for name, points in one.curves
+        for name, points in family.curves
     ]
-    what = "measured speed-up" if one.is_gpu else "speed-up, from the denoiser's work"
-    label = f"{one.name}: SSIM to the baseline against {what}; the values are in the table"
+    what = "measured speed-up" if family.is_gpu else "speed-up, from the denoiser's work"
+    label = f"{family.name}: SSIM to the baseline against {what}; the values are in the table"
     return curve_plot.draw(curves, what, label)
 
 
@@ -224,58 +224,60 @@ def ssim_of_steps(steps: Sequence[Point], speedup: float) -> list[float] | None:
     return None
 
 
-def _family(one: Family) -> list[str]:
-    baseline = one.cases[BASELINE].record
+def _family(family: Family) -> list[str]:
+    baseline = family.cases[BASELINE].record
     workload = baseline.trial.workload
     lines = [
-        f"## {one.name}\n",
+        f"## {family.name}\n",
         f"{workload.width}x{workload.height}, {workload.num_inference_steps} steps, guidance "
         f"{workload.guidance_scale:g}; {workload.num_pictures} images a recipe ({len(workload.prompts)} prompts at "
         f"{len(workload.seeds)} seed{'s' if len(workload.seeds) > 1 else ''}). "
         + (
             "The plot shows measured speed-ups.\n"
-            if one.is_gpu
+            if family.is_gpu
             else "Measured on a CPU, so the plot shows savings in the denoiser's work, not times.\n"
         ),
-        *conditions_of(case.record for case in one.cases.values()),
+        *conditions_of(case.record for case in family.cases.values()),
         "",
-        f"![{one.name}: SSIM to the baseline against speed-up]({plot_file(one.name)})\n",
-        *conclusions(one),
+        f"![{family.name}: SSIM to the baseline against speed-up]({plot_file(family.name)})\n",
+        *conclusions(family),
         "",
-        *markdown_lines(_HEADINGS, [_cells(point, one.is_gpu) for point in one.points]),
+        *markdown_lines(_HEADINGS, [_cells(point, family.is_gpu) for point in family.points]),
         "",
     ]
-    told = [f"- `{row.recipe}`: {row.outcome.value.replace('_', ' ')}: {row.reason}" for row in one.missing]
-    if told:
-        lines += ["Not in the table:\n", *told, ""]
-    if "cfg_cutoff" not in CURVES[one.name]:
+    missing = [
+        f"- `{row.recipe}`: {row.outcome.value.replace('_', ' ')}: {row.reason}" for row in family.missing
+    ]
+    if missing:
+        lines += ["Not in the table:\n", *missing, ""]
+    if "cfg_cutoff" not in CURVES[family.name]:
         lines.append(
             "Guidance is distilled into this model: without true CFG its pipeline has no second branch, so "
             "`cfg_cutoff` has nothing to cut.\n"
         )
-    if any(point.curve in CALIBRATED for point in one.points):
+    if any(point.curve in CALIBRATED for point in family.points):
         lines.append(
             "`teacache` and `magcache` were calibrated on this model first (`vivace calibrate teacache`, "
             "`vivace calibrate magcache`), so their thresholds are this model's own.\n"
         )
     lines.append(
-        f"Made by `python -m benchmarks.step_curves {one.name}` ([record](../results/{one.path.name})).\n"
+        f"Made by `python -m benchmarks.step_curves {family.name}` ([record](../results/{family.path.name})).\n"
     )
     return lines
 
 
-def conclusions(one: Family) -> list[str]:
+def conclusions(family: Family) -> list[str]:
     """Say which caches beat fewer steps and where, what the others do, and what is on the Pareto front."""
-    caches = [(name, points) for name, points in one.curves if _is_cache(name)]
-    others = [(name, points) for name, points in one.curves if name != STEPS and not _is_cache(name)]
+    caches = [(name, points) for name, points in family.curves if _is_cache(name)]
+    others = [(name, points) for name, points in family.curves if name != STEPS and not _is_cache(name)]
     winners = [f"`{name}` {since}" for name, points in caches if (since := _dominates(points)) is not None]
     if winners:
         lines = [f"**Caches that beat fewer steps: {'; '.join(winners)}.**\n"]
     else:
         lines = ["**No cache beats fewer steps here.**\n"]
     lines.append("SSIM compared with fewer steps of the same speed-up:\n")
-    lines += [f"- `{name}`: {_told(points)}." for name, points in [*caches, *others]]
-    front = sorted((p for p in one.points if p.on_front), key=lambda p: p.speedup)
+    lines += [f"- `{name}`: {_compared_with_steps(points)}." for name, points in [*caches, *others]]
+    front = sorted((p for p in family.points if p.on_front), key=lambda p: p.speedup)
     parts = []
     for name, group in groupby(front, key=lambda p: p.curve):
         parts.append(f"{_span([p.speedup for p in group])} `{name}`")
@@ -302,17 +304,17 @@ def _dominates(points: Sequence[Point]) -> str | None:
     return f"from {first:.2f}x up (its most aggressive setting here: {last:.2f}x)"
 
 
-def _told(points: Sequence[Point]) -> str:
-    known = [p for p in points if p.against is not None]
-    said = {
+def _compared_with_steps(points: Sequence[Point]) -> str:
+    comparable = [p for p in points if p.against is not None]
+    wordings = {
         Against.ABOVE: "better {}",
         Against.BELOW: "worse {}",
         Against.UNCLEAR: "no clear difference {}",
     }
     parts = []
-    for against, group in groupby(known, key=lambda p: p.against):
+    for against, group in groupby(comparable, key=lambda p: p.against):
         assert against is not None
-        parts.append(said[against].format(_span([p.speedup for p in group])))
+        parts.append(wordings[against].format(_span([p.speedup for p in group])))
     beyond = [p.speedup for p in points if p.against is None]
     if beyond:
         parts.append(f"beyond the fewest steps measured {_span(beyond)}")
@@ -325,20 +327,20 @@ def _span(speedups: Sequence[float]) -> str:
 
 
 def _cells(point: Point, is_gpu: bool) -> list[str]:
-    row, found = point.row, point.row.fidelity
-    assert found is not None
+    row, fidelity = point.row, point.row.fidelity
+    assert fidelity is not None
     hits = row.record.rounds[0].evidence.get("cache_hit_rate")
     psnr = "-"
-    if found.psnr_db is not None and found.worst_psnr_db is not None:
-        psnr = f"{found.psnr_db.point:.1f}, {found.worst_psnr_db:.1f}"
+    if fidelity.psnr_db is not None and fidelity.worst_psnr_db is not None:
+        psnr = f"{fidelity.psnr_db.point:.1f}, {fidelity.worst_psnr_db:.1f}"
     return [
         f"`{row.recipe}`".replace("|", "\\|"),
         f"{100 * point.work:.1f} %",
         ratio(row.speedup) if is_gpu and row.speedup is not None else f"{point.speedup:.2f}x",
         "-" if hits is None else f"{100 * float(str(hits)):.0f} %",
-        _interval(found.ssim, 1, 3),
+        _interval(fidelity.ssim, 1, 3),
         psnr,
-        _interval(found.clip_kept, 100, 1, " %"),
+        _interval(fidelity.clip_kept, 100, 1, " %"),
         "-" if row.judgement is None else row.judgement.gate.value,
         "-" if point.against is None else point.against.value,
         "yes" if point.on_front else "",
@@ -348,7 +350,7 @@ def _cells(point: Point, is_gpu: bool) -> list[str]:
 def _interval(value: Interval | None, factor: float, digits: int, unit: str = "") -> str:
     if value is None:
         return "-"
-    said = f"{factor * value.point:.{digits}f}{unit}"
+    text = f"{factor * value.point:.{digits}f}{unit}"
     if value.low is None or value.high is None:
-        return said
-    return f"{said} [{factor * value.low:.{digits}f}, {factor * value.high:.{digits}f}]"
+        return text
+    return f"{text} [{factor * value.low:.{digits}f}, {factor * value.high:.{digits}f}]"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import study_profiles
 from benchmarks.study_groups import RESULTS, all_sittings, record_file
-from docs.models_measured import told_of
+from docs.models_measured import describe_environment
 from docs.study_profiles import lines as profiles_of
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
 from vivace.report.summary import ratio, seconds, size
@@ -63,11 +63,11 @@ def measured(name: str, folder: Path = RESULTS, *, tiny: bool = False) -> Measur
     planned, sittings = expand(file, tiny=tiny, synthetic=not tiny), all_sittings(name, folder)
     sources: dict[tuple[str, str, str, str], tuple[str, ...]] = {}
     used: dict[int, Sitting] = {}
-    for one, (device, mine) in product(planned, by_device(sittings).items()):
-        rounds = rounds_of(one, mine)
-        for case in one.cases:
+    for part, (device, mine) in product(planned, by_device(sittings).items()):
+        rounds = rounds_of(part, mine)
+        for case in part.cases:
             for _, sitting, _ in rounds.get(case.recipe, []):
-                key = (one.part.name, one.model, case.label, device)
+                key = (part.part.name, part.model, case.label, device)
                 sources[key] = tuple(dict.fromkeys((*sources.get(key, ()), sitting.source)))
                 used[id(sitting)] = sitting
     return Measured(run_of(file, planned, sittings), sources, tuple(used.values()))
@@ -80,20 +80,20 @@ def page(name: str, note: str, folder: Path = RESULTS) -> str:
         note: the line above the heading that says the page is generated.
         folder: of the records.
     """
-    found = measured(name, folder)
-    file = found.run.file
-    lines = [note, f"# {file.name}: {markdown_cell(file.title)}\n", *_about(found, folder)]
-    for view in views(found.run):
-        lines += _part(view, found)
+    study = measured(name, folder)
+    file = study.run.file
+    lines = [note, f"# {file.name}: {markdown_cell(file.title)}\n", *_about(study, folder)]
+    for view in views(study.run):
+        lines += _part(view, study)
     if name == study_profiles.STUDY:
         lines += profiles_of(folder / study_profiles.RECORD.name)
-    lines += _conclusions(found.run)
-    lines += _other_tables(found.run)
+    lines += _conclusions(study.run)
+    lines += _other_tables(study.run)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _about(found: Measured, folder: Path) -> Iterator[str]:
-    file = found.run.file
+def _about(study: Measured, folder: Path) -> Iterator[str]:
+    file = study.run.file
     yield f"{markdown_cell(' '.join(file.about.split()))}\n"
     yield f"- Published: {markdown_cell(file.source)}. Every cell of its tables is on this page."
     yield (
@@ -101,10 +101,10 @@ def _about(found: Measured, folder: Path) -> Iterator[str]:
         "encoders in the call. Times and memory are those of the real models; images mean nothing, so quality is not "
         "judged."
     )
-    for told in dict.fromkeys(told_of(sitting.environment) for sitting in found.used):
-        days = sorted({row.round.started_at[:10] for s in _of(found, told) for row in s.rows})
-        yield f"- {told}; {days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}"
-    borrowed = sorted({sitting.source for sitting in found.used if sitting.source})
+    for conditions in dict.fromkeys(describe_environment(sitting.environment) for sitting in study.used):
+        days = sorted({row.round.started_at[:10] for s in _of(study, conditions) for row in s.rows})
+        yield f"- {conditions}; {days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}"
+    borrowed = sorted({sitting.source for sitting in study.used if sitting.source})
     if borrowed:
         links = " and ".join(f"[{source}](../../results/{source})" for source in borrowed)
         yield (
@@ -117,13 +117,15 @@ def _about(found: Measured, folder: Path) -> Iterator[str]:
         "other days too). The last columns are the value here, on the first GPU that has it, divided by the published "
         "one. A row of one round tells only differences above 10 %."
     )
-    if any(row.limit for one in found.run.parts for rows in one.on_devices.values() for row in rows.values()):
+    if any(
+        row.limit for part in study.run.parts for rows in part.on_devices.values() for row in rows.values()
+    ):
         yield (
             "- How far each row is from the GPU's [limit](../limits.md) is folded in below its part: the operations "
             "counted over the highest rates that this GPU reached in single ones. The hours there, times the price of "
             "an hour, are what 1,000 images cost; `--price-per-hour` does it for your own run."
         )
-    yield f"- {_coverage(found)}"
+    yield f"- {_coverage(study)}"
     own = record_file(file.name, folder)
     link = f" ([record](../../results/{own.name}))" if own.exists() else ""
     yield (
@@ -132,18 +134,18 @@ def _about(found: Measured, folder: Path) -> Iterator[str]:
     )
 
 
-def _of(found: Measured, told: str) -> list[Sitting]:
-    return [sitting for sitting in found.used if told_of(sitting.environment) == told]
+def _of(study: Measured, conditions: str) -> list[Sitting]:
+    return [sitting for sitting in study.used if describe_environment(sitting.environment) == conditions]
 
 
-def _coverage(found: Measured) -> str:
+def _coverage(study: Measured) -> str:
     """Say how many of the rows are measured, lost, or missing."""
     total = measured_ = 0
     lost: dict[str, int] = {}
-    for one in found.run.parts:
-        for case in one.planned.cases:
+    for part in study.run.parts:
+        for case in part.planned.cases:
             total += 1
-            rows = [row for rows in one.on_devices.values() if (row := rows.get(case.label)) is not None]
+            rows = [row for rows in part.on_devices.values() if (row := rows.get(case.label)) is not None]
             if any(row.record.outcome is Outcome.MEASURED for row in rows):
                 measured_ += 1
             else:
@@ -154,7 +156,7 @@ def _coverage(found: Measured) -> str:
     return f"**{measured_} of {total} rows are measured**" + (f"; {others}." if others else ".")
 
 
-def _part(view: PartView, found: Measured) -> Iterator[str]:
+def _part(view: PartView, study: Measured) -> Iterator[str]:
     planned = view.planned
     name = planned.part.title or planned.part.name
     yield f"## {markdown_cell(planned.model)}: {markdown_cell(name)}\n"
@@ -164,20 +166,20 @@ def _part(view: PartView, found: Measured) -> Iterator[str]:
         yield f"Not measured yet, and the source has no numbers of it: {labels}.\n"
         return
     figures = [figure for figure in planned.part.figures if _has_numbers(view, figure)] or [view.time]
-    shown = [figure for figure in figures if figure in (view.time, *_MEMORY)]
-    for figure in shown:
-        yield from _table(view, figure, found, with_recipe=figure == shown[0])
-    if others := [figure for figure in figures if figure not in shown]:
+    kept = [figure for figure in figures if figure in (view.time, *_MEMORY)]
+    for figure in kept:
+        yield from _table(view, figure, study, with_recipe=figure == kept[0])
+    if others := [figure for figure in figures if figure not in kept]:
         yield f"<details><summary>{', '.join(FIGURES[figure].title for figure in others)}</summary>\n"
         for figure in others:
-            yield from _table(view, figure, found, with_recipe=False)
+            yield from _table(view, figure, study, with_recipe=False)
         yield "</details>\n"
     for figure in planned.part.figures:
         if figure not in figures and (whys := _whys(view, figure)):
             yield f"- No numbers of {FIGURES[figure].title}: {'; '.join(whys)}"
     for label, why in notes(view):
         yield f"- {markdown_cell(f'{label}: {why}')}"
-    for label, why in stand_ins(found.run.file, view):
+    for label, why in stand_ins(study.run.file, view):
         yield f"- {markdown_cell(f'{label}: {why}')}"
     yield from _remarks(view)
     yield from _warnings(view)
@@ -205,18 +207,18 @@ def _times(gain: SpeedUp) -> str:
 
 
 def _has_numbers(view: PartView, figure: str) -> bool:
-    return any(shown.cell.value is not None for row in view.rows for shown in row.cells[figure])
+    return any(compared.cell.value is not None for row in view.rows for compared in row.cells[figure])
 
 
-def _table(view: PartView, figure: str, found: Measured, *, with_recipe: bool) -> Iterator[str]:
+def _table(view: PartView, figure: str, study: Measured, *, with_recipe: bool) -> Iterator[str]:
     """Yield the table of one figure: published, measured, and the quotients."""
-    told = [
+    columns = [
         k
         for k, column in enumerate(view.columns)
         if column.kind == "measured" or any(row.cells[figure][k].cell.value is not None for row in view.rows)
     ]
-    published = [k for k in told if k < view.num_published]
-    here = [k for k in told if k >= view.num_published]
+    published = [k for k in columns if k < view.num_published]
+    here = [k for k in columns if k >= view.num_published]
     if FIGURES[figure].kind == "number":  # random weights have no images to look at
         here = [k for k in here if any(row.cells[figure][k].cell.value is not None for row in view.rows)]
     headings = [FIGURES[figure].title, *(["recipe"] if with_recipe else [])]
@@ -227,14 +229,14 @@ def _table(view: PartView, figure: str, found: Measured, *, with_recipe: bool) -
     for row in view.rows:
         cells = [markdown_cell(row.case.label)]
         cells += [markdown_code_cell(row.case.recipe)] if with_recipe else []
-        shown = row.cells[figure]
-        cells += [markdown_cell(_text(figure, shown[k])) for k in published]
+        compared = row.cells[figure]
+        cells += [markdown_cell(_text(figure, compared[k])) for k in published]
         key = (view.planned.part.name, view.planned.model, row.case.label)
         for k in here:
-            is_borrowed = any(found.sources.get((*key, view.columns[k].name), ()))
-            mark = "\\*" if is_borrowed and shown[k].cell.value is not None else ""
-            cells.append(markdown_cell(_text(figure, shown[k])) + mark)
-        cells += [quotient(shown[k].over) for k in published if here]
+            is_borrowed = any(study.sources.get((*key, view.columns[k].name), ()))
+            mark = "\\*" if is_borrowed and compared[k].cell.value is not None else ""
+            cells.append(markdown_cell(_text(figure, compared[k])) + mark)
+        cells += [quotient(compared[k].over) for k in published if here]
         yield f"| {' | '.join(cells)} |"
     yield ""
 
@@ -249,63 +251,63 @@ def _shortened(who: str) -> str:
     return who
 
 
-def _text(figure: str, shown: ComparedCell) -> str:
+def _text(figure: str, compared: ComparedCell) -> str:
     """Return e.g. "6.93 s, 1.49×"."""
-    if shown.cell.value is None:
-        return outcome_text(shown.cell)
-    text = value_text(figure, shown.cell.value)
-    return text if shown.relative is None else f"{text}, {relative_text(shown)}"
+    if compared.cell.value is None:
+        return outcome_text(compared.cell)
+    text = value_text(figure, compared.cell.value)
+    return text if compared.relative is None else f"{text}, {relative_text(compared)}"
 
 
 def _whys(view: PartView, figure: str) -> list[str]:
     """Return why a figure has no numbers, each reason once."""
-    found: dict[str, None] = {}
+    reasons: dict[str, None] = {}
     for row in view.rows:
-        for column, shown in zip(view.columns, row.cells[figure], strict=True):
-            if shown.cell.note and shown.cell.outcome in ("absent", "measured"):
+        for column, compared in zip(view.columns, row.cells[figure], strict=True):
+            if compared.cell.note and compared.cell.outcome in ("absent", "measured"):
                 who = "" if column.kind == "published" else "here: "
-                found.setdefault(f"{who}{markdown_cell(shown.cell.note)}")
-    return list(found)
+                reasons.setdefault(f"{who}{markdown_cell(compared.cell.note)}")
+    return list(reasons)
 
 
 def _remarks(view: PartView) -> Iterator[str]:
     """Yield what the source's own cells need said: contradictions, and why cells are empty."""
-    found: dict[str, list[str]] = {}
+    remarks: dict[str, list[str]] = {}
     for row in view.rows:
         for figure, cells in row.cells.items():
             if not _has_numbers(view, figure):
                 continue
-            for column, shown in zip(view.columns, cells, strict=True):
-                if column.kind == "published" and shown.cell.note:
+            for column, compared in zip(view.columns, cells, strict=True):
+                if column.kind == "published" and compared.cell.note:
                     place = f"{row.case.label}, {FIGURES[figure].title}, {column.name}"
-                    found.setdefault(shown.cell.note, []).append(place)
-    for said, places in found.items():
+                    remarks.setdefault(compared.cell.note, []).append(place)
+    for remark, places in remarks.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        yield f"- {markdown_cell(f'{places[0]}{more}: {said}')}"
+        yield f"- {markdown_cell(f'{places[0]}{more}: {remark}')}"
 
 
 def _card(view: PartView) -> Iterator[str]:
     """Yield the table of what the rows took of the GPU: distance from its limit, energy, clocks, hours of it."""
-    found = usage_table(view)
-    if not found.rows:
+    usage = usage_table(view)
+    if not usage.rows:
         return
     yield "<details><summary>Distance from the limit, energy, clocks, GPU hours</summary>\n"
-    table = found.as_text()
+    table = usage.as_text()
     yield from replace(table, rows=[(_shortened(label), *cells) for label, *cells in table.rows]).markdown()
     yield ""
-    yield from (f"- {markdown_cell(f'{_shortened(labels)}: {reason}')}" for labels, reason in found.reasons)
+    yield from (f"- {markdown_cell(f'{_shortened(labels)}: {reason}')}" for labels, reason in usage.reasons)
     yield "\n</details>\n"
 
 
 def _warnings(view: PartView) -> Iterator[str]:
     """Yield what a reader must know of measured rows, each warning once."""
-    found: dict[str, list[str]] = {}
+    labels_by_warning: dict[str, list[str]] = {}
     for row in view.rows:
-        for label, one in row.labelled:
-            for warning in one.warnings:
+        for label, record in row.labelled:
+            for warning in record.warnings:
                 if warning not in (RANDOM_WEIGHTS, ONE_ROUND):
-                    found.setdefault(warning, []).append(_shortened(label))
-    for warning, labels in found.items():
+                    labels_by_warning.setdefault(warning, []).append(_shortened(label))
+    for warning, labels in labels_by_warning.items():
         yield f"- {markdown_cell(', '.join(labels))}: {markdown_cell(warning)}"
 
 
@@ -315,25 +317,25 @@ def _conclusions(run: StudyRun) -> Iterator[str]:
         return
     yield "## Its conclusions\n"
     yield "Judged by each GPU's published numbers, and by the rows above ([how](../studies.md#conclusions)).\n"
-    told = "; ".join(f"{markdown_cell(_shortened(who))}: {said}" for who, said in tally(claims))
-    yield f"Of {len(claims)} conclusions, by column: {told}.\n"
-    for claim, judged in claims:
+    tallied = "; ".join(f"{markdown_cell(_shortened(who))}: {verdict}" for who, verdict in tally(claims))
+    yield f"Of {len(claims)} conclusions, by column: {tallied}.\n"
+    for claim, verdicts in claims:
         yield f"- {markdown_cell(claim.says)}"
-        for one in judged:
-            name = one.column if one.kind == "published" else f"here, {_short(one.column)}"
-            yield f"  - {markdown_cell(name)}: **{one.said.value}**. {markdown_cell(one.because)}"
-        if not any(one.kind == "measured" for one in judged):
+        for verdict in verdicts:
+            name = verdict.column if verdict.kind == "published" else f"here, {_short(verdict.column)}"
+            yield f"  - {markdown_cell(name)}: **{verdict.said.value}**. {markdown_cell(verdict.because)}"
+        if not any(verdict.kind == "measured" for verdict in verdicts):
             yield "  - here: nothing is measured yet"
     yield ""
 
 
 def _other_tables(run: StudyRun) -> Iterator[str]:
     """Yield the source's tables, or columns of them, that no part shows."""
-    shown = {table for part in run.file.part for table in part.tables}
+    tables = {table for part in run.file.part for table in part.tables}
     groups: dict[tuple[str, str, str], list[Published]] = {}
     for cell in run.file.cells:
         all_tables = any(not part.tables for part in run.file.part)
-        is_shown = (all_tables or cell.table in shown) and cell.gpu and cell.metric in FIGURES
+        is_shown = (all_tables or cell.table in tables) and cell.gpu and cell.metric in FIGURES
         if not is_shown:
             groups.setdefault((cell.table, cell.gpu, cell.model), []).append(cell)
     if not groups:
@@ -352,10 +354,10 @@ def _other_tables(run: StudyRun) -> Iterator[str]:
                 for row in rows
             ],
         )
-        said = dict.fromkeys(cell.note for cell in cells if cell.note)
+        cell_notes = dict.fromkeys(cell.note for cell in cells if cell.note)
         yield ""
-        yield from (f"- {markdown_cell(text)}" for text in said)
-        yield "\n</details>\n" if said else "</details>\n"
+        yield from (f"- {markdown_cell(text)}" for text in cell_notes)
+        yield "\n</details>\n" if cell_notes else "</details>\n"
 
 
 def printed(cell: Published | None) -> str:

@@ -18,7 +18,7 @@ _FAMILIES = ("GEMM", "convolution", "attention", "norm", "elementwise", "copy")
 
 def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
     """Yield the section as Markdown."""
-    found = read_profiles(record)
+    profiles = read_profiles(record)
     cases = runs(tiny=tiny).cases
     yield "## Its profiles, here\n"
     yield (
@@ -26,32 +26,32 @@ def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
         "after the warm-up, with nothing compiled or tuned inside; each kernel counts once, so shares add up to 100 % "
         "([what the columns mean](../profile.md)).\n"
     )
-    if not found:
+    if not profiles:
         yield "Not measured yet: `python -m benchmarks.study_profiles` does it.\n"
         return
     yield f"| run | on | call | profiled | GPU busy | host late | {' | '.join(_FAMILIES)} |"
     yield "|" + " --- |" * (6 + len(_FAMILIES))
     by_label: dict[str, Profile] = {}
     for case in cases:
-        one = next((one for one in found if is_of(one, case.recipe)), None)
-        if one is None:
+        profile = next((profile for profile in profiles if is_of(profile, case.recipe)), None)
+        if profile is None:
             yield f"| {markdown_cell(case.label)} | not measured |" + " – |" * (4 + len(_FAMILIES))
             continue
-        by_label[case.label] = one
-        times = [one.plain_s, one.traced_s, one.gpu_busy_s, one.host_late_s]
+        by_label[case.label] = profile
+        times = [profile.plain_s, profile.traced_s, profile.gpu_busy_s, profile.host_late_s]
         cells = ["–" if value is None else seconds(value) for value in times]
-        cells += [_share(one.families, name, is_gpu=one.gpu_busy_s is not None) for name in _FAMILIES]
-        yield f"| {markdown_cell(case.label)} | {markdown_cell(_device(one))} | {' | '.join(cells)} |"
+        cells += [_share(profile.families, name, is_gpu=profile.gpu_busy_s is not None) for name in _FAMILIES]
+        yield f"| {markdown_cell(case.label)} | {markdown_cell(_device(profile))} | {' | '.join(cells)} |"
     yield ""
-    for label, one in by_label.items():
+    for label, profile in by_label.items():
         yield f"<details><summary>{escape(label)}: operators, components, gaps, waits, memory</summary>\n"
-        yield f"{markdown_code_cell(one.trial.title)}, {one.num_denoiser_calls} denoiser calls\n"
-        for section in sections(one, TOP):
+        yield f"{markdown_code_cell(profile.trial.title)}, {profile.num_denoiser_calls} denoiser calls\n"
+        for section in sections(profile, TOP):
             yield from (f"**{section.title}**\n", *section.table.markdown(), "")
-        yield from (f"- {markdown_cell(warning)}" for warning in one.warnings)
+        yield from (f"- {markdown_cell(warning)}" for warning in profile.warnings)
         yield "\n</details>\n"
     for device in dict.fromkeys(map(_device, by_label.values())):
-        there = [(label, one) for label, one in by_label.items() if _device(one) == device]
+        there = [(label, profile) for label, profile in by_label.items() if _device(profile) == device]
         if len(there) == 1:
             continue
         (first, before), *_, (last, after) = there
@@ -69,11 +69,11 @@ def _device(profile: Profile) -> str:
 
 def _named(profile: Profile) -> Profile:
     """Return a profile without the row of many operators, which is not one that went or appeared."""
-    kept = tuple(one for one in profile.operators if not one.name.startswith(OTHERS))
+    kept = tuple(operator for operator in profile.operators if not operator.name.startswith(OTHERS))
     return profile.model_copy(update={"operators": kept})
 
 
 def _share(shares: Sequence[Share], name: str, *, is_gpu: bool) -> str:
-    times = {one.name: one.cuda_s if is_gpu else one.cpu_s for one in shares}
+    times = {share.name: share.cuda_s if is_gpu else share.cpu_s for share in shares}
     total = sum(times.values())
     return f"{times.get(name, 0) / total:.0%}" if total else "–"

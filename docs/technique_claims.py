@@ -104,9 +104,9 @@ CLAIMS = (
 
 def claims(measured: Mapping[str, Sequence[Line]]) -> list[str]:
     """Compare published claims with the rows here; empty without rows."""
-    told = []
+    items = []
     for claim in CLAIMS:
-        found = {
+        lines_by_model = {
             name: [
                 line
                 for recipe in claim.recipes
@@ -115,40 +115,44 @@ def claims(measured: Mapping[str, Sequence[Line]]) -> list[str]:
             ]
             for name in claim.models
         }
-        if not any(found.values()):
+        if not any(lines_by_model.values()):
             continue
         holds = []
-        for name, lines in found.items():
+        for name, lines in lines_by_model.items():
             rivals = [
-                one
-                for one in measured[name]
-                if claim.beats and one.row.recipe == recipe_of(name, claim.beats)
+                line
+                for line in measured[name]
+                if claim.beats and line.row.recipe == recipe_of(name, claim.beats)
             ]
             holds += [claim.holds(line, rivals[0] if rivals else None) for line in lines]
-        seen = "; ".join(
+        measured_ratios = "; ".join(
             f"{name}: {', '.join(f'`{line.row.recipe}` {ratio(line.speedup)}' for line in lines if line.speedup)}"
-            for name, lines in found.items()
+            for name, lines in lines_by_model.items()
             if lines
         )
         missing = [
             recipe
             for recipe in claim.recipes
             if not any(
-                line.row.recipe == recipe_of(name, recipe) for name, lines in found.items() for line in lines
+                line.row.recipe == recipe_of(name, recipe)
+                for name, lines in lines_by_model.items()
+                for line in lines
             )
         ]
         still = (
             f" (still to be measured: {', '.join(f'`{recipe}`' for recipe in missing)})" if missing else ""
         )
-        told.append(f"- *{claim.says}*: **{_judged(holds)}**{still}. {seen}. Why: {claim.why}.")
-    return ["## Published claims, tested here\n", *told, ""] if told else []
+        items.append(
+            f"- *{claim.says}*: **{_verdict_of(holds)}**{still}. {measured_ratios}. Why: {claim.why}."
+        )
+    return ["## Published claims, tested here\n", *items, ""] if items else []
 
 
-def _judged(holds: Sequence[bool | None]) -> str:
+def _verdict_of(holds: Sequence[bool | None]) -> str:
     """Return the verdict on a claim from what its rows say: None where an interval does not tell."""
     if all(holds):
         return "confirmed"
-    if all(one is False for one in holds):
+    if all(value is False for value in holds):
         return "not confirmed"
     if True in holds and False in holds:
         return "confirmed in part"

@@ -53,13 +53,15 @@ def line_of(row: Row, baseline: Row, length: int, spread: Spread = DEFAULT_SPREA
     latency = median_interval(list(mine.values()), spread)
     if gain is None:
         return Line(row, steps, latency, None, None)
-    speedup, told = allowing_for(row.cpu_stretch or 1.0, gain, len(mine))
-    return Line(row, steps, latency, speedup, Verdict.UNCLEAR if waits_for_changed_cpu(row) else told)
+    speedup, verdict = allowing_for(row.cpu_stretch or 1.0, gain, len(mine))
+    return Line(row, steps, latency, speedup, Verdict.UNCLEAR if waits_for_changed_cpu(row) else verdict)
 
 
 def sets_steps(row: Row) -> bool:
     """Whether a row's recipe sets the number of steps, whatever is asked for."""
-    return any(one.name in (Steps.name, Distilled.name) for one in row.record.trial.recipe.techniques)
+    return any(
+        technique.name in (Steps.name, Distilled.name) for technique in row.record.trial.recipe.techniques
+    )
 
 
 def waits_for_changed_cpu(row: Row) -> bool:
@@ -106,7 +108,9 @@ def _spread(name: str, records: Sequence[Record]) -> Spread:
         own = [call.name for call in record.trial.recipe.techniques]
         if beside is None or COMMON.get(name) not in own or spread.dof >= DEFAULT_SPREAD.dof + _MOST_PAIRS:
             continue
-        trials = [{r.index: [s.total_s for s in r.samples] for r in one.rounds} for one in (beside, record)]
+        trials = [
+            {r.index: [s.total_s for s in r.samples] for r in timed.rounds} for timed in (beside, record)
+        ]
         if all(len(trial) == ROUNDS and all(trial.values()) for trial in trials):
             spread = learn_spread(trials, spread)
     return spread

@@ -18,8 +18,8 @@ def page(note: str) -> str:
         "| technique | what | stage | image | targets | in a script |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    found = [describe(technique, None) for technique in TECHNIQUES.values()]
-    for row in found:
+    described = [describe(technique, None) for technique in TECHNIQUES.values()]
+    for row in described:
         picture = "same" if row["same_picture"] else "changes"
         targets = ", ".join(row["targets"]) or "the call"
         name = f"[`{row['name']}`](#{row['name']})"
@@ -34,7 +34,7 @@ def page(note: str) -> str:
         + ", ".join(f"`{a}` = `{n}" + (f"({v})`" if v else "`") for a, (n, v) in ALIASES.items())
         + ".\n"
     )
-    for row, technique in zip(found, TECHNIQUES.values(), strict=True):
+    for row, technique in zip(described, TECHNIQUES.values(), strict=True):
         essay = inspect.getdoc(sys.modules[technique.__module__]) or ""
         lines += [f"## {row['name']}\n", f"`{row['usage'].replace('|', ' | ')}`\n", _essay(essay), ""]
         if row["knobs"]:

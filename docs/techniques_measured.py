@@ -40,18 +40,18 @@ PUBLISHED = {
 measured here."""
 
 
-def _told_of_hits(records: Sequence[Record]) -> list[str]:
+def _cache_hits_note(records: Sequence[Record]) -> list[str]:
     """Say how often prompts hit `prompt_cache` because a benchmark repeated them: before ADR 0009 they were not new."""
     hits = misses = 0
-    for one in (one for r in records if r.trial.workload.text == "prompts" for one in r.rounds):
-        hit, missed = (one.evidence.get(f"prompt_cache_{name}", 0) for name in ("hits", "misses"))
+    for round_ in (round_ for r in records if r.trial.workload.text == "prompts" for round_ in r.rounds):
+        hit, missed = (round_.evidence.get(f"prompt_cache_{name}", 0) for name in ("hits", "misses"))
         assert isinstance(hit, int)
         assert isinstance(missed, int)
         hits, misses = hits + hit, misses + missed
-    told = (
+    sentence = (
         f"In {hits} of {hits + misses} calls with `prompt_cache` the benchmark had drawn the prompt before."
     )
-    return [f"{told} Where prompts are new it does nothing.", ""] if hits else []
+    return [f"{sentence} Where prompts are new it does nothing.", ""] if hits else []
 
 
 def page(note: str, results: Path) -> str:
@@ -107,14 +107,17 @@ def _family(name: str, records: Sequence[Record], compiling: Sequence[Record]) -
         if len(gpus) > 1:
             lines += [f"### {name} on {gpu}\n"]
         lines += _on_one_gpu(name, part, by_gpu(compiling).get(gpu, []), records)
-    known = {key_of(record) for record in records}
+    keys = {key_of(record) for record in records}
     done = {key_of(record) for record in finished(name, records)}
-    seldom = [key[0] for key in cases(name) if key in known - done]
-    missing = [key[0] for key in cases(name) if key not in known]
+    seldom = [key[0] for key in cases(name) if key in keys - done]
+    missing = [key[0] for key in cases(name) if key not in keys]
     where = " on any GPU" if len(gpus) > 1 else ""
-    for told, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
+    for heading, recipes in (("Still to be measured", missing), ("To be measured again", seldom)):
         if recipes:
-            lines += [f"{told}{where}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.", ""]
+            lines += [
+                f"{heading}{where}: {', '.join(f'`{recipe}`' for recipe in dict.fromkeys(recipes))}.",
+                "",
+            ]
     for part in gpus.values():
         lines += _study(name, measured_lines(name, part), length)
     lines.append(
@@ -137,27 +140,27 @@ def _on_one_gpu(
         row.recipe: row.first_call_s for row in rows_of(list(compiling)) if row.latency is not None
     }
     ordered = best_lines(measured_lines(name, records))
-    measured = {key_of(one)[0] for one in everywhere if one.outcome is Outcome.MEASURED}
+    measured = {key_of(record)[0] for record in everywhere if record.outcome is Outcome.MEASURED}
     lines = [
         *conditions_of(records),
         "",
         *markdown_lines(_HEADINGS, [_cells(line, first_calls.get(line.row.recipe)) for line in ordered]),
         "",
     ]
-    notes = [_told(row) for row in rows if row.latency is None and row.recipe not in measured]
+    notes = [_reason_item(row) for row in rows if row.latency is None and row.recipe not in measured]
     if notes:
         lines += ["Not measured:\n", *dict.fromkeys(notes), ""]
-    lines += _told_of_hits(records)
-    lines += told_of_the_cpu(rows)
+    lines += _cache_hits_note(records)
+    lines += cpu_notes(rows)
     return lines
 
 
 def _cells(line: Line, compiling_s: float | None) -> list[str]:
     row = line.row
-    gain, told = ("1", "baseline") if line.speedup is None else (ratio(line.speedup), str(line.verdict))
+    gain, verdict = ("1", "baseline") if line.speedup is None else (ratio(line.speedup), str(line.verdict))
     if not has_interval(line):
         calls = num_timed(row.record)
-        told += f": {calls} timed call{'s' if calls != 1 else ''}"
+        verdict += f": {calls} timed call{'s' if calls != 1 else ''}"
     memory = ["-", "-"]
     if row.memory is not None:
         memory = [size(row.memory.model_bytes), size(row.memory.peak_bytes)]
@@ -166,15 +169,15 @@ def _cells(line: Line, compiling_s: float | None) -> list[str]:
     busy = "-"
     if row.gpu_busy_s is not None and row.latency is not None:
         busy = f"{row.gpu_busy_s / row.latency.median.point:.0%}"
-    return [recipe, plus_minus(line.latency), str(line.steps), gain, told, busy, *memory, *times]
+    return [recipe, plus_minus(line.latency), str(line.steps), gain, verdict, busy, *memory, *times]
 
 
-def _told(row: Row) -> str:
+def _reason_item(row: Row) -> str:
     how = "no effect" if row.outcome is Outcome.NO_EFFECT else row.outcome.value
     return f"- `{row.recipe}`: {how}: {row.reason}"
 
 
-def told_of_the_cpu(rows: Sequence[Row]) -> list[str]:
+def cpu_notes(rows: Sequence[Row]) -> list[str]:
     """Warn of measured rows whose CPU speed differed from the baseline's; empty if there are none."""
     recipes: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -183,8 +186,8 @@ def told_of_the_cpu(rows: Sequence[Row]) -> list[str]:
                 recipes.setdefault(warning, {})[f"`{row.recipe}`"] = None
     if not recipes:
         return []
-    told = (f"- {', '.join(named)}: {warning}" for warning, named in sorted(recipes.items()))
-    return ["Read with care:\n", *told, ""]
+    items = (f"- {', '.join(named)}: {warning}" for warning, named in sorted(recipes.items()))
+    return ["Read with care:\n", *items, ""]
 
 
 def _study(name: str, measured: dict[tuple[str, int], Line], length: int) -> list[str]:

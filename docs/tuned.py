@@ -24,25 +24,25 @@ def filled(page: str, records: Sequence[Path]) -> str:
     return f"{before}{START}\n{text}\n{END}{after}"
 
 
-def section(found: dict[str, Any]) -> str:
+def section(search: dict[str, Any]) -> str:
     """Return a search's answer: what was asked, the rows of its final, and how they compare with earlier records."""
-    lines = [_what(found), "", _HEAD, "| --- |" + " --- |" * _HEAD.count(" | ")]
-    lines += [_row(row) for row in found["final"]]
-    lines += ["", *_sentences(found)]
+    lines = [_what(search), "", _HEAD, "| --- |" + " --- |" * _HEAD.count(" | ")]
+    lines += [_row(row) for row in search["final"]]
+    lines += ["", *_sentences(search)]
     return "\n".join(lines)
 
 
-def _what(found: dict[str, Any]) -> str:
-    limits = found["limits"]
-    asked = [f"goal {found['goal']}"]
+def _what(search: dict[str, Any]) -> str:
+    limits = search["limits"]
+    criteria = [f"goal {search['goal']}"]
     if limits["max_memory_bytes"] is not None:
-        asked.append(f"`--max-memory {size(limits['max_memory_bytes']).replace(' ', '')}`")
+        criteria.append(f"`--max-memory {size(limits['max_memory_bytes']).replace(' ', '')}`")
     if limits["max_first_call_s"] is not None:
-        asked.append(f"`--max-first-call {limits['max_first_call_s']:g}s`")
-    recipes = f"{found['trials']} recipe{'' if found['trials'] == 1 else 's'}"
+        criteria.append(f"`--max-first-call {limits['max_first_call_s']:g}s`")
+    recipes = f"{search['trials']} recipe{'' if search['trials'] == 1 else 's'}"
     return (
-        f"**{found['model']}** on {found['device']}, {', '.join(asked)}: {recipes} measured in "
-        f"{clock(found['seconds'])}; the pick is `{found['recipe']}`."
+        f"**{search['model']}** on {search['device']}, {', '.join(criteria)}: {recipes} measured in "
+        f"{clock(search['seconds'])}; the pick is `{search['recipe']}`."
     )
 
 
@@ -69,9 +69,9 @@ def _ratio(speedup: dict[str, Any]) -> str:
     return f"{speedup['ratio']:.2f}{reach}"
 
 
-def _sentences(found: dict[str, Any]) -> Iterator[str]:
-    best = _best_before(found)
-    pick = next((r for r in found["final"] if r["recipe"] == found["recipe"] and r["latency"]), None)
+def _sentences(search: dict[str, Any]) -> Iterator[str]:
+    best = _best_before(search)
+    pick = next((r for r in search["final"] if r["recipe"] == search["recipe"] and r["latency"]), None)
     if best is not None and pick is not None:
         recipe, before_s = best
         now_s = pick["latency"]["median_s"]
@@ -80,7 +80,7 @@ def _sentences(found: dict[str, Any]) -> Iterator[str]:
             f"{before_s:.3f} s in a comparison of its own; the pick takes {now_s:.3f} s, {now_s / before_s:.2f} times "
             "as long."
         )
-    for note in found["notes"]:
+    for note in search["notes"]:
         text = note.replace("keep the picture", "keep the image")  # as earlier versions wrote it
         yield f"{text[0].upper()}{text[1:]}."
 

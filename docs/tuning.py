@@ -73,8 +73,8 @@ def _table(grids: dict[str, Any]) -> str:
             f"| way | {share.replace(', ', ' | ')} |",
             "| --- |" + " --- |" * len(trials),
         ]
-        for sampler, found in grid["samplers"].items():
-            lines.append(_line(_NAMES[sampler], found["median_regret"], trials))
+        for sampler, figures in grid["samplers"].items():
+            lines.append(_line(_NAMES[sampler], figures["median_regret"], trials))
         model = grid["samplers"]["model"]
         if model["median_by_all_rounds"] != model["median_regret"]:
             lines += [
@@ -93,10 +93,10 @@ def _line(name: str, regret: dict[str, float], trials: list[str]) -> str:
 
 def _gate(grids: dict[str, Any]) -> str:
     """Say how many proposals fail the gate where finals draw other images than the record's."""
-    found = [grid["gate"] for grid in grids.values() if "gate" in grid]
-    runs, proposed = (sum(one[name] for one in found) for name in ("runs", "proposed"))
-    failed = sum(one["failed"] for one in found)
-    below = sum(len(one["mean_below_limit"]) for one in found)
+    gates = [grid["gate"] for grid in grids.values() if "gate" in grid]
+    runs, proposed = (sum(gate[name] for gate in gates) for name in ("runs", "proposed"))
+    failed = sum(gate["failed"] for gate in gates)
+    below = sum(len(gate["mean_below_limit"]) for gate in gates)
     return (
         f"In {runs} searches whose finals draw other images than the record's (39, with its spread), {proposed} end "
         f"with a proposal; {failed} of these fail the record's gate, and of {below} the record's mean is below the "
@@ -112,20 +112,21 @@ def _fives(name: str, grid: dict[str, Any]) -> str:
     """Say what five seeds after the other reach in a tenth of the trials, and what all reach on average."""
     trials, regret = list(grid["samplers"]["model"]["regret"].items())[1]
     medians = [statistics.median(regret[k : k + 5]) for k in range(0, len(regret), 5)]
-    within = sum(one <= _GOAL for one in regret)
+    within = sum(value <= _GOAL for value in regret)
     return (
-        f"- {name}, {trials} trials: five by five {', '.join(f'{100 * one:.1f}' for one in medians)} %; {within} of "
-        f"{len(regret)} searches are within 2 %, and on average they are {100 * statistics.mean(regret):.0f} % off."
+        f"- {name}, {trials} trials: five by five {', '.join(f'{100 * median:.1f}' for median in medians)} %; "
+        f"{within} of {len(regret)} searches are within 2 %, and on average they are "
+        f"{100 * statistics.mean(regret):.0f} % off."
     )
 
 
 def _published(grids: dict[str, Any]) -> str:
     """Say how far recipes that published studies picked by hand are from the best."""
-    found = [
+    listed = [
         f"`{recipe}` {100 * regret:.0f} % on {name}"
         for name, grid in grids.items()
         for recipe, regret in sorted(grid["seeds_recipes"].items(), key=lambda one: one[1])[:3]
     ]
-    if not found:
+    if not listed:
         return "No grid has a recipe that a published study picked for its model."
-    return f"Recipes that published studies picked by hand: {'; '.join(found)}."
+    return f"Recipes that published studies picked by hand: {'; '.join(listed)}."

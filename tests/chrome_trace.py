@@ -35,29 +35,29 @@ def read_chrome_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     return trace_of(host, device, memory)
 
 
-def assert_alike(found: Trace, wanted: Trace) -> None:
+def assert_alike(actual: Trace, expected: Trace) -> None:
     """Assert that two readings of one profile agree, up to the half nanosecond that a Chrome trace's floats have."""
-    assert [_outline(one) for one in found.host] == [_outline(one) for one in wanted.host]
-    assert sorted(map(_launch, found.device)) == sorted(map(_launch, wanted.device))
-    assert [(one.address, one.num_bytes, one.is_cuda) for one in found.memory] == [
-        (one.address, one.num_bytes, one.is_cuda) for one in wanted.memory
+    assert [_outline(event) for event in actual.host] == [_outline(event) for event in expected.host]
+    assert sorted(map(_launch, actual.device)) == sorted(map(_launch, expected.device))
+    assert [(event.address, event.num_bytes, event.is_cuda) for event in actual.memory] == [
+        (event.address, event.num_bytes, event.is_cuda) for event in expected.memory
     ]
-    assert found.end - found.start == pytest.approx(wanted.end - wanted.start, abs=0.01)
-    within = 1e-9 * (len(wanted.host) + len(wanted.device))
-    assert breakdown.busy_us(found) == pytest.approx(breakdown.busy_us(wanted), abs=within * 1e6)
+    assert actual.end - actual.start == pytest.approx(expected.end - expected.start, abs=0.01)
+    within = 1e-9 * (len(expected.host) + len(expected.device))
+    assert breakdown.busy_us(actual) == pytest.approx(breakdown.busy_us(expected), abs=within * 1e6)
     for table in (breakdown.operators, breakdown.kernels, breakdown.families, breakdown.components):
         _assert_near(
-            [one.model_dump() for one in table(found)], [one.model_dump() for one in table(wanted)], within
+            [row.model_dump() for row in table(actual)], [row.model_dump() for row in table(expected)], within
         )
     # By a Chrome trace's floats, a kernel that starts when another ends may leave a gap of nothing.
     _assert_near(
         *(
-            [one.model_dump(exclude={"count"}) for one in breakdown.gaps(each) if one.idle_s > within]
-            for each in (found, wanted)
+            [gap.model_dump(exclude={"count"}) for gap in breakdown.gaps(each) if gap.idle_s > within]
+            for each in (actual, expected)
         ),
         within=within,
     )
-    used, wanted_used = breakdown.memory(found), breakdown.memory(wanted)
+    used, wanted_used = breakdown.memory(actual), breakdown.memory(expected)
     assert (used is None) == (wanted_used is None)
     if used is not None and wanted_used is not None:
         points = [held for _, held in used.points]
@@ -65,24 +65,28 @@ def assert_alike(found: Trace, wanted: Trace) -> None:
         assert used.model_copy(update={"points": ()}) == wanted_used.model_copy(update={"points": ()})
 
 
-def _assert_near(found: Sequence[dict[str, Any]], wanted: Sequence[dict[str, Any]], within: float) -> None:
+def _assert_near(actual: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]], within: float) -> None:
     """Compare rows by what they are called; rows of nearly the same time may change places."""
 
     def named(rows: Sequence[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
         return {tuple(value for value in row.values() if isinstance(value, str)): row for row in rows}
 
-    by_name = named(wanted)
-    assert named(found).keys() == by_name.keys()
-    for name, row in named(found).items():
+    by_name = named(expected)
+    assert named(actual).keys() == by_name.keys()
+    for name, row in named(actual).items():
         assert row == {
             key: pytest.approx(value, abs=within) if isinstance(value, float) else value
             for key, value in by_name[name].items()
         }
 
 
-def _outline(one: HostEvent) -> tuple[str, str, str, list[str]]:
-    return one.name, one.kind, one.component, one.path()
+def _outline(event: HostEvent) -> tuple[str, str, str, list[str]]:
+    return event.name, event.kind, event.component, event.path()
 
 
-def _launch(one: DeviceEvent) -> tuple[str, str, list[str]]:
-    return one.name, one.component, [] if one.launch is None else [one.launch.name, *one.launch.path()]
+def _launch(event: DeviceEvent) -> tuple[str, str, list[str]]:
+    return (
+        event.name,
+        event.component,
+        [] if event.launch is None else [event.launch.name, *event.launch.path()],
+    )

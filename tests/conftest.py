@@ -120,5 +120,5 @@ def _workers_last() -> Iterator[None]:
         for user in (studies, cache_calibration, pairs, profiles, tuner):
             monkeypatch.setattr(user, "start_launcher", start_or_take)
         yield
-    for one in kept.values():
-        one.close()
+    for resident in kept.values():
+        resident.close()

@@ -21,10 +21,10 @@ PROMPT = "a red circle above a blue square"
 CALL = {"height": 64, "width": 64, "num_inference_steps": 4}
 
 
-def write(model: str, recipe: str, **given: Any) -> Written:
-    call = given.pop("call", CALL)
+def write(model: str, recipe: str, **arguments: Any) -> Written:
+    call = arguments.pop("call", CALL)
     return write_script(
-        find_model(model), resolve(recipe), "cpu", prompt=PROMPT, seed=3, call=call, threads=1, **given
+        find_model(model), resolve(recipe), "cpu", prompt=PROMPT, seed=3, call=call, threads=1, **arguments
     )
 
 

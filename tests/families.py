@@ -81,14 +81,24 @@ def session(family: str, recipe: str = "baseline") -> Any:
 def draw(session: Any, prompt: Any = "a red circle", seed: int = 0, **call: Any) -> np.ndarray:
     """Return images (n, height, width, 3) in [0, 1]; 64 px by default, 128 for FLUX."""
     torch.set_num_threads(1)
-    told: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "np"}
+    call_arguments: dict[str, Any] = {
+        "height": 64,
+        "width": 64,
+        "num_inference_steps": 3,
+        "output_type": "np",
+    }
     if type(session.pipe).__name__ == "FluxPipeline":
         # As tiny-flux was trained; smaller, with fewer steps or with 512 tokens its images are empty.
-        told |= {"height": 128, "width": 128, "num_inference_steps": STEPS["flux"], "max_sequence_length": 32}
-    told |= call
+        call_arguments |= {
+            "height": 128,
+            "width": 128,
+            "num_inference_steps": STEPS["flux"],
+            "max_sequence_length": 32,
+        }
+    call_arguments |= call
     count = 1 if isinstance(prompt, str) or prompt is None else len(prompt)
     generators = [torch.Generator().manual_seed(seed + k) for k in range(count)]
-    result = session(prompt, generator=generators if count > 1 else generators[0], **told)
+    result = session(prompt, generator=generators if count > 1 else generators[0], **call_arguments)
     return np.asarray(result.images)
 
 

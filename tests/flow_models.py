@@ -59,8 +59,8 @@ def _small(model: str) -> Iterator[None]:
 
 def session(model: str, recipe: str = "baseline", **defaults: Any) -> Session:
     with _small(model):
-        found = find_model(f"synthetic:{model}")
-        return session_of(pipeline(model), found, resolve(recipe), "cpu", defaults)
+        located = find_model(f"synthetic:{model}")
+        return session_of(pipeline(model), located, resolve(recipe), "cpu", defaults)
 
 
 def draw(session: Session, prompt: str | list[str] = PROMPT, **call: Any) -> np.ndarray:

@@ -32,10 +32,10 @@ def random(kind: str, *shape: int, device: str, seed: int = 0) -> torch.Tensor:
 KINDS = ("normal", "outliers", "zeros")
 
 
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative error of a whole tensor in the Frobenius norm; nan if anything is."""
-    difference = (found.double() - wanted.double()).norm()
-    return float(difference / wanted.double().norm().clamp(min=1e-30))
+    difference = (actual.double() - expected.double()).norm()
+    return float(difference / expected.double().norm().clamp(min=1e-30))
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -70,16 +70,16 @@ def check_residual_norm(
     if y is not None:
         wanted_x = ref.add_gated(x.double(), y.double(), bias.double(), wide, gate, tokens)
     stored = wanted_x.bfloat16()
-    wanted = ref.norm_modulate(stored.double(), wide, *norm, tokens)
+    expected = ref.norm_modulate(stored.double(), wide, *norm, tokens)
     out = poisoned(rows, channels, dtype=eight_bits(device) if quantize else torch.bfloat16, device=device)
     scale = torch.tensor([[1.3, 0], [1.2, 0]], device=device)[:, 0] if quantize else None
     branch = Branch(y, gate, bias) if y is not None else None
     residual_norm(x, branch, modulations, norm, tokens, out, scale)
     assert error(x, wanted_x) < SIXTEEN_BITS
-    found = out.double()
+    actual = out.double()
     if scale is not None:
-        found = found * ref.by_stream(scale.double()[:, None], tokens)
-    assert error(found, wanted) < allowed(quantize, device)
+        actual = actual * ref.by_stream(scale.double()[:, None], tokens)
+    assert error(actual, expected) < allowed(quantize, device)
 
 
 def check_qk_norm_rope(
@@ -93,7 +93,7 @@ def check_qk_norm_rope(
     weights = 1 + 0.1 * random("normal", 2, 2, channels, device=device, seed=2)
     angles = torch.rand(tokens.length, channels // 2, generator=torch.Generator().manual_seed(3)) * 100
     cos, sin = angles.cos().to(device), angles.sin().to(device)
-    wanted = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), cos, sin, tokens, heads)
+    expected = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), cos, sin, tokens, heads)
     dtype = eight_bits(device) if quantize else torch.bfloat16
     made = [
         poisoned(tokens.batch, tokens.length, heads, channels, dtype=dtype, device=device) for _ in range(3)
@@ -102,18 +102,18 @@ def check_qk_norm_rope(
     factors = torch.ones(3, device=device)
     if quantize:
         limit = (channels**0.5 * weights.float().abs().amax(dim=(0, 2)) / 448).contiguous()
-        values = ref.scale_of(wanted[2].abs().amax().float().reshape(1) * 3)
+        values = ref.scale_of(expected[2].abs().amax().float().reshape(1) * 3)
         scales = (limit, values)
         factors = torch.cat([limit, values])
     qk_norm_rope(qkv, bias, weights, cos, sin, tokens, *made, scales)  # type: ignore[call-arg]
-    for got, want, factor in zip(made, wanted, factors, strict=True):
+    for got, want, factor in zip(made, expected, factors, strict=True):
         assert error(got.double() * factor.double(), want) < allowed(quantize, device)
     if tokens.batch > 1:  # each image has positions of its own
         of_images = [torch.stack([part * (1 - 0.1 * k) for k in range(tokens.batch)]) for part in (cos, sin)]
         own = [torch.empty_like(each) for each in made]
         qk_norm_rope(qkv, bias, weights, *of_images, tokens, *own, scales)  # type: ignore[call-arg]
-        wanted = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *of_images, tokens, heads)  # type: ignore[call-arg]
-        for got, want, factor in zip(own, wanted, factors, strict=True):
+        expected = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *of_images, tokens, heads)  # type: ignore[call-arg]
+        for got, want, factor in zip(own, expected, factors, strict=True):
             assert error(got.double() * factor.double(), want) < allowed(quantize, device)
     # Queries apart, and a token's key and value side by side. Neither reads the other.
     q, both = torch.zeros_like(made[0]), torch.zeros_like(torch.stack(made[1:], dim=2))
@@ -157,8 +157,8 @@ def check_scaled_branch(device: str) -> None:
     out = poisoned(tokens.num_rows, channels, dtype=torch.bfloat16, device=device)
     residual_norm(x, Branch(y, at[0], bias, scales), modulations, (at[1], at[2]), tokens, out, eps=0.5)
     assert error(x, wanted_x) < SIXTEEN_BITS
-    wanted = ref.norm_modulate(x.double(), modulations.double(), at[1], at[2], tokens, 0.5)
-    assert error(out, wanted) < SIXTEEN_BITS
+    expected = ref.norm_modulate(x.double(), modulations.double(), at[1], at[2], tokens, 0.5)
+    assert error(out, expected) < SIXTEEN_BITS
 
 
 def check_group_norm(
@@ -173,15 +173,15 @@ def check_group_norm(
     bias = random("normal", channels, device=device, seed=2)
     added = random("normal", batch, channels, device=device, seed=3) if adds else None
     wide = (weight.double(), bias.double(), 1e-5, None if added is None else added.double())
-    wanted = ref.group_norm(x.double(), groups, *wide, silu)
+    expected = ref.group_norm(x.double(), groups, *wide, silu)
     scale = torch.full((1,), 0.5, device=device)
     for small in (0, 16384):  # in three kernels, and in one
         out = poisoned(batch, pixels, channels, dtype=torch.bfloat16, device=device)
         group_norm(x, out, groups, weight, bias, 1e-5, added, silu, small)
-        assert error(out, wanted) < SIXTEEN_BITS
+        assert error(out, expected) < SIXTEEN_BITS
         rounded = poisoned(batch, pixels, channels, dtype=eight_bits(device), device=device)
         group_norm(x, rounded, groups, weight, bias, 1e-5, added, silu, small, scale)
-        assert error(rounded.double() * 0.5, wanted) < allowed(True, device)
+        assert error(rounded.double() * 0.5, expected) < allowed(True, device)
         for width in (pixels, 5) if adds and pixels % 5 == 0 else ():
             height = pixels // width
             rows = poisoned(
@@ -189,7 +189,7 @@ def check_group_norm(
             )
             images = PaddedImages(rows, batch, height, width, scale)
             group_norm(x, images, groups, weight, bias, 1e-5, added, silu, small)
-            assert error(images.unpadded().double().flatten(1, 2) * 0.5, wanted) < allowed(True, device)
+            assert error(images.unpadded().double().flatten(1, 2) * 0.5, expected) < allowed(True, device)
             assert rows.float().count_nonzero() == images.unpadded().float().count_nonzero(), (
                 "padding is zeros"
             )
@@ -201,12 +201,12 @@ def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: boo
 
     up = random(kind, rows, 2 * channels, device=device)
     bias = random("normal", 2 * channels, device=device, seed=1) if biased else None
-    wanted = ref.geglu(up.double(), None if bias is None else bias.double())
+    expected = ref.geglu(up.double(), None if bias is None else bias.double())
     out = poisoned(rows, channels, dtype=eight_bits(device) if quantize else torch.bfloat16, device=device)
     scales = torch.full((rows,), float("nan"), device=device) if quantize else None
     geglu(up, bias, out, scales)
-    found = out.double() if scales is None else out.double() * scales.double()[:, None]
-    assert error(found, wanted) < allowed(quantize, device)
+    actual = out.double() if scales is None else out.double() * scales.double()[:, None]
+    assert error(actual, expected) < allowed(quantize, device)
     if scales is not None:
         x = up[:, :channels].contiguous()
         out = poisoned(rows, channels, dtype=eight_bits(device), device=device)
@@ -224,14 +224,16 @@ def check_swiglu(kind: str, rows: int, hidden: int, channels: int, quantize: boo
     for unit in (None, torch.full((1,), 3e-3, device=device)) if channels and quantize else (None,):
         eight = None if unit is None else (mean.float() / unit).clamp(-448, 448).to(eight_bits(device))
         attended = mean if eight is None else eight
-        wanted = ref.swiglu(up.double())
+        expected = ref.swiglu(up.double())
         if channels:
-            wanted = torch.cat([attended.double() * (1 if unit is None else unit.double()), wanted], dim=1)
+            expected = torch.cat(
+                [attended.double() * (1 if unit is None else unit.double()), expected], dim=1
+            )
         dtype = eight_bits(device) if quantize else torch.bfloat16
         out = poisoned(rows, channels + hidden, dtype=dtype, device=device)
         scales = torch.full((rows,), float("nan"), device=device) if quantize else None
         swiglu(up, out, scales, attended if channels else None, unit)
-        assert error(out.double() * (1 if scales is None else scales.double()[:, None]), wanted) < allowed(
+        assert error(out.double() * (1 if scales is None else scales.double()[:, None]), expected) < allowed(
             quantize, device
         )
         if scales is None:
@@ -242,7 +244,7 @@ def check_swiglu(kind: str, rows: int, hidden: int, channels: int, quantize: boo
                 "a power of two times attention's scale"
             )
             of_attention = out[:, :channels].double() * scales.double()[:, None]
-            assert device == "cuda" or error(of_attention, wanted[:, :channels]) < 1e-6, "not rounded twice"
+            assert device == "cuda" or error(of_attention, expected[:, :channels]) < 1e-6, "not rounded twice"
 
 
 def check_rms_residual(
@@ -265,11 +267,11 @@ def check_rms_residual(
     rms_residual(x, y if adds else None, row_scales, vectors, channels, 2 * channels, out, scale, 1e-5)
     assert error(x, wanted_x) < SIXTEEN_BITS
     weight = ref.for_each_row(vectors.double(), 2 * channels, channels, rows)
-    wanted = ref.rms_normal(x.double(), 1e-5) * weight
+    expected = ref.rms_normal(x.double(), 1e-5) * weight
     if scale is not None:
-        wanted = (wanted / scale.double()).clamp(-ref.E4M3_MAX, ref.E4M3_MAX)
+        expected = (expected / scale.double()).clamp(-ref.E4M3_MAX, ref.E4M3_MAX)
         out = out.float().clamp(-ref.E4M3_MAX, ref.E4M3_MAX)
-    assert error(out, wanted) < allowed(quantize, device)
+    assert error(out, expected) < allowed(quantize, device)
     before = x.clone()
     rms_residual(x, y, row_scales, vectors, 0, 0, None, None, 1e-5)
     assert error(x, before.double() + ref.rms_normal(change, 1e-5) * ref.for_each_row(
@@ -291,14 +293,16 @@ def check_cross_attention(
         projected, texts = projected.float(), texts.float()  # the interpreter takes bf16's bits for integers
     q = projected[:, :, 1] * (100 if kind == "sharp" else 1)
     k, v = texts[:, :, 1].unbind(2)
-    heads_first = [one.double().transpose(1, 2) for one in (q, k, v)]
-    wanted = torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+    heads_first = [tensor.double().transpose(1, 2) for tensor in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
     dtype = eight_bits(device) if quantize else torch.bfloat16
     made = poisoned(batch * tokens + 64, heads, channels, dtype=dtype, device=device)
     out = made[: batch * tokens].unflatten(0, (batch, tokens))
     scale = ref.scale_of(v.float().abs().amax().reshape(1)) if quantize else None
     cross_attention(q, k, v, out, scale)
-    assert error(out.double() * (1 if scale is None else scale.double()), wanted) < allowed(quantize, device)
+    assert error(out.double() * (1 if scale is None else scale.double()), expected) < allowed(
+        quantize, device
+    )
     assert made[batch * tokens :].float().isnan().all()
 
 
@@ -345,13 +349,13 @@ def check_convolve(
         Tiles(128, 32, 0, 32, 9),
         Tiles(256, 128, 32, 64, 1),
     )
-    own = [one for one in candidates(weight) if one.splits in (1, 3)] if every_division else small
+    own = [tile for tile in candidates(weight) if tile.splits in (1, 3)] if every_division else small
     for tiles in (None, *own):
         for more in ((None, None), (bias, residual)):
-            wanted = ref.convolve(wide, weight.double(), scales.double(), *more)
+            expected = ref.convolve(wide, weight.double(), scales.double(), *more)
             out = poisoned(num_pixels, outputs, dtype=torch.bfloat16, device=device)
             convolve(x, weight, scales, out, *more, tiles)  # type: ignore[call-arg]
-            assert error(out, wanted) < SIXTEEN_BITS, (tiles, more)
+            assert error(out, expected) < SIXTEEN_BITS, (tiles, more)
 
 
 def check_of_unets(device: str) -> None:
@@ -399,16 +403,16 @@ def check_skinny_product(rows: int, outputs: int, channels: int, quantize: bool,
         weight, rowwise = ref.quantize_rows(weight)
         scale = rowwise[:, 0].contiguous()
         wide = weight.double() * rowwise.double()
-    wanted = x.double() @ wide.T + bias.double()
+    expected = x.double() @ wide.T + bias.double()
     out = poisoned(rows, outputs, dtype=torch.bfloat16, device=device)
     skip = torch.ones(1, dtype=torch.int32, device=device)
     skinny_product(x, weight, scale, bias, out, skip)
     assert out.isnan().all(), "nothing is written"
     skinny_product(x, weight, scale, bias, out, skip * 0)
-    assert error(out, wanted) < SIXTEEN_BITS
+    assert error(out, expected) < SIXTEEN_BITS
     out.fill_(float("nan"))
     skinny_product(x, weight, scale, bias, out)
-    assert error(out, wanted) < SIXTEEN_BITS
+    assert error(out, expected) < SIXTEEN_BITS
 
 
 def cases() -> Iterator[tuple[str, TokenLayout]]:

@@ -22,8 +22,8 @@ def quick_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: torch.nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if x.device.type != "cpu" or x.dtype not in slow or weight.dtype is not x.dtype:
             return plain(self, x, weight, bias)
-        found: Tensor = plain(self, x.float(), weight.float(), None if bias is None else bias.float())
-        return found.to(x.dtype)
+        output: Tensor = plain(self, x.float(), weight.float(), None if bias is None else bias.float())
+        return output.to(x.dtype)
 
     if slow:
         monkeypatch.setattr(torch.nn.Conv2d, "_conv_forward", forward)
@@ -34,8 +34,8 @@ def _slow_dtypes() -> set[torch.dtype]:
     if not torch.backends.mkldnn.is_available():
         return set()
     ops = torch.ops.mkldnn
-    known = {
+    supported = {
         torch.bfloat16: ops._is_mkldnn_bf16_supported(),
         torch.float16: ops._is_mkldnn_fp16_supported(),
     }
-    return {dtype for dtype, is_supported in known.items() if not is_supported}
+    return {dtype for dtype, is_supported in supported.items() if not is_supported}

@@ -54,7 +54,7 @@ def commit_of(revision: str) -> str:
 class Hub:
     url: str
     repositories: dict[str, Repository] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     """Paths of all requests; for files, only the name within the repository."""
     sent: Counter[str] = field(default_factory=Counter)
     """Number of bytes sent, by file."""
@@ -64,7 +64,7 @@ class Hub:
     @property
     def files(self) -> set[str]:
         """Return the names of the requested files."""
-        return {name for name in self.asked if not name.startswith("/")}
+        return {name for name in self.requests if not name.startswith("/")}
 
 
 @contextmanager
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         parts = path.strip("/").split("/")
         file = "/".join(parts[4:]) if parts[0] == "cdn" or "resolve" in parts else ""
-        hub.asked.append(file or path)
+        hub.requests.append(file or path)
         if hub.answer is not None:
             self._send(*hub.answer)
             return
@@ -147,9 +147,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _content(self, file: str, content: bytes, headers: dict[str, str], cut: int | None) -> None:
         status, start = 200, 0
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if wanted:
-            status, start = 206, int(wanted.group(1))
+        byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if byte_range:
+            status, start = 206, int(byte_range.group(1))
             headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
         rest = content[start:]
         self.send_response(status)

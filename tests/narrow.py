@@ -71,10 +71,10 @@ def _with_text(name: str, **changed: Any) -> dict[str, Any]:
     """Return a multimodal model's config with another language model and a vision tower of one layer."""
     config = ARCHITECTURES[name].components["text_encoder"].config
     vision = {"num_hidden_layers": 1, "depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4}
-    known = {"num_attention_heads": 4} | vision | {"out_hidden_size": 64}
+    narrowed = {"num_attention_heads": 4} | vision | {"out_hidden_size": 64}
     return {
         "text_config": config["text_config"] | changed,
-        "vision_config": config["vision_config"] | known,
+        "vision_config": config["vision_config"] | narrowed,
     }
 
 

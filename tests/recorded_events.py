@@ -66,14 +66,14 @@ def event(
 class Results:
     """The events, and allocations below one node of the event tree."""
 
-    found: list[Event]
+    recorded: list[Event]
     allocations: list[Any] = field(default_factory=list)
 
     def trace_start_ns(self) -> int:
         return _ZERO
 
     def events(self) -> list[Event]:
-        return self.found
+        return self.recorded
 
     def experimental_event_tree(self) -> list[Any]:
         return [SimpleNamespace(name="vivace call", children=self.allocations)]
@@ -82,27 +82,27 @@ class Results:
 def results_of(chrome: Iterable[Mapping[str, Any]]) -> Results:
     """Return the profile whose Chrome trace has these events (whole nanoseconds; those of a GPU included)."""
     results = Results([])
-    for one in chrome:
-        begin = _ZERO + round(one["ts"] * 1000)
-        args = one.get("args", {})
-        if one["name"] == "[memory]":
+    for entry in chrome:
+        begin = _ZERO + round(entry["ts"] * 1000)
+        args = entry.get("args", {})
+        if entry["name"] == "[memory]":
             is_cuda = args["Device Type"] == 1
-            results.found.append(
+            results.recorded.append(
                 Event(
                     "[memory]", begin, 0, DeviceType.CUDA if is_cuda else DeviceType.CPU, 0 if is_cuda else -1
                 )
             )
             results.allocations.append(_allocation(begin, args, "cuda" if is_cuda else "cpu"))
             continue
-        category, is_gpu = one["cat"], one["cat"] in _ON_GPU
-        results.found.append(
+        category, is_gpu = entry["cat"], entry["cat"] in _ON_GPU
+        results.recorded.append(
             Event(
-                one["name"],
+                entry["name"],
                 begin,
-                round(one["dur"] * 1000),
+                round(entry["dur"] * 1000),
                 DeviceType.CUDA if is_gpu else DeviceType.CPU,
                 args.get("device", 0) if is_gpu else -1 if category == "overhead" else _PID,
-                one["tid"],
+                entry["tid"],
                 args.get("correlation", 7),
                 "annotation" in category,
             )

@@ -80,7 +80,7 @@ def sdxl_unet(**config: Any) -> UNet2DConditionModel:
 
 def sdxl(**parts: Any) -> StableDiffusionXLPipeline:
     torch.manual_seed(0)
-    given: dict[str, Any] = {
+    components: dict[str, Any] = {
         "vae": vae(scaling_factor=0.13025, force_upcast=True),
         "text_encoder": text_encoder(),
         "text_encoder_2": text_encoder(CLIPTextModelWithProjection, width=48),
@@ -89,7 +89,7 @@ def sdxl(**parts: Any) -> StableDiffusionXLPipeline:
         "unet": sdxl_unet(),
         "scheduler": EulerDiscreteScheduler(**_BETAS, timestep_spacing="leading"),
     }
-    return StableDiffusionXLPipeline(**given | parts)
+    return StableDiffusionXLPipeline(**components | parts)
 
 
 def playground() -> StableDiffusionXLPipeline:

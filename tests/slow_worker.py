@@ -32,9 +32,9 @@ def main() -> None:
                 if request.timing.rounds > 1:
                     time.sleep(float(os.environ["VIVACE_FINAL_ROUND_S"]))
                 call_s = 2e-4 if request.trial.recipe.is_baseline else 1e-4
-                found = make_round(request.round, (call_s,) * (request.timing.repeats or 1))
+                round_ = make_round(request.round, (call_s,) * (request.timing.repeats or 1))
                 quick = {"first_call_s": call_s, "warmup_s": (call_s,), "started_at": started, "pictures": ()}
-                value = found.model_copy(update=quick).model_dump(mode="json")
+                value = round_.model_copy(update=quick).model_dump(mode="json")
             case _:
                 raise AssertionError(request.kind)
         say({"event": "result", "value": value})

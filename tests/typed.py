@@ -19,7 +19,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run_vivace(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run `vivace ARGUMENTS` in a folder and return its standard output and standard error.
 
     Args:
@@ -38,10 +38,13 @@ def said(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedPr
             "vivace.cli.guarded.guarded_reading", lambda name, limits, command: command(lambda: None)
         )
         status = typed(monkeypatch, *arguments)
-    shown = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]  # type: ignore[attr-defined]
-    assert status == code, shown[1]
-    assert "Traceback" not in shown[1]
-    return subprocess.CompletedProcess(["vivace", *arguments], status, *shown)
+    output = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]  # type: ignore[attr-defined]
+    assert status == code, output[1]
+    assert "Traceback" not in output[1]
+    return subprocess.CompletedProcess(["vivace", *arguments], status, *output)
+
+
+said = run_vivace  # the former name, which tests/unit/measure imports
 
 
 def _flushed(stream: io.TextIOWrapper) -> io.TextIOWrapper:

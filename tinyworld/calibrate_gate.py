@@ -39,13 +39,15 @@ CLIP_LIMITS, MATCH_LIMITS = (0.97, 0.98, 0.985, 0.99, 0.995), (0.8, 0.85, 0.9, 0
 
 def fit_all(args: argparse.Namespace) -> None:
     """Print how often the gate is right on the calibrated half, by limit. Passed ruined images weigh most."""
-    found = [case for case in cases(args.out) if case.half == "calibrated" and case.label != "between"]
+    calibrated = [case for case in cases(args.out) if case.half == "calibrated" and case.label != "between"]
     for match_limit in MATCH_LIMITS:
         for clip_limit in CLIP_LIMITS:
             limits = Limits(clip=clip_limit, match=match_limit)
-            gates = [(case.label, judged[0].gate) for case in found if (judged := case.judged(39, limits))]
+            gates = [
+                (case.label, verdict[0].gate) for case in calibrated if (verdict := case.verdict(39, limits))
+            ]
             counts = {
-                f"{label} {gate.value}": sum(one == (label, gate) for one in gates)
+                f"{label} {gate.value}": sum(pair == (label, gate) for pair in gates)
                 for label in ("ruined", "good")
                 for gate in Gate
             }
@@ -56,9 +58,9 @@ def judge_all(args: argparse.Namespace) -> None:
     """Judge every variant with the gate, as the report does, and count how often it is right."""
     scorer = find_scorer(SCORER)
     limits = Limits().for_scorer(scorer.id)
-    found = list(cases(args.out))
+    every_case = list(cases(args.out))
     rows = []
-    for case in found:
+    for case in every_case:
         row: dict[str, Any] = {
             "model": case.variant.model,
             "kind": case.variant.kind,
@@ -70,10 +72,10 @@ def judge_all(args: argparse.Namespace) -> None:
             "label": case.label,
         }
         for number in gate_tables.NUMBERS:
-            judged = case.judged(number, limits)
-            if judged is None:
+            verdict = case.verdict(number, limits)
+            if verdict is None:
                 continue
-            judgement, close = judged
+            judgement, close = verdict
             row[str(number)] = judgement.gate.value
             if number == SET_PICTURES:
                 row["why"] = judgement.reason

@@ -117,22 +117,26 @@ def write(full: Description, rng: random.Random, *, terse: float = 0.35, noise: 
         noise: probability of meaningless words. 0 also keeps colour and shape in every caption (for evaluation).
     """
 
-    def said(value: str | None, chance: float) -> str | None:
+    def unless_omitted(value: str | None, chance: float) -> str | None:
         return None if rng.random() < chance else value
 
     vague = 0.03 if noise else 0.0
     things = [
-        Thing(said(thing.colour, vague), said(thing.shape, vague), said(thing.size, terse))
+        Thing(
+            unless_omitted(thing.colour, vague),
+            unless_omitted(thing.shape, vague),
+            unless_omitted(thing.size, terse),
+        )
         for thing in full.things
     ]
     words = [_write_thing(thing, rng) for thing in things]
     if len(things) == 2:
-        relation = said(full.relation, 0.08)
+        relation = unless_omitted(full.relation, 0.08)
         link = _pick(RELATION_WORDS[relation], rng) if relation else "and"
         body = f"{words[0]} {link} {words[1]}"
     else:
         body = words[0]
-        if position := said(full.position, terse):
+        if position := unless_omitted(full.position, terse):
             where = _pick(POSITION_WORDS[position], rng)
             body = f"{where} {body}" if rng.random() < 0.08 else f"{body} {where}"
     if rng.random() >= terse:
@@ -153,7 +157,7 @@ def _disturb(body: str, rng: random.Random) -> str:
         after += [rng.choice(IDLE) for _ in range(rng.randint(1, 4))]
     if rng.random() < 0.3:
         letters = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 7)))
-        extra = letters if letters not in _KNOWN else str(rng.randint(0, 99))
+        extra = letters if letters not in _VOCABULARY else str(rng.randint(0, 99))
         if rng.random() < 0.15:
             extra = rng.choice("äéßøñжλ中🙂⭐")  # outside the tokenizer's alphabet
         (before if rng.random() < 0.3 else after).append(extra)
@@ -162,7 +166,7 @@ def _disturb(body: str, rng: random.Random) -> str:
     return text + rng.choice(("", "", ".", "!"))
 
 
-_KNOWN = frozenset(vocabulary())
+_VOCABULARY = frozenset(vocabulary())
 
 
 def _meanings(table: dict[str, tuple[str, ...]]) -> dict[str, str]:
@@ -194,22 +198,22 @@ def parse(caption: str) -> Description:
     text = " ".join(re.findall(r"[a-z0-9]+", caption.lower()))
     text = re.sub(r"\bof the (?:picture|image|canvas)\b", "", text)
     tone = kind = position = None
-    if found := _BACKGROUND_AT.search(text):
-        words = found[1].split()
+    if match := _BACKGROUND_AT.search(text):
+        words = match[1].split()
         tone = next((_TONE[word] for word in words if word in _TONE), None)
         kind = next((_KIND[word] for word in words if word in _KIND), "plain")
-        text = text[: found.start()] + text[found.end() :]
-    if found := _POSITION_AT.search(text):
-        row = next((_PLACE[word] for word in found.groups() if word in _PLACE), 1)
-        column = next((_SIDEWAYS[word] for word in found.groups() if word in _SIDEWAYS), 1)
+        text = text[: match.start()] + text[match.end() :]
+    if match := _POSITION_AT.search(text):
+        row = next((_PLACE[word] for word in match.groups() if word in _PLACE), 1)
+        column = next((_SIDEWAYS[word] for word in match.groups() if word in _SIDEWAYS), 1)
         position = POSITIONS[3 * row + column]
-        text = text[: found.start()] + text[found.end() :]
+        text = text[: match.start()] + text[match.end() :]
     # The things: each ends at its noun. Colour and size before the noun belong to it.
     things, relation = [], None
     colour = size = None
     noun_ends = []
-    for found in re.finditer(r"\S+", text):
-        word = found[0]
+    for match in re.finditer(r"\S+", text):
+        word = match[0]
         if word in _COLOUR:
             colour = _COLOUR[word]
         elif word in _SIZE:
@@ -217,12 +221,12 @@ def parse(caption: str) -> Description:
         elif word in _SHAPE or word in ANY_SHAPE:
             if len(things) < 2:
                 things.append(Thing(colour, _SHAPE.get(word), size))
-                noun_ends.append((found.start(), found.end()))
+                noun_ends.append((match.start(), match.end()))
             colour = size = None
     if len(things) == 2:
         between = text[noun_ends[0][1] : noun_ends[1][0]]
-        if found := _RELATION_AT.search(between):
-            relation = _RELATION[found[0]]
+        if match := _RELATION_AT.search(between):
+            relation = _RELATION[match[0]]
         position = None
     return Description(tuple(things), position, relation, tone, kind)
 
@@ -236,7 +240,7 @@ _WORDS_OF = {
     "relation": RELATION_WORDS,
     "position": POSITION_WORDS,
 }
-_SAID = {
+_MENTIONS = {
     kind: re.compile(rf"\b(?:{_any([word for words in table.values() for word in words])})\b")
     for kind, table in _WORDS_OF.items()
 }
@@ -250,15 +254,15 @@ def mistaken(caption: str, mistake: str, rng: random.Random) -> str | None:
     table = _WORDS_OF[mistake]
     background = _BACKGROUND_AT.search(caption.lower())
     places = [
-        found
-        for found in _SAID[mistake].finditer(caption)
-        if background is None or not background.start() <= found.start() < background.end()
+        match
+        for match in _MENTIONS[mistake].finditer(caption)
+        if background is None or not background.start() <= match.start() < background.end()
     ]
     if not places:
         return None
-    found = rng.choice(places)
-    true = next(name for name, words in table.items() if found[0] in words)
+    place = rng.choice(places)
+    true = next(name for name, words in table.items() if place[0] in words)
     other = _pick(table[rng.choice([name for name in table if name != true])], rng)
-    before = re.sub(r"\ban? $", f"{_article(other)} ", caption[: found.start()])
-    wrong = before + other + caption[found.end() :]
+    before = re.sub(r"\ban? $", f"{_article(other)} ", caption[: place.start()])
+    wrong = before + other + caption[place.end() :]
     return wrong if parse(wrong) != parse(caption) else None

@@ -66,8 +66,8 @@ def build_processor() -> CLIPProcessor:
 
 def embed_images(model: CLIPModel, pictures: Tensor) -> Tensor:
     """(N, 128) unit vectors of pictures (N, 3, 128, 128) in -1..1."""
-    seen = model.vision_model(pixel_values=pictures).pooler_output
-    return nn.functional.normalize(model.visual_projection(seen).float(), dim=-1)
+    features = model.vision_model(pixel_values=pictures).pooler_output
+    return nn.functional.normalize(model.visual_projection(features).float(), dim=-1)
 
 
 def embed_captions(model: CLIPModel, ids: Tensor) -> Tensor:

@@ -98,13 +98,15 @@ def draw(
     return call(pipe, prompts, batch, num_inference_steps=setting.steps, guidance_scale=setting.guidance)
 
 
-def call(pipe: DiffusionPipeline, prompts: Sequence[str], batch: int, **told: Any) -> NDArray[np.uint8]:
+def call(
+    pipe: DiffusionPipeline, prompts: Sequence[str], batch: int, **call_arguments: Any
+) -> NDArray[np.uint8]:
     """(N, 128, 128, 3) pictures of any pipeline, `told` beside prompts and seeds; picture k from PICTURE_SEED + k."""
     out = []
     for start in range(0, len(prompts), batch):
         some = list(prompts[start : start + batch])
         generators = [torch.Generator("cpu").manual_seed(PICTURE_SEED + start + k) for k in range(len(some))]
-        made = pipe(some, generator=generators, output_type="np", **told).images
+        made = pipe(some, generator=generators, output_type="np", **call_arguments).images
         out.append(np.round(np.nan_to_num(made) * 255).astype(np.uint8))
     return np.concatenate(out)
 
@@ -126,9 +128,9 @@ class Scorer:
         )
         totals: verifier.Tally = {}
         for part in parts:
-            for key, (right, asked) in part.items():
+            for key, (right, total) in part.items():
                 before = totals.get(key, (0, 0))
-                totals[key] = before[0] + right, before[1] + asked
+                totals[key] = before[0] + right, before[1] + total
         return verifier.accuracies(totals)
 
 
@@ -198,10 +200,10 @@ def gates(trips: dict[str, Any], default: dict[str, Any]) -> list[dict[str, Any]
     return judge(GATES, {"vae": trips["vae"], "tiny_vae": trips["tiny_vae"], "sd": default})
 
 
-def judge(wanted: dict[str, dict[str, float]], measured: dict[str, Any]) -> list[dict[str, Any]]:
+def judge(requirements: dict[str, dict[str, float]], measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare each model's figures (shares, or dB) with their minimum."""
     out = []
-    for model, limits in wanted.items():
+    for model, limits in requirements.items():
         for figure, least in limits.items():
             got = measured[model]
             value = got["psnr_db"] if figure == "psnr_db" else got["accuracies"][figure]["accuracy"]

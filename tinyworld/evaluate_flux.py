@@ -74,9 +74,9 @@ def load_pipe(weights: Path, setting: Setting, device: str) -> FluxPipeline:
 
 def draw(pipe: FluxPipeline, prompts: Sequence[str], setting: Setting, batch: int = 125) -> NDArray[np.uint8]:
     """(N, 128, 128, 3) pictures."""
-    told = {**flux.CALL, "max_sequence_length": setting.tokens}
+    arguments = {**flux.CALL, "max_sequence_length": setting.tokens}
     return evaluate.call(
-        pipe, prompts, batch, num_inference_steps=setting.steps, guidance_scale=setting.guidance, **told
+        pipe, prompts, batch, num_inference_steps=setting.steps, guidance_scale=setting.guidance, **arguments
     )
 
 
@@ -128,7 +128,7 @@ def measure_clip(folder: Path, number: int, device: str) -> dict[str, Any]:
     words, rng = tokenizer.build(), random.Random(CLIP_SEED)
     labels = scenes.sample(number, CLIP_SEED, "held_out")
     described = captions.describe(labels)
-    seen = torch.cat(
+    embeddings = torch.cat(
         [
             clip.embed_images(model, scenes.draw(labels[i : i + 250])[0].to(device) * 2 - 1)
             for i in range(0, number, 250)
@@ -142,20 +142,20 @@ def measure_clip(folder: Path, number: int, device: str) -> dict[str, Any]:
         return {"accuracy": hits.float().mean().item(), "right": int(hits.sum()), "asked": len(hits)}
 
     # Retrieval uses complete captions; a terse one may describe several images.
-    full = read([captions.write(one, rng, terse=0.0, noise=0.0) for one in described])
+    full = read([captions.write(description, rng, terse=0.0, noise=0.0) for description in described])
     whole = number // CANDIDATES * CANDIDATES or number
-    groups = zip(seen[:whole].split(CANDIDATES), full[:whole].split(CANDIDATES), strict=True)
+    groups = zip(embeddings[:whole].split(CANDIDATES), full[:whole].split(CANDIDATES), strict=True)
     hits = [(a @ b.T).argmax(1) == torch.arange(len(a), device=device) for a, b in groups]
     out = {"retrieval": counted(torch.cat(hits))}
     for mistake in ("colour", "shape", "relation"):
         pairs = []
-        for index, one in enumerate(described):
-            right = captions.write(one, rng, noise=0.0)
+        for index, scene in enumerate(described):
+            right = captions.write(scene, rng, noise=0.0)
             wrong = captions.mistaken(right, mistake, rng)
             if wrong is not None:
                 pairs.append((index, right, wrong))
         at, rights, wrongs = zip(*pairs, strict=True)
-        own = seen[list(at)]
+        own = embeddings[list(at)]
         out[mistake] = counted((own * read(rights)).sum(1) > (own * read(wrongs)).sum(1))
     print("clip", evaluate.summarise(out), flush=True)
     return {"accuracies": out}

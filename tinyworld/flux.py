@@ -227,6 +227,6 @@ def without_guidance(transformer: FluxTransformer2DModel, scale: float = GUIDANC
     old = transformer.time_text_embed
     state = {key: value for key, value in transformer.state_dict().items() if "guidance_embedder" not in key}
     fast.load_state_dict(state)
-    given = old.time_proj(torch.tensor([scale * 1000], device=transformer.device))
-    fast.time_text_embed.timestep_embedder.linear_2.bias += old.guidance_embedder(given)[0]
+    embedded = old.time_proj(torch.tensor([scale * 1000], device=transformer.device))
+    fast.time_text_embed.timestep_embedder.linear_2.bias += old.guidance_embedder(embedded)[0]
     return fast

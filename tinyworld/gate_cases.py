@@ -45,22 +45,22 @@ class Case:
     def half(self) -> str:
         return half_of(self.variant.kind)
 
-    def judged(self, number: int, limits: Limits) -> tuple[Judgement, Fidelity | None] | None:
+    def verdict(self, number: int, limits: Limits) -> tuple[Judgement, Fidelity | None] | None:
         """Return the gate's verdict from the first images; None if fewer were drawn."""
         if number > len(self.figures):
             return None
-        found = fidelity(PairedFigures(self.figures[:number], self.references[:number]))
-        said = broken(self.faults[:number])
-        if said is not None:
-            return Judgement(Gate.FAILED, said, "broken"), found
-        assert found is not None
-        return judge_figures(found, None, limits, same_picture=self.held_to == "same picture"), found
+        closeness = fidelity(PairedFigures(self.figures[:number], self.references[:number]))
+        fault = broken(self.faults[:number])
+        if fault is not None:
+            return Judgement(Gate.FAILED, fault, "broken"), closeness
+        assert closeness is not None
+        return judge_figures(closeness, None, limits, same_picture=self.held_to == "same picture"), closeness
 
 
 def cases(out: Path) -> Iterator[Case]:
     """Yield every variant whose images were looked at, once for each set of requirements that applies to it."""
     truth = json.loads(TRUTH.read_text())
-    known = {(row["model"], row["recipe"]): row["fall"] for row in truth["rows"]}
+    falls = {(row["model"], row["recipe"]): row["fall"] for row in truth["rows"]}
     for model in gate_variants.RECIPES:
         base = stored_rows(out, Variant(model, "baseline", "baseline", "recipe"))
         if base is None:
@@ -72,9 +72,9 @@ def cases(out: Path) -> Iterator[Case]:
             fall = (sum(row["right"] for row in base[: len(rows)]) - sum(row["right"] for row in rows)) / len(
                 rows
             )
-            judged = len(rows)
-            if variant.sort == "recipe" and (model, variant.name) in known:
-                fall, judged = known[model, variant.name], truth["captions"]
+            num_judged = len(rows)
+            if variant.sort == "recipe" and (model, variant.name) in falls:
+                fall, num_judged = falls[model, variant.name], truth["captions"]
             label = "ruined" if fall >= RUINED else "good" if fall < GOOD else "between"
             if variant.kind == "one prompt":
                 label = "ruined"  # by construction: whoever asks for that prompt never gets it
@@ -87,7 +87,7 @@ def cases(out: Path) -> Iterator[Case]:
                 for row, other in zip(rows, base, strict=False)
             ]
             for held_to in requirements(variant, label):
-                yield Case(variant, held_to, fall, judged, label, figures, references, tuple(excused))
+                yield Case(variant, held_to, fall, num_judged, label, figures, references, tuple(excused))
 
 
 def requirements(variant: Variant, label: str) -> list[str]:

@@ -45,12 +45,12 @@ Shares = NDArray[np.float64]
 def draw_all(args: argparse.Namespace) -> None:
     """Draw, score, and record the share of the margin that each image keeps."""
     clip = ClipScorer(find_scorer(SCORER).folder)
-    found = []
+    kept_rows = []
     for model, names in UNCLEAR.items():
-        known = {variant.name: variant for variant in variants(model)}
+        by_name = {variant.name: variant for variant in variants(model)}
         base = Variant(model, "baseline", "baseline", "recipe")
-        pictures = {one: _drawn(args.out, one) for one in (base, *(known[name] for name in names))}
-        rows = {one: figures_of(clip, one, pictures[one], pictures[base]) for one in pictures}
+        pictures = {name: _drawn(args.out, name) for name in (base, *(by_name[name] for name in names))}
+        rows = {name: figures_of(clip, name, pictures[name], pictures[base]) for name in pictures}
         own = np.array([row["alone"]["clip_score"] for row in rows[base]])
         margin = np.mean(
             [row["alone"]["clip_score"] - row["alone"]["clip_score_of_others"] for row in rows[base]]
@@ -58,8 +58,8 @@ def draw_all(args: argparse.Namespace) -> None:
         for variant in list(pictures)[1:]:
             score = np.array([row["alone"]["clip_score"] for row in rows[variant]])
             kept = [round(float(share), 4) for share in 1 - (own - score) / margin]
-            found.append({"model": model, "recipe": variant.name, "kept": kept})
-    args.record.write_text(json.dumps({"scorer": find_scorer(SCORER).id, "rows": found}) + "\n")
+            kept_rows.append({"model": model, "recipe": variant.name, "kept": kept})
+    args.record.write_text(json.dumps({"scorer": find_scorer(SCORER).id, "rows": kept_rows}) + "\n")
 
 
 def _drawn(out: Path, variant: Variant) -> NDArray[np.uint8]:
@@ -87,7 +87,7 @@ def look(shares: Shares, prompts: Sequence[str], limit: float, sure: Sequence[tu
     verdict = Gate.UNCLEAR
     for number, (passes, fails) in zip(LOOKS, sure, strict=False):
         kept = list(_capped(shares[:number]))
-        lower, upper = (mean_interval(kept, prompts[:number], 2 * one - 1) for one in (passes, fails))
+        lower, upper = (mean_interval(kept, prompts[:number], 2 * share - 1) for share in (passes, fails))
         verdict = gate(Interval(lower.point, lower.low, upper.high), limit)
         if verdict is not Gate.UNCLEAR:
             break
@@ -118,8 +118,8 @@ def simulate(args: argparse.Namespace) -> None:
     for row in json.loads(args.record.read_text())["rows"]:
         shares = np.array(row["kept"])
         prompts = [prompt for prompt, _ in tasks(len(shares))]
-        said = {name: look(shares, prompts, limit, rule).value for name, rule in rules.items()}
-        print(row["model"], row["recipe"], said)
+        outcomes = {name: look(shares, prompts, limit, rule).value for name, rule in rules.items()}
+        print(row["model"], row["recipe"], outcomes)
         for target in (limit, None):
             random = np.random.default_rng(0)
             counts = {name: Counter[str]() for name in rules}
@@ -128,8 +128,10 @@ def simulate(args: argparse.Namespace) -> None:
                 for name, rule in rules.items():
                     counts[name][look(drawn, names, limit, rule).value] += 1
             for name, count in counts.items():
-                told = ", ".join(f"{count[one.value] / args.draws:.1%} {one.value}" for one in Gate)
-                print(f"  {'at the limit' if target else 'as drawn'}, {name}: {told}", flush=True)
+                summary = ", ".join(
+                    f"{count[outcome.value] / args.draws:.1%} {outcome.value}" for outcome in Gate
+                )
+                print(f"  {'at the limit' if target else 'as drawn'}, {name}: {summary}", flush=True)
 
 
 def main() -> None:

@@ -131,15 +131,15 @@ def figures_of(
     """
     prompts, others = [prompt for prompt, _ in tasks()[: len(pictures)]], PROMPT_SETS[PROMPT_SET]
     read, read_others = clip.embed_prompts(prompts), clip.embed_prompts(others)
-    near = [aligned(pixels(one), pixels(other)) for one, other in zip(pictures, drawn, strict=False)]
-    seen = seen_by(clip, np.stack(near).astype(np.uint8))
+    near = [aligned(pixels(image), pixels(other)) for image, other in zip(pictures, drawn, strict=False)]
+    embeddings = embeddings_of(clip, np.stack(near).astype(np.uint8))
     rows = []
     for k, picture in enumerate(pictures):
-        alone = {"clip_score": 100 * float(seen[k] @ read[k])}
+        alone = {"clip_score": 100 * float(embeddings[k] @ read[k])}
         against: dict[str, float] = {}
         if variant.kind == "baseline":
             strangers = [
-                float(seen[k] @ other)
+                float(embeddings[k] @ other)
                 for prompt, other in zip(others, read_others, strict=True)
                 if prompt != prompts[k]
             ]
@@ -167,7 +167,7 @@ def load(out: Path, variant: Variant) -> NDArray[np.uint8] | None:
     return pictures[: num_drawn(variant)] if len(pictures) else None
 
 
-def seen_by(clip: ClipScorer, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
+def embeddings_of(clip: ClipScorer, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
     images = [Image.fromarray(np.ascontiguousarray(picture)) for picture in pictures]
     return np.concatenate([clip.embed_images(images[k : k + 20]) for k in range(0, len(images), 20)])
 

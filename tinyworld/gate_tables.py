@@ -44,7 +44,7 @@ def tally(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def summary_table(result: dict[str, Any]) -> str:
     """Return a table of the gate's verdicts by half, number of images and label."""
     lines = ["| half | images | truth | variants | failed | unclear | passed |", "|" + " --- |" * 7]
-    told = {
+    wordings = {
         "ruined": "ruined: falls by 10 points or more",
         "between": "between: falls by 2 to 10 points",
         "good": "good: falls by under 2 points",
@@ -53,11 +53,11 @@ def summary_table(result: dict[str, Any]) -> str:
         for number in NUMBERS:
             for label in LABELS:
                 counts = result["tally"][str(number)][half][label]
-                cells = [half, str(number), told[label], str(sum(counts.values()))]
+                cells = [half, str(number), wordings[label], str(sum(counts.values()))]
                 cells += [str(counts[gate]) for gate in ("failed", "unclear", "passed")]
                 lines.append("| " + " | ".join(cells) + " |")
-    told = ". ".join(headline(result, number) for number in (SET_PICTURES, MOST_PICTURES))
-    return "\n".join([*lines, "", f"{told} (scorer `{result['scorer']}`)."])
+    wordings = ". ".join(headline(result, number) for number in (SET_PICTURES, MOST_PICTURES))
+    return "\n".join([*lines, "", f"{wordings} (scorer `{result['scorer']}`)."])
 
 
 def headline(result: dict[str, Any], number: int = SET_PICTURES) -> str:

@@ -94,9 +94,11 @@ def image_damages() -> dict[str, dict[str, damage.Damage]]:
 @cache
 def tasks(number: int = MOST_PICTURES) -> list[tuple[str, int]]:
     """Return (prompt, seed) of images: the prompt set at each seed, then held-out captions at one."""
-    seen = [(prompt, seed) for seed in range(NUM_SEEDS) for prompt in PROMPT_SETS[PROMPT_SET]]
-    captions = evaluate.held_out_captions(500)[: MOST_PICTURES - len(seen)]
-    return (seen + [(caption, evaluate.PICTURE_SEED + k) for k, caption in enumerate(captions)])[:number]
+    drawn_tasks = [(prompt, seed) for seed in range(NUM_SEEDS) for prompt in PROMPT_SETS[PROMPT_SET]]
+    captions = evaluate.held_out_captions(500)[: MOST_PICTURES - len(drawn_tasks)]
+    return (drawn_tasks + [(caption, evaluate.PICTURE_SEED + k) for k, caption in enumerate(captions)])[
+        :number
+    ]
 
 
 def num_drawn(variant: Variant) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 import vivace
 from tinyworld import gate_pictures
 from tinyworld.collapses import CALIBRATED, HELD_OUT, PROMPTS, Images
-from tinyworld.gate_pictures import SCORER, draw, mine, seen_by
+from tinyworld.gate_pictures import SCORER, draw, embeddings_of, mine
 from tinyworld.gate_tables import replaced
 from tinyworld.gate_variants import SET_PICTURES, Variant, variants
 from vivace.measure.quality import pixels, thumbnail
@@ -72,13 +72,14 @@ def other_seeds(out: Path, model: str, number: int) -> Path:
 
 def described(clip: ClipScorer, images: Images) -> Described:
     """Return what the quality pass stores of each image to compare it with the others."""
-    seen = seen_by(clip, images)
+    vectors = embeddings_of(clip, images)
     return [
-        (packed(thumbnail(pixels(image))), packed(vector)) for image, vector in zip(images, seen, strict=True)
+        (packed(thumbnail(pixels(image))), packed(vector))
+        for image, vector in zip(images, vectors, strict=True)
     ]
 
 
-def judged(of_recipe: Described, of_baseline: Described) -> dict[str, Any]:
+def verdict_of(of_recipe: Described, of_baseline: Described) -> dict[str, Any]:
     """Return the verdict, the mean share with its bounds, and the lowest share."""
     prompts = [prompt for _ in range(NUM_SEEDS) for prompt in PROMPTS]
     figures, references = (
@@ -96,11 +97,11 @@ def judged(of_recipe: Described, of_baseline: Described) -> dict[str, Any]:
         ]
         for side, of in (("b", of_recipe), ("a", of_baseline))
     )
-    found = variety(figures, references)
-    assert found is not None, "every image has a thumbnail"
-    judgement = judge_variety(found, VARIETY_LIMIT)
+    measured = variety(figures, references)
+    assert measured is not None, "every image has a thumbnail"
+    judgement = judge_variety(measured, VARIETY_LIMIT)
     assert judgement is not None, "13 prompts have several seeds"
-    bounds = found.bounds
+    bounds = measured.bounds
     assert bounds.low is not None
     assert bounds.high is not None
     return {
@@ -116,7 +117,7 @@ def rows_of(out: Path, model: str, clip: ClipScorer) -> Iterator[dict[str, Any]]
     baseline = described(clip, base)
     for half, kinds in (("calibrated", CALIBRATED), ("held out", HELD_OUT)):
         for name, collapse in kinds.items():
-            verdict = judged(described(clip, collapse(base)), baseline)
+            verdict = verdict_of(described(clip, collapse(base)), baseline)
             yield {"model": model, "variant": name, "half": half, "label": "collapsed"} | verdict
     labels = {
         (row["model"], row["variant"], row["held_to"]): row["label"]
@@ -128,7 +129,7 @@ def rows_of(out: Path, model: str, clip: ClipScorer) -> Iterator[dict[str, Any]]
             continue
         images = _drawn(out, variant)
         if images is not None:
-            verdict = judged(described(clip, images), baseline)
+            verdict = verdict_of(described(clip, images), baseline)
             yield {"model": model, "variant": variant.name, "half": "recipes", "label": label} | verdict
 
 
@@ -141,8 +142,12 @@ def splits_of(out: Path, model: str, clip: ClipScorer) -> dict[str, Any]:
         with np.load(other_seeds(out, model, k)) as stored:
             sets.append(stored["pictures"])
     # (all seeds, prompts)
-    known = [described(clip, images) for images in sets]
-    of_seed = [one[k * len(PROMPTS) : (k + 1) * len(PROMPTS)] for one in known for k in range(NUM_SEEDS)]
+    sets_described = [described(clip, images) for images in sets]
+    of_seed = [
+        described_set[k * len(PROMPTS) : (k + 1) * len(PROMPTS)]
+        for described_set in sets_described
+        for k in range(NUM_SEEDS)
+    ]
     random = np.random.default_rng(0)
     counts: Counter[str] = Counter()
     for _ in range(SPLITS):
@@ -151,7 +156,7 @@ def splits_of(out: Path, model: str, clip: ClipScorer) -> dict[str, Any]:
             [of_seed[order[row, p]][p] for row in rows for p in range(len(PROMPTS))]
             for rows in (range(NUM_SEEDS), range(NUM_SEEDS, 2 * NUM_SEEDS))
         ]
-        counts[judged(*sides)["verdict"]] += 1
+        counts[verdict_of(*sides)["verdict"]] += 1
     return {"model": model, "splits": SPLITS} | {gate.value: counts[gate.value] for gate in Gate}
 
 

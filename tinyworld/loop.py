@@ -209,9 +209,9 @@ class Loop:
         means = (self.sums / steps).tolist()
         self.sums.zero_()
         self.last = dict(zip(("loss", *self.figures), means, strict=True))
-        said = "  ".join(f"{key} {value:.5f}" for key, value in self.last.items())
+        text = "  ".join(f"{key} {value:.5f}" for key, value in self.last.items())
         print(
-            f"{self.name}  step {self.step}  {self.elapsed_s:.0f} s  {said}  rate {self.rate_now.item():.2e}"
+            f"{self.name}  step {self.step}  {self.elapsed_s:.0f} s  {text}  rate {self.rate_now.item():.2e}"
             f"  {steps / seconds:.1f} steps/s",
             flush=True,
         )
@@ -291,13 +291,13 @@ def compiled(function: Callable[..., Any], args: argparse.Namespace) -> Callable
 
 def wait_for(path: Path, name: str, stop_s: float = math.inf) -> None:
     """Wait until another training, started at the same time, has written what this one needs."""
-    said = False
+    announced = False
     while not path.exists():
         if time.perf_counter() - _STARTED > stop_s:
             raise SystemExit(f"{name}: {path} did not come in {stop_s:.0f} s")
-        if not said:
+        if not announced:
             print(f"{name}  waits for {path}", flush=True)
-            said = True
+            announced = True
         time.sleep(1)
 
 

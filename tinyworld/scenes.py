@@ -114,15 +114,15 @@ def sample(number: int, seed: int, split: str = "train") -> Labels:
 
     Six scenes in ten hold two objects, never two of the same colour and shape.
     """
-    wanted = {"train": False, "held_out": True}[split]
+    is_held_out = {"train": False, "held_out": True}[split]
     generator = torch.Generator().manual_seed(seed)
     parts: list[Labels] = []
     missing = number
     while missing > 0:
         # A tenth is held out, so one more round is rare for "train" and the rule for "held_out".
-        labels = _sample_any(max(64, missing * (14 if wanted else 2)), generator)
+        labels = _sample_any(max(64, missing * (14 if is_held_out else 2)), generator)
         same = (labels.colour[:, 0] == labels.colour[:, 1]) & (labels.shape[:, 0] == labels.shape[:, 1])
-        keep = (held_out(labels) == wanted) & ~(same & (labels.count == 2))
+        keep = (held_out(labels) == is_held_out) & ~(same & (labels.count == 2))
         parts.append(labels[keep.nonzero()[:missing, 0]])
         missing -= len(parts[-1])
     return Labels(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Labels)))

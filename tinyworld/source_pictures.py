@@ -26,8 +26,8 @@ def main() -> None:
     labels = sample(_SCENES, seed=20)
     descriptions = describe(labels)
     for index, prompt in enumerate(PROMPT_SETS["tinyworld"]):
-        wanted = parse(prompt)
-        chosen = next(k for k, found in enumerate(descriptions) if fits(found, wanted))
+        target = parse(prompt)
+        chosen = next(k for k, description in enumerate(descriptions) if fits(description, target))
         scene = labels[torch.tensor([chosen])]
         picture = to_uint8(draw(scene)[0])[0].numpy()
         Image.fromarray(picture).save(FOLDER / f"{index:02}.png", optimize=True)
@@ -40,21 +40,21 @@ def main() -> None:
         print(f"{index:02}  {prompt}: from {descriptions[chosen]}")
 
 
-def fits(found: Description, wanted: Description) -> bool:
+def fits(scene: Description, target: Description) -> bool:
     """Whether a scene is the wanted one, except for the colour and the shape of its first object."""
-    if len(found.things) != len(wanted.things):
+    if len(scene.things) != len(target.things):
         return False
-    first, asked = found.things[0], wanted.things[0]
-    if first.colour in {thing.colour for thing in wanted.things} or first.shape == asked.shape:
+    first, subject = scene.things[0], target.things[0]
+    if first.colour in {thing.colour for thing in target.things} or first.shape == subject.shape:
         return False
-    if any(first.shape == other.shape for other in wanted.things[1:]):
+    if any(first.shape == other.shape for other in target.things[1:]):
         return False
-    pairs = [(found.position, wanted.position), (found.relation, wanted.relation)]
-    pairs += [(found.tone, wanted.tone or "gray"), (found.kind, wanted.kind or "plain")]
-    pairs += [(first.size, asked.size or "large")]
-    for other, said in zip(found.things[1:], wanted.things[1:], strict=True):
-        pairs += [(other.colour, said.colour), (other.shape, said.shape), (other.size, said.size)]
-    return all(asked is None or given == asked for given, asked in pairs)
+    pairs = [(scene.position, target.position), (scene.relation, target.relation)]
+    pairs += [(scene.tone, target.tone or "gray"), (scene.kind, target.kind or "plain")]
+    pairs += [(first.size, subject.size or "large")]
+    for other, expected in zip(scene.things[1:], target.things[1:], strict=True):
+        pairs += [(other.colour, expected.colour), (other.shape, expected.shape), (other.size, expected.size)]
+    return all(expected is None or actual == expected for actual, expected in pairs)
 
 
 if __name__ == "__main__":

@@ -54,15 +54,15 @@ def gates(record: dict[str, Any]) -> str:
         decibels = gate["figure"] == "psnr_db"
         scale, digits = (1, 1) if decibels else (100, 1)
         name = _FIGURES.get(gate["figure"], gate["figure"]) + ("" if decibels else " (%)")
-        wanted, measured = (f"{scale * gate[key]:.{digits}f}" for key in ("least", "measured"))
+        least, measured = (f"{scale * gate[key]:.{digits}f}" for key in ("least", "measured"))
         rows.append(
-            [_MODELS[gate["model"]], name, f">= {wanted}", measured, "yes" if gate["passed"] else "NO"]
+            [_MODELS[gate["model"]], name, f">= {least}", measured, "yes" if gate["passed"] else "NO"]
         )
     return _markdown(["what", "figure", "gate", "measured", "held"], rows)
 
 
 def pictures(record: dict[str, Any]) -> str:
-    seen: dict[tuple[Any, ...], list[str]] = {}
+    rows: dict[tuple[Any, ...], list[str]] = {}
     names = [name for name in record["default"] if name != "accuracies"]
     default = record["default"]
     for row in (default, *record["variations"]):
@@ -73,9 +73,9 @@ def pictures(record: dict[str, Any]) -> str:
         ):
             continue
         key = tuple(row[name] for name in names)
-        seen[key] = [*map(str, key), *(_percent(row["accuracies"], column) for column in _COLUMNS)]
+        rows[key] = [*map(str, key), *(_percent(row["accuracies"], column) for column in _COLUMNS)]
     header = ["decoder" if name == "vae" else name for name in names]
-    return _markdown([*header, *_COLUMNS], list(seen.values()))
+    return _markdown([*header, *_COLUMNS], list(rows.values()))
 
 
 def lcm(record: dict[str, Any]) -> str:
@@ -117,11 +117,11 @@ def _with_interval(figure: dict[str, Any]) -> str:
     return f"{100 * figure['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def wilson_interval(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
     """Return the Wilson interval of a share, z standard errors to each side. Source: Wilson, JASA 22 (1927)."""
-    share, weight = right / asked, z**2 / asked
+    share, weight = right / total, z**2 / total
     middle = (share + weight / 2) / (1 + weight)
-    half = z / (1 + weight) * math.sqrt(share * (1 - share) / asked + weight / asked / 4)
+    half = z / (1 + weight) * math.sqrt(share * (1 - share) / total + weight / total / 4)
     return middle - half, middle + half
 
 
@@ -155,7 +155,7 @@ def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., st
         if not mark.search(page):
             raise ValueError(f"the page has no place for the table {name!r}")
         text = make(record)
-        page = mark.sub(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)
+        page = mark.sub(lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page)
     return page
 
 

@@ -30,23 +30,23 @@ def caption_sets(labels: scenes.Labels, seed: int) -> list[list[str]]:
     rng = random.Random(seed)
     sets = []
     for full in captions.describe(labels):
-        found: list[str] = []
-        while len(found) <= WRONG:  # a caption may not speak of what was to be mistaken
+        texts: list[str] = []
+        while len(texts) <= WRONG:  # a caption may not speak of what was to be mistaken
             right = captions.write(full, rng)
-            found = [right]
+            texts = [right]
             # The kinds that are hard to learn first; colour is learned from strangers.
             for mistake in ("relation", "position", "shape", "colour", "shape"):
                 wrong = captions.mistaken(right, mistake, rng)
-                if wrong is not None and wrong not in found and len(found) <= WRONG:
-                    found.append(wrong)
-        sets.append(found)
+                if wrong is not None and wrong not in texts and len(texts) <= WRONG:
+                    texts.append(wrong)
+        sets.append(texts)
     return sets
 
 
 def caption_ids(labels: scenes.Labels, seed: int) -> Tensor:
     """(N, 1 + WRONG, 32) int16 token ids, the right caption first."""
     words, sets = tokenizer.build(), caption_sets(labels, seed)
-    rows = [caption for found in sets for caption in found]
+    rows = [caption for texts in sets for caption in texts]
     parts = [tokenizer.encode(words, rows[i : i + 20_000]) for i in range(0, len(rows), 20_000)]
     ids = torch.cat([torch.tensor(part, dtype=torch.int16) for part in parts])
     return ids.reshape(len(sets), 1 + WRONG, -1)
@@ -74,18 +74,18 @@ class ClipLoss:
     def _compute(self, pictures: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         n = self.batch
         with loop.mixed_precision(self.device):
-            seen = clip.embed_images(self.model, pictures)
+            pictures_embedded = clip.embed_images(self.model, pictures)
             # All right ones first, then all first mistakes, ...
             read = clip.embed_captions(self.model, ids.transpose(0, 1).flatten(0, 1))
         with torch.autocast(self.device, enabled=False):
             # CLIP's own limit: beyond a scale of 100 training is unsteady.
-            logits = self.model.logit_scale.exp().clamp(max=100) * seen @ read.T
+            logits = self.model.logit_scale.exp().clamp(max=100) * pictures_embedded @ read.T
             cross_entropy = nn.functional.cross_entropy
             loss = (cross_entropy(logits, self.own) + cross_entropy(logits[:, :n].T, self.own)) / 2
-        found = (logits.argmax(1) == self.own).float().mean()
+        accuracy = (logits.argmax(1) == self.own).float().mean()
         own = torch.stack([logits[:, k * n : (k + 1) * n].diagonal() for k in range(1, 1 + WRONG)])
         told_apart = (logits[:, :n].diagonal() > own).float().mean()
-        return loss, torch.stack([found, told_apart]).detach()
+        return loss, torch.stack([accuracy, told_apart]).detach()
 
 
 def main() -> None:

@@ -166,8 +166,8 @@ def main() -> None:
     else:
         folder = args.out / flux.TEACHER_FOLDER
         loop.wait_for(folder, name, args.stop_s)
-        for model, found in zip((clip, t5), flux.load_text(folder, args.device), strict=True):
-            model.load_state_dict(found.state_dict())
+        for model, trained in zip((clip, t5), flux.load_text(folder, args.device), strict=True):
+            model.load_state_dict(trained.state_dict())
         teacher.load_state_dict(flux.load_transformer(folder, args.device).state_dict())
         start = flux.load_transformer(args.start_from, args.device) if args.start_from else teacher
         transformer.load_state_dict(start.state_dict())

@@ -69,14 +69,14 @@ class Adapted(nn.Module):
 def adapt(unet: nn.Module, rank: int) -> dict[str, Adapted]:
     """Add a LoRA to all layers except LEFT_ALONE in place, and freeze everything else; return these layers by name."""
     unet.requires_grad_(False)
-    found = {
+    adapted = {
         name: Adapted(layer, rank)
         for name, layer in unet.named_modules()
         if isinstance(layer, nn.Linear | nn.Conv2d) and name.split(".")[0] not in LEFT_ALONE
     }
-    for name, layer in found.items():
+    for name, layer in adapted.items():
         unet.set_submodule(name, layer)
-    return found
+    return adapted
 
 
 class ConsistencyLoss:
@@ -133,8 +133,8 @@ class ConsistencyLoss:
         """One DDIM step of the guided teacher, from timestep `start` to `end`."""
         both = torch.cat([nothing, words])
         made = self.teacher(x.repeat(2, 1, 1, 1), start.repeat(2), encoder_hidden_states=both).sample
-        free, told = made.chunk(2)
-        v = free + self.guidance * (told - free)
+        free, conditioned = made.chunk(2)
+        v = free + self.guidance * (conditioned - free)
         picture = self._of(self.signal, start) * x - self._of(self.spread, start) * v
         noise = self._of(self.signal, start) * v + self._of(self.spread, start) * x
         return self.noised(picture, noise, end)

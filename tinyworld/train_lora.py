@@ -55,24 +55,24 @@ def outlined(labels: scenes.Labels, paint: tuple[Tensor, Tensor] | None = None) 
 def latent_pool(vae: nn.Module, labels: scenes.Labels, device: str) -> Tensor:
     """(N, channels, 16, 16) latents of every scene in the style, on the device."""
     paint = scenes.paints(device)
-    found = []
+    latents = []
     for start in range(0, len(labels), 64):
         images = outlined(labels[start : start + 64].to(device), paint) * 2 - 1
-        found.append(vae.encode(images).latent_dist.mean * vae.config.scaling_factor)
-    return torch.cat(found)
+        latents.append(vae.encode(images).latent_dist.mean * vae.config.scaling_factor)
+    return torch.cat(latents)
 
 
 def adapt(denoiser: nn.Module, rank: int, chosen: Callable[[str], bool]) -> dict[str, Adapted]:
     """Add a LoRA to the chosen layers in place, and freeze everything else; return these layers by name."""
     denoiser.requires_grad_(False)
-    found = {
+    adapted = {
         name: Adapted(layer, rank)
         for name, layer in denoiser.named_modules()
         if isinstance(layer, nn.Linear | nn.Conv2d) and chosen(name)
     }
-    for name, layer in found.items():
+    for name, layer in adapted.items():
         denoiser.set_submodule(name, layer)
-    return found
+    return adapted
 
 
 class StyleLoss:

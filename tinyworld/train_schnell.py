@@ -122,8 +122,8 @@ def main() -> None:
     loop.wait_for(folder, NAME, args.stop_s)
     teacher.load_state_dict(flux.load_transformer(folder, args.device).state_dict())
     student.load_state_dict(flux.without_guidance(teacher).state_dict())
-    for model, found in zip((clip, t5), flux.load_text(folder, args.device), strict=True):
-        model.load_state_dict(found.state_dict())
+    for model, trained in zip((clip, t5), flux.load_text(folder, args.device), strict=True):
+        model.load_state_dict(trained.state_dict())
     loss.states = trajectories.pool(ids)
     print(f"{NAME}  {len(loss.states)} trajectories", flush=True)
     training = loop.Loop(

@@ -23,35 +23,35 @@ from tinyworld.words import COLOURS, KINDS, POSITIONS, SHAPES, SIZES, TONES
 POOL_SEED = 19
 NAME = "t5"
 FOLDER = "t5"
-UNSAID = -100
+UNSTATED = -100
 AXES = ("beside", "upon")
 THING = (COLOURS, SHAPES, SIZES)
 QUESTIONS = (*THING, *THING, POSITIONS, AXES, TONES, KINDS)
 """What is asked of a caption: three of the first object (the left or upper one), three of the other, four of all."""
 
 
-def answers(said: captions.Description) -> list[int]:
-    """One index a question; UNSAID where the caption is silent, or does not say which object is where."""
+def answers(description: captions.Description) -> list[int]:
+    """One index a question; UNSTATED where the caption is silent, or does not say which object is where."""
 
-    def found(table: tuple[str, ...], word: str | None) -> int:
-        return UNSAID if word is None else table.index(word)
+    def index_of(table: tuple[str, ...], word: str | None) -> int:
+        return UNSTATED if word is None else table.index(word)
 
-    things = list(said.things)
-    if said.relation in ("right of", "below"):
+    things = list(description.things)
+    if description.relation in ("right of", "below"):
         things.reverse()
-    if len(things) != 1 and said.relation is None:
+    if len(things) != 1 and description.relation is None:
         things = []
     row = []
     for k in range(2):
         thing = things[k] if k < len(things) else captions.Thing()
-        row += [found(COLOURS, thing.colour), found(SHAPES, thing.shape), found(SIZES, thing.size)]
-    axis = None if said.relation is None else AXES[said.relation in ("above", "below")]
+        row += [index_of(COLOURS, thing.colour), index_of(SHAPES, thing.shape), index_of(SIZES, thing.size)]
+    axis = None if description.relation is None else AXES[description.relation in ("above", "below")]
     return [
         *row,
-        found(POSITIONS, said.position),
-        found(AXES, axis),
-        found(TONES, said.tone),
-        found(KINDS, said.kind),
+        index_of(POSITIONS, description.position),
+        index_of(AXES, axis),
+        index_of(TONES, description.tone),
+        index_of(KINDS, description.kind),
     ]
 
 
@@ -74,8 +74,8 @@ class Reader(nn.Module):
     def forward(self, words: Tensor) -> list[Tensor]:
         """Logits of every question, each (N, number of answers), from words (N, 32, 128)."""
         weights = (words @ self.queries.T).softmax(dim=1)
-        seen = weights.transpose(1, 2) @ words
-        return [head(seen[:, k]) for k, head in enumerate(self.heads)]
+        pooled = weights.transpose(1, 2) @ words
+        return [head(pooled[:, k]) for k, head in enumerate(self.heads)]
 
 
 class ReadingLoss:
@@ -96,13 +96,13 @@ class ReadingLoss:
             words = self.t5(ids).last_hidden_state
         logits = self.reader(words.float())
         losses = [
-            nn.functional.cross_entropy(rows, right[:, k], ignore_index=UNSAID, reduction="sum")
+            nn.functional.cross_entropy(rows, right[:, k], ignore_index=UNSTATED, reduction="sum")
             for k, rows in enumerate(logits)
         ]
-        two = (right[:, 3] != UNSAID) & (right[:, 0] != UNSAID)
+        two = (right[:, 3] != UNSTATED) & (right[:, 0] != UNSTATED)
         hits = [(logits[k].argmax(1) == right[:, k]) & two for k in (0, 3)]
         share = (hits[0] & hits[1]).sum() / two.sum().clamp(min=1)
-        return sum(losses) / (right != UNSAID).sum(), share[None].detach()
+        return sum(losses) / (right != UNSTATED).sum(), share[None].detach()
 
 
 def load(folder: Path) -> T5EncoderModel:

@@ -81,11 +81,11 @@ def latent_statistics(vae: AutoencoderKL, device: str, number: int = 4096) -> tu
     it up to full size.
     """
     labels = scenes.sample(number, POOL_SEED + 1).to(device)
-    found = [
+    distributions = [
         vae.encode(scenes.draw(labels[i : i + 256])[0] * 2 - 1).latent_dist for i in range(0, number, 256)
     ]
-    latents = torch.cat([part.mean for part in found]).float()
-    noise = torch.cat([part.var for part in found]).float().mean((0, 2, 3))
+    latents = torch.cat([part.mean for part in distributions]).float()
+    noise = torch.cat([part.var for part in distributions]).float().mean((0, 2, 3))
     return latents.mean((0, 2, 3)), (latents.var((0, 2, 3)) + noise).sqrt()
 
 

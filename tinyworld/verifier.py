@@ -49,7 +49,7 @@ _REACH = 1.0  # half-width of the template grid, in units of the square root of 
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedThing:
     """One object seen. Centre (x, y) and radius in pixels; None where nothing fits."""
 
     colour: str | None
@@ -66,7 +66,7 @@ class Verdict:
     """`hits[attribute]` is (right, asked): how many of what the caption says the picture shows."""
 
     described: Description
-    found: tuple[Found, ...]
+    things: tuple[DetectedThing, ...]
     tone: str | None
     kind: str | None
     hits: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -77,21 +77,21 @@ class Verdict:
         return self.hits["everything"] == (1, 1)
 
 
-def look(picture: NDArray[np.uint8]) -> tuple[tuple[Found, ...], str | None, str | None]:
+def look(picture: NDArray[np.uint8]) -> tuple[tuple[DetectedThing, ...], str | None, str | None]:
     """Objects, largest first, then the background's tone and kind, of a (128, 128, 3) picture."""
-    found = [thing for thing, _ in objects(picture)]
-    if len(found) > MAX_OBJECTS:
-        found = []
+    things = [thing for thing, _ in objects(picture)]
+    if len(things) > MAX_OBJECTS:
+        things = []
     rgb, chroma = _chroma(picture)
-    return (tuple(found), *_background(rgb, chroma > MIN_CHROMA))
+    return (tuple(things), *_background(rgb, chroma > MIN_CHROMA))
 
 
-def objects(picture: NDArray[np.uint8]) -> list[tuple[Found, NDArray[np.bool_]]]:
+def objects(picture: NDArray[np.uint8]) -> list[tuple[DetectedThing, NDArray[np.bool_]]]:
     """Return each object, largest first, with the mask (128, 128) of its pixels."""
     rgb, chroma = _chroma(picture)
-    seen = [(_recognise(rgb, chroma, mask), mask) for mask in _components(rgb, chroma > MIN_CHROMA)]
+    recognised = [(_recognise(rgb, chroma, mask), mask) for mask in _components(rgb, chroma > MIN_CHROMA)]
     return sorted(
-        ((thing, mask) for thing, mask in seen if thing is not None), key=lambda one: -one[0].radius
+        ((thing, mask) for thing, mask in recognised if thing is not None), key=lambda pair: -pair[0].radius
     )
 
 
@@ -158,7 +158,7 @@ def _nearest_colour(pixels: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDAr
 
 def _recognise(
     rgb: NDArray[np.float32], chroma: NDArray[np.float32], mask: NDArray[np.bool_]
-) -> Found | None:
+) -> DetectedThing | None:
     core = ndimage.binary_erosion(mask, iterations=2)
     if core.sum() < 20:
         return None
@@ -182,7 +182,7 @@ def _recognise(
     size = None
     if 0.75 * RADII[0] <= radius <= 1.3 * RADII[1]:
         size = SIZES[int(radius > np.sqrt(RADII[0] * RADII[1]))]
-    return Found(colour, shape, size, x, y, radius, float(overlaps[best]))
+    return DetectedThing(colour, shape, size, x, y, radius, float(overlaps[best]))
 
 
 @cache
@@ -204,9 +204,9 @@ def _overlaps(cover: NDArray[np.float32], x: float, y: float, area: float) -> ND
     """Soft intersection over union of one object with every template, at equal area and centroid."""
     at = ((np.arange(_GRID) + 0.5) / _GRID * 2 - 1) * _REACH * np.sqrt(area)
     rows, columns = np.meshgrid(at + y - 0.5, at + x - 0.5, indexing="ij")
-    seen = ndimage.map_coordinates(cover, [rows, columns], order=1, mode="constant")
+    covered = ndimage.map_coordinates(cover, [rows, columns], order=1, mode="constant")
     templates = _templates()
-    return np.minimum(templates, seen).sum((1, 2)) / np.maximum(templates, seen).sum((1, 2))
+    return np.minimum(templates, covered).sum((1, 2)) / np.maximum(templates, covered).sum((1, 2))
 
 
 @cache
@@ -230,25 +230,25 @@ def _background(rgb: NDArray[np.float32], rough: NDArray[np.bool_]) -> tuple[str
 def verify(picture: NDArray[np.uint8], caption: str) -> Verdict:
     """Judge one (128, 128, 3) picture against its caption."""
     described = parse(caption)
-    found, tone, kind = look(picture)
-    return Verdict(described, found, tone, kind, _judge(described, found, tone, kind))
+    things, tone, kind = look(picture)
+    return Verdict(described, things, tone, kind, _judge(described, things, tone, kind))
 
 
 def _judge(
-    described: Description, found: tuple[Found, ...], tone: str | None, kind: str | None
+    described: Description, detected: tuple[DetectedThing, ...], tone: str | None, kind: str | None
 ) -> dict[str, tuple[int, int]]:
     hits = dict.fromkeys(ATTRIBUTES, (0, 0))
 
     def ask(attribute: str, right: bool) -> None:
-        so_far, asked = hits[attribute]
-        hits[attribute] = so_far + bool(right), asked + 1
+        so_far, total = hits[attribute]
+        hits[attribute] = so_far + bool(right), total + 1
 
-    pairs = _assign(described.things, found)
-    for thing, seen in pairs:
+    pairs = _assign(described.things, detected)
+    for thing, detected_thing in pairs:
         for attribute in ("colour", "shape", "size"):
-            wanted = getattr(thing, attribute)
-            if wanted is not None:
-                ask(attribute, seen is not None and getattr(seen, attribute) == wanted)
+            expected = getattr(thing, attribute)
+            if expected is not None:
+                ask(attribute, detected_thing is not None and getattr(detected_thing, attribute) == expected)
     if described.position is not None:
         ask("position", pairs[0][1] is not None and _cell(pairs[0][1]) == described.position)
     if len(pairs) == 2:
@@ -257,54 +257,56 @@ def _judge(
         if described.relation is not None:
             ask("relation", a is not None and b is not None and _relation(a, b) == described.relation)
     if described.things:
-        ask("count", len(found) == len(described.things))
+        ask("count", len(detected) == len(described.things))
     if described.tone is not None or described.kind is not None:
         # An empty picture has a background by default; it earns nothing for that.
         ask(
             "background",
-            bool(found)
+            bool(detected)
             and described.tone in (None, tone)
             and tone is not None
             and described.kind in (None, kind),
         )
-    ask("everything", all(right == asked for right, asked in hits.values()))
+    ask("everything", all(right == total for right, total in hits.values()))
     return hits
 
 
-def _matches(thing: Thing, seen: Found) -> int:
+def _matches(thing: Thing, candidate: DetectedThing) -> int:
     """How many of colour and shape agree; what the caption leaves open agrees with anything."""
-    return (thing.colour in (None, seen.colour)) + (thing.shape in (None, seen.shape))
+    return (thing.colour in (None, candidate.colour)) + (thing.shape in (None, candidate.shape))
 
 
-def _assign(things: Sequence[Thing], found: Sequence[Found]) -> list[tuple[Thing, Found | None]]:
+def _assign(
+    things: Sequence[Thing], detected: Sequence[DetectedThing]
+) -> list[tuple[Thing, DetectedThing | None]]:
     """Give each described thing an object of its own, as many colours and shapes agreeing as can be."""
     if not things:
         return []
     if len(things) == 1:
-        best = max(found, key=lambda seen: _matches(things[0], seen), default=None)
+        best = max(detected, key=lambda candidate: _matches(things[0], candidate), default=None)
         return [(things[0], best)]
-    seats: list[Found | None] = [*found, None, None]
+    seats: list[DetectedThing | None] = [*detected, None, None]
     best_score, best_pair = -1, (seats[0], seats[1])
     for i, a in enumerate(seats):
         for j, b in enumerate(seats):
             if i == j:
                 continue
             score = sum(
-                1 + 10 * _matches(thing, seen)
-                for thing, seen in zip(things, (a, b), strict=True)
-                if seen is not None
+                1 + 10 * _matches(thing, candidate)
+                for thing, candidate in zip(things, (a, b), strict=True)
+                if candidate is not None
             )
             if score > best_score:
                 best_score, best_pair = score, (a, b)
     return list(zip(things, best_pair, strict=True))
 
 
-def _cell(seen: Found) -> str:
-    column, row = (int(np.abs(np.array(CELLS) - value).argmin()) for value in (seen.x, seen.y))
+def _cell(candidate: DetectedThing) -> str:
+    column, row = (int(np.abs(np.array(CELLS) - value).argmin()) for value in (candidate.x, candidate.y))
     return POSITIONS[3 * row + column]
 
 
-def _relation(a: Found, b: Found) -> str:
+def _relation(a: DetectedThing, b: DetectedThing) -> str:
     """Where a lies, seen from b: along the axis on which they are further apart."""
     dx, dy = b.x - a.x, b.y - a.y
     if abs(dx) > abs(dy):
@@ -333,9 +335,9 @@ def _plus(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
 def accuracies(totals: Tally) -> dict[str, dict[str, float]]:
     """{attribute: {accuracy, right, asked}}; attributes that no caption asked for are left out."""
     return {
-        attribute: {"accuracy": right / asked, "right": right, "asked": asked}
-        for attribute, (right, asked) in totals.items()
-        if asked
+        attribute: {"accuracy": right / total, "right": right, "asked": total}
+        for attribute, (right, total) in totals.items()
+        if total
     }
 
 

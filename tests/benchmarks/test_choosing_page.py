@@ -31,17 +31,17 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_the_closest_of_those_that_save_enough(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (one,) = families(results)
-    assert picks(one) == [], "nothing here was judged by its content"
+    (family,) = families(results)
+    assert picks(family) == [], "nothing here was judged by its content"
 
     ruined = {"deepcache(5)", "steps(7)"}
     monkeypatch.setattr(choosing, "_passed", lambda point: point.row.recipe not in ruined)
 
-    def told(pick: Pick) -> tuple[float, str, str | None]:
+    def summary(pick: Pick) -> tuple[float, str, str | None]:
         return pick.level, pick.point.row.recipe, pick.rival.row.recipe if pick.rival else None
 
     # deepcache(2) is the closest from 1.25x to 1.5x, and deepcache that at 2x; nothing that passed saves more.
-    assert [told(pick) for pick in picks(one)] == [
+    assert [summary(pick) for pick in picks(family)] == [
         (1.5, "deepcache(2)", "steps(13)"),
         (2.0, "deepcache", "steps(13)"),
     ]

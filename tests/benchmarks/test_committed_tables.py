@@ -23,13 +23,13 @@ def test_recommend_reads_studies(tmp_path: Path) -> None:
 
     (part,) = expand(read_study("001"), synthetic=True)
     recipes = {case.label: case.recipe for case in part.cases}
-    found = find_model(part.measured_on)
+    located = find_model(part.measured_on)
     gpu = make_environment().model_copy(update={"device": "cuda", "device_name": "NVIDIA H200"})
     sittings = [
         Sitting(
             environment=gpu,
-            model=found.model,
-            workload=workload_of(found, part.study.workload, 1),
+            model=located.model,
+            workload=workload_of(located, part.study.workload, 1),
             device="cuda",
             rows=tuple(
                 SittingRow(recipe=resolve(recipes[label]).spec, round=make_round(0, (s, 1.01 * s, 0.99 * s)))
@@ -65,14 +65,14 @@ def test_a_study_has_a_table_for_each_gpu(tmp_path: Path) -> None:
     path = record_file("001", tmp_path)
     (part,) = expand(read_study("001"), synthetic=True)
     recipes = {case.label: case.recipe for case in part.cases}
-    found = find_model(part.measured_on)
+    located = find_model(part.measured_on)
     write_sittings(
         path,
         [
             Sitting(
                 environment=make_environment().model_copy(update={"device": "cuda", "device_name": gpu}),
-                model=found.model,
-                workload=workload_of(found, part.study.workload, 1),
+                model=located.model,
+                workload=workload_of(located, part.study.workload, 1),
                 device="cuda",
                 rows=tuple(
                     SittingRow(

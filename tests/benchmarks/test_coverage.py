@@ -12,16 +12,16 @@ from benchmarks.noises import NOISES
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_shares_of_a_few_comparisons(noise: str) -> None:
-    found = coverage.simulate(noise, recipes=5, rounds=3, samples=10, process_sd=0.01, repeats=40)
-    assert found["speedup"] > 0.85
-    assert found["latency"] > 0.85
-    assert found["false"] <= 0.05
-    assert found["power_3"] < found["power_10"]
+    shares = coverage.simulate(noise, recipes=5, rounds=3, samples=10, process_sd=0.01, repeats=40)
+    assert shares["speedup"] > 0.85
+    assert shares["latency"] > 0.85
+    assert shares["false"] <= 0.05
+    assert shares["power_3"] < shares["power_10"]
 
 
 def test_the_stopping_rule_stops() -> None:
-    found = coverage.simulate("Gaussian, 1 %", recipes=2, rounds=2, samples=None, process_sd=0.0, repeats=20)
-    assert found["power_10"] > 0.8
+    shares = coverage.simulate("Gaussian, 1 %", recipes=2, rounds=2, samples=None, process_sd=0.0, repeats=20)
+    assert shares["power_10"] > 0.8
 
 
 def test_the_command_writes_every_case(

@@ -148,7 +148,7 @@ def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )
-def test_what_is_typed_wrongly_is_one_message(
+def test_wrong_arguments_of_every_model_are_one_message(
     arguments: list[str],
     code: int,
     says: str,

@@ -35,7 +35,7 @@ from vivace.techniques import TECHNIQUES
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
 QUICK = ["--repeats", "1", "--warmup", "1", "--device", "cpu"]
-ASKED = ["inference_mode", "vae_slicing", "compile(backend=eager)"]
+RECIPES = ["inference_mode", "vae_slicing", "compile(backend=eager)"]
 MODEL = "flux-dev"
 """Its baseline runs on a CPU; that of the UNets, `cuda_graph`, does not."""
 SMALL = """
@@ -64,15 +64,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         make_all_small(patch)
         patch.setattr(every_technique, "has_moved", lambda *_: None)  # a busy host is not what is tested
-        assert run(command, [MODEL, *_paths(folder), *QUICK, *_only(ASKED), "--together", "2"]) == 0
+        assert run(command, [MODEL, *_paths(folder), *QUICK, *_only(RECIPES), "--together", "2"]) == 0
     return folder
 
 
 def test_no_technique_of_the_same_picture_is_left_out() -> None:
     everything = (*ALONE, *COMPILED)
-    asked = {call.name for text in everything for call in resolve(text).techniques}
+    names = {call.name for text in everything for call in resolve(text).techniques}
     # Several GPUs are benchmarks.several_gpus' to measure, fused kernels benchmarks.fused_models's.
-    assert {t.name for t in TECHNIQUES.values() if t.same_picture} - {"parallel", "fused"} <= asked
+    assert {t.name for t in TECHNIQUES.values() if t.same_picture} - {"parallel", "fused"} <= names
     for name in technique_cases.FAMILIES:
         assert all("compile" in text for text in compiled(name))
         texts = [*alone(name), *compiled(name)]
@@ -81,8 +81,8 @@ def test_no_technique_of_the_same_picture_is_left_out() -> None:
 
 def test_the_study_has_ten_configurations() -> None:
     for name in technique_cases.FAMILIES:
-        found = configurations(name)
-        assert len(set(found)) == 9, "and the baseline"
+        configured = configurations(name)
+        assert len(set(configured)) == 9, "and the baseline"
     assert "quantize(int8)@denoiser,text_encoder_2,vae" in {
         part for text in configurations("flux-dev") for part in text.split("+")
     }
@@ -91,13 +91,13 @@ def test_the_study_has_ten_configurations() -> None:
 
 def test_a_group_is_measured_between_two_rounds_of_its_baseline(measured: Path) -> None:
     records = read_records(measured / "record.json")
-    first, second, third = ASKED
-    assert [key_of(one) for one in records] == [
+    first, second, third = RECIPES
+    assert [key_of(record) for record in records] == [
         (text, 8) for text in ("baseline", first, second, "baseline", third)
     ]
-    assert [one.outcome for one in records] == [
+    assert [record.outcome for record in records] == [
         Outcome.MEASURED, Outcome.MEASURED, Outcome.NO_EFFECT, Outcome.MEASURED, Outcome.MEASURED,
-    ], [one.reason for one in records]  # fmt: skip
+    ], [record.reason for record in records]  # fmt: skip
     for beside, *news in (records[:2], records[3:]):
         assert len(beside.rounds) == 2
         canaries = [canary.started_at for round_ in beside.rounds for canary in round_.canaries]
@@ -120,18 +120,21 @@ def test_only_what_moved_is_measured_again(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = read_records(measured / "record.json")
-    asked: list[list[str]] = []
+    requests: list[list[str]] = []
 
     def measure_beside(name: str, recipes: Sequence[str], *_: Any) -> list[Record]:
-        asked.append(list(recipes))
-        return [old[0], *(one for recipe in recipes for one in old if key_of(one)[0] == recipe)]
+        requests.append(list(recipes))
+        return [
+            old[0],
+            *(old_record for recipe in recipes for old_record in old if key_of(old_record)[0] == recipe),
+        ]
 
     monkeypatch.setattr(every_technique, "measure_beside", measure_beside)
     monkeypatch.setattr(every_technique, "has_moved", lambda _, new: "so" if new is old[-1] else None)
-    assert run(command, [MODEL, *_paths(tmp_path), *QUICK, *_only(ASKED)]) == 0
-    assert asked == [ASKED, ASKED[2:]]
-    found = read_records(tmp_path / "record.json")
-    assert [key_of(one)[0] for one in found] == ["baseline", *ASKED[:2], "baseline", ASKED[2]]
+    assert run(command, [MODEL, *_paths(tmp_path), *QUICK, *_only(RECIPES)]) == 0
+    assert requests == [RECIPES, RECIPES[2:]]
+    records = read_records(tmp_path / "record.json")
+    assert [key_of(record)[0] for record in records] == ["baseline", *RECIPES[:2], "baseline", RECIPES[2]]
 
 
 def test_unets_are_compared_with_captured_ones() -> None:
@@ -145,18 +148,18 @@ def test_unets_are_compared_with_captured_ones() -> None:
     )
 
 
-def test_it_goes_on_where_it_stopped(
+def test_every_technique_goes_on_where_it_stopped(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_all_small(monkeypatch)
     monkeypatch.setattr(every_technique, "has_moved", lambda *_: None)  # a busy host is not what is tested
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
-    again = [MODEL, *_paths(tmp_path), *QUICK, *_only([*ASKED, "fuse_qkv"])]
+    again = [MODEL, *_paths(tmp_path), *QUICK, *_only([*RECIPES, "fuse_qkv"])]
     assert run(command, [*again, "--limit-s", "0"]) == MEASURED_IN_PART
     assert "the same command goes on with fuse_qkv" in capfd.readouterr().err
     assert run(command, again) == 0
     records = read_records(tmp_path / "record.json")
-    assert [key_of(one)[0] for one in records][-2:] == ["baseline", "fuse_qkv"]
+    assert [key_of(record)[0] for record in records][-2:] == ["baseline", "fuse_qkv"]
     before = (tmp_path / "record.json").read_bytes()
     assert run(command, again) == 0, "nothing is missing"
     assert (tmp_path / "record.json").read_bytes() == before
@@ -170,9 +173,9 @@ def test_the_best_are_drawn_at_full_length(
     monkeypatch.setattr(every_technique, "full_length", lambda name: 2)
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
     best = fastest(MODEL, read_records(measured / "record.json"), 1)
-    assert best[0] in ASKED
+    assert best[0] in RECIPES
     assert run(command, [MODEL, *_paths(tmp_path), *QUICK, "--best", "1"]) == 0
-    assert [key_of(one) for one in read_records(tmp_path / "record.json")][-2:] == [
+    assert [key_of(record) for record in read_records(tmp_path / "record.json")][-2:] == [
         ("baseline", 2),
         (best[0], 2),
     ]
@@ -188,17 +191,17 @@ def test_a_recipe_that_becomes_another_is_measured_once() -> None:
 
 
 def test_what_was_timed_too_seldom_is_timed_again(measured: Path) -> None:
-    beside, record, *_ = (_as_if_python_took(one, 1.0) for one in read_records(measured / "record.json"))
+    beside, record, *_ = (_as_if_python_took(old, 1.0) for old in read_records(measured / "record.json"))
     beside = _as_slow_as(beside, 1.0, 1.0)
     assert num_timed(record) == 2
     assert finished(MODEL, [beside, record]) == [record], "eight steps are scaled, not full length"
 
-    def whole(one: Record) -> Record:
-        workload = one.trial.workload.model_copy(update={"num_inference_steps": full_length(MODEL)})
-        return one.model_copy(update={"trial": one.trial.model_copy(update={"workload": workload})})
+    def whole(stored: Record) -> Record:
+        workload = stored.trial.workload.model_copy(update={"num_inference_steps": full_length(MODEL)})
+        return stored.model_copy(update={"trial": stored.trial.model_copy(update={"workload": workload})})
 
     assert finished(MODEL, [whole(beside), whole(record)]) == []
-    rounds = tuple(one.model_copy(update={"samples": one.samples * 3}) for one in record.rounds)
+    rounds = tuple(round_.model_copy(update={"samples": round_.samples * 3}) for round_ in record.rounds)
     often = whole(record.model_copy(update={"rounds": rounds}))
     assert finished(MODEL, [whole(beside), often]) == [often]
     failed = rounds[0].model_copy(update={"samples": (), "outcome": Outcome.UNSUPPORTED, "reason": "so"})
@@ -209,14 +212,16 @@ def test_what_was_timed_too_seldom_is_timed_again(measured: Path) -> None:
 def _as_slow_as(record: Record, *seconds: float) -> Record:
     """The same record with a sample of so many seconds in each round."""
     rounds = tuple(
-        one.model_copy(update={"samples": (one.samples[0].model_copy(update={"total_s": s}),)})
-        for one, s in zip(record.rounds, seconds, strict=True)
+        round_.model_copy(update={"samples": (round_.samples[0].model_copy(update={"total_s": s}),)})
+        for round_, s in zip(record.rounds, seconds, strict=True)
     )
     return record.model_copy(update={"rounds": rounds})
 
 
 def test_rows_are_refused_if_the_host_changed(measured: Path) -> None:
-    beside, record, *_ = (_as_if_python_took(one, 1.0) for one in read_records(measured / "record.json"))
+    beside, record, *_ = (
+        _as_if_python_took(stored, 1.0) for stored in read_records(measured / "record.json")
+    )
     assert has_moved(_as_slow_as(beside, 1.0, 1.09), record) is None
     assert has_moved(_as_slow_as(beside, 1.0, 1.2), record) == "the baseline took 1 and 1.2 s"
     slow = _as_if_python_took(record, 3.0)
@@ -236,16 +241,16 @@ def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
 
     monkeypatch.setattr(every_technique, "_start", start)
     recipes = ["inference_mode", "compile(backend=eager)", "fuse_qkv+compile(backend=eager)"]
-    asked = [MODEL, *_paths(tmp_path), "--device", "cpu", *_only(recipes), "--compile", "2"]
-    asked += ["--timeout", "250"]
-    assert run(command, asked) == 0
+    command_line = [MODEL, *_paths(tmp_path), "--device", "cpu", *_only(recipes), "--compile", "2"]
+    command_line += ["--timeout", "250"]
+    assert run(command, command_line) == 0
     assert limits == ["250", "250"]
-    found = read_records(first_calls_file(tmp_path / "record.json"))
-    assert sorted(one.trial.recipe.text for one in found) == sorted(recipes[1:])
-    assert all(one.rounds[0].first_call_s for one in found)
+    records = read_records(first_calls_file(tmp_path / "record.json"))
+    assert sorted(record.trial.recipe.text for record in records) == sorted(recipes[1:])
+    assert all(record.rounds[0].first_call_s for record in records)
     assert not (tmp_path / "record.json").exists()
     capfd.readouterr()
-    assert run(command, asked) == 0
+    assert run(command, command_line) == 0
     assert capfd.readouterr().out == "all compiled already\n"
     first_calls_file(tmp_path / "record.json").unlink()
     make_all_small(monkeypatch)
@@ -254,15 +259,15 @@ def test_what_compiles_is_compiled_beside_each_other_into_a_record_of_its_own(
     )  # on a busy machine a row would stay open
     assert run(command, [MODEL, *_paths(tmp_path), *QUICK, *_only(recipes[1:])]) == 0
     capfd.readouterr()
-    assert run(command, asked) == 0
+    assert run(command, command_line) == 0
     assert capfd.readouterr().out == "all compiled already\n", "what has been timed needs no more of it"
 
 
 def _as_if_python_took(record: Record, ms: float) -> Record:
     """The same, with a CPU of that speed around it."""
     rounds = tuple(
-        one.model_copy(update={"conditions": one.conditions | {"python_ms": ms, "python_after_ms": ms}})
-        for one in record.rounds
+        round_.model_copy(update={"conditions": round_.conditions | {"python_ms": ms, "python_after_ms": ms}})
+        for round_ in record.rounds
     )
     return record.model_copy(update={"rounds": rounds})
 
@@ -274,13 +279,14 @@ def test_processes_that_measure_into_one_record_lose_nothing_of_each_other(
     some = read_records(measured / "record.json")[1]
     recipes = [resolve(f"steps({number})").spec for number in range(2, 26)]
     news = [
-        some.model_copy(update={"trial": some.trial.model_copy(update={"recipe": one})}) for one in recipes
+        some.model_copy(update={"trial": some.trial.model_copy(update={"recipe": recipe})})
+        for recipe in recipes
     ]
     path = tmp_path / "new" / "record.json"
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(lambda new: add(new, path), news))
-    assert all(new in found for found, new in zip(told, news, strict=True))
-    assert {key_of(one)[0] for one in read_records(path)} == {one.text for one in recipes}
+        contents = list(pool.map(lambda new: add(new, path), news))
+    assert all(new in stored for stored, new in zip(contents, news, strict=True))
+    assert {key_of(record)[0] for record in read_records(path)} == {recipe.text for recipe in recipes}
     assert [file.name for file in path.parent.iterdir()] == ["record.json"]
 
 
@@ -289,9 +295,9 @@ def test_a_new_row_takes_the_place_of_the_old_with_its_baseline(measured: Path, 
     path = tmp_path / "record.json"
     write_records(path, records)
     beside, new = _as_if_python_took(records[0], 3.0), _as_if_python_took(records[1], 3.0)
-    found = add_group(beside, [new], path)
+    added = add_group(beside, [new], path)
     kept = [records[0], *records[2:]]  # the first baseline has another row
-    assert found == read_records(path) == [*kept, beside, new]
+    assert added == read_records(path) == [*kept, beside, new]
 
 
 def test_full_length_is_the_models_own() -> None:
@@ -304,9 +310,9 @@ def test_rows_of_another_gpu_stand_beside_its_own_baseline(measured: Path, tmp_p
     write_records(path, first)
     beside, new = (_as_if_on(record, "another GPU") for record in first[:2])
     beside = _as_if_python_took(beside, 3.0)
-    found = add_group(beside, [new], path)
-    assert new in found
-    assert dict(technique_records.by_gpu(found))["another GPU"] == [beside, new]
+    records = add_group(beside, [new], path)
+    assert new in records
+    assert dict(technique_records.by_gpu(records))["another GPU"] == [beside, new]
     late = _as_if_on(first[1], first[0].environment.device_name)
     pairs = technique_records.with_baselines([first[0], beside, late])
     assert pairs[-1] == (late, first[0])

@@ -15,15 +15,15 @@ pytestmark = pytest.mark.long  # a script that measures, beside the package and 
 QUICK = ["--device", "cpu", "--turns", "2", "--swaps", "3", "--steps", "2", "--rank", "2", "--reserve", "4"]
 
 
-def test_a_case_is_a_line_and_is_measured_once(
+def test_a_lora_case_is_a_line_and_is_measured_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "lora.jsonl"
     words = ["--record", str(record), *QUICK, "--recipe", "compile(backend=eager)"]
     assert run(command, words) == 0
-    said = capfd.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     (case,) = read_cases(record).values()
-    assert said == [line(case)]
+    assert lines == [line(case)]
     assert case["layers"] == 56
     assert {side: len(times) for side, times in case["step_s"].items()} == dict.fromkeys(SIDES, 2)
     assert all(0.1 < ratio < 10 for side in SIDES for ratio in ratios(case, side))

@@ -17,9 +17,9 @@ from vivace.spec.workload import Source
 
 def case(name: str, recipe: str, *rounds: Round) -> Record:
     record = make_record(recipe, *rounds)
-    found = find_model(f"synthetic:{name}")
-    workload = record.trial.workload.model_copy(update=found.defaults)
-    trial = record.trial.model_copy(update={"model": found.model, "workload": workload, "device": "cuda"})
+    located = find_model(f"synthetic:{name}")
+    workload = record.trial.workload.model_copy(update=located.defaults)
+    trial = record.trial.model_copy(update={"model": located.model, "workload": workload, "device": "cuda"})
     environment = record.environment.model_copy(update={"device": "cuda", "device_name": "Test GPU"})
     return record.model_copy(update={"trial": trial, "environment": environment})
 
@@ -42,13 +42,13 @@ def record(tmp_path: Path) -> Path:
 
 def tables_in(page: str) -> dict[str, list[list[str]]]:
     """Return the lines of each table, its headings first, by the heading above it."""
-    found: dict[str, list[list[str]]] = {}
+    tables: dict[str, list[list[str]]] = {}
     for line in page.splitlines():
         if line.startswith("## "):
             above = line.removeprefix("## ")
         elif line.startswith("|") and not line.startswith("| ---"):
-            found.setdefault(above, []).append([cell.strip() for cell in line.strip("|").split("|")])
-    return found
+            tables.setdefault(above, []).append([cell.strip() for cell in line.strip("|").split("|")])
+    return tables
 
 
 def rows_in(page: str) -> list[list[str]]:
@@ -161,8 +161,8 @@ def test_what_rows_have_in_common_is_said_once(tmp_path: Path) -> None:
 
 def test_where_it_was_measured_is_told_once() -> None:
     def on(**changes: object) -> Record:
-        found = make_record("baseline", make_round(0))
-        return found.model_copy(update={"environment": make_environment().model_copy(update=changes)})
+        made = make_record("baseline", make_round(0))
+        return made.model_copy(update={"environment": make_environment().model_copy(update=changes)})
 
     records = [
         on(),
@@ -177,8 +177,8 @@ def test_where_it_was_measured_is_told_once() -> None:
 
 
 def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
-    said = {"model": "synthetic:sdxl", "recipe": "compile", "peak_bytes": 459_000_000, "reason": None}
-    plan_file(record).write_text(json.dumps([said]))
+    prediction = {"model": "synthetic:sdxl", "recipe": "compile", "peak_bytes": 459_000_000, "reason": None}
+    plan_file(record).write_text(json.dumps([prediction]))
     headings, *rows = rows_in(models_measured.page(record, generate.NOTE))
     assert headings[-1] == "peak by plan"
     assert [row[-1] for row in rows] == ["-", "459 MB, +2.0 %", "-", "-", "-"]

@@ -33,11 +33,11 @@ def test_every_case_is_a_line_of_pairs(
     record: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(command, ["--record", str(record), *QUICK]) == 0
-    said = capfd.readouterr().out.splitlines()
-    assert [text.split(":")[0] for text in said] == [
+    lines = capfd.readouterr().out.splitlines()
+    assert [text.split(":")[0] for text in lines] == [
         f"{model} {mode}, 2 steps" for model in ("sd15", "sdxl", "flux-dev") for mode in ("eager", "compiled")
     ]
-    assert all("over 3 pairs" in text for text in said)
+    assert all("over 3 pairs" in text for text in lines)
     cases = read_cases(record)
     assert len(cases) == 6
     for case in cases.values():
@@ -50,14 +50,14 @@ def test_every_case_is_a_line_of_pairs(
     monkeypatch.setattr(overhead, "measure", lambda *_: pytest.fail("it is in the record"))
     assert run(command, ["--record", str(record), *QUICK]) == 0
     again = capfd.readouterr().out.splitlines()
-    assert again == [f"{text} (in the record already)" for text in said]
+    assert again == [f"{text} (in the record already)" for text in lines]
     assert record.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux-dev"])
 def test_both_sides_call_their_denoiser_the_same_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights get inputs of the same shape, as often; only the numbers in them differ."""
-    seen: dict[str, list[Any]] = {}
+    calls_of: dict[str, list[Any]] = {}
     pipes: list[Any] = []
 
     def watching(function: Any) -> Any:
@@ -74,7 +74,7 @@ def test_both_sides_call_their_denoiser_the_same_way(name: str, monkeypatch: pyt
         once = side(name, "cpu", None, "pt", 2)
         pipe = pipes[0]
         denoiser = pipe.transformer if hasattr(pipe, "transformer") else pipe.unet
-        calls = seen.setdefault(side.__name__, [])
+        calls = calls_of.setdefault(side.__name__, [])
 
         def note(_: Any, args: Any, kwargs: Any, calls: list[Any] = calls) -> None:
             flat = torch.utils._pytree.tree_leaves((args, kwargs))
@@ -82,10 +82,10 @@ def test_both_sides_call_their_denoiser_the_same_way(name: str, monkeypatch: pyt
 
         denoiser.register_forward_pre_hook(note, with_kwargs=True)
         assert once() > 0
-        seen[f"{side.__name__} weights"] = [p.clone() for p in list(denoiser.parameters())[:3]]
-    assert seen["plain"] == seen["harness"]
-    assert len(seen["plain"]) >= 2
-    for mine, theirs in zip(seen["plain weights"], seen["harness weights"], strict=True):
+        calls_of[f"{side.__name__} weights"] = [p.clone() for p in list(denoiser.parameters())[:3]]
+    assert calls_of["plain"] == calls_of["harness"]
+    assert len(calls_of["plain"]) >= 2
+    for mine, theirs in zip(calls_of["plain weights"], calls_of["harness weights"], strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -142,7 +142,7 @@ def test_the_ratio_is_the_pairs_own() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_typed_wrongly_is_one_message(
+def test_wrong_arguments_of_overhead_are_one_message(
     arguments: list[str],
     code: int,
     says: str,
@@ -159,8 +159,8 @@ def test_what_is_typed_wrongly_is_one_message(
     case["num_inference_steps"] = 50
     case["environment"] = there.model_dump(mode="json")
     (tmp_path / "elsewhere.jsonl").write_text(json.dumps(case) + "\n")
-    given = [] if "--record" in arguments else ["--record", "new.jsonl"]
-    assert run(command, [*given, *arguments]) == code
+    record_option = [] if "--record" in arguments else ["--record", "new.jsonl"]
+    assert run(command, [*record_option, *arguments]) == code
     done = capfd.readouterr()
     assert says in done.err
     assert done.out == ""

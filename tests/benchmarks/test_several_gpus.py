@@ -33,29 +33,29 @@ def test_on_a_cpu_processes_take_the_places_of_gpus(
     monkeypatch.setattr(several_gpus, "UNET", (("channels_last", 1.6), ("baseline", None)))
     record = tmp_path / "record.json"
     quick = ["--repeats", "1", "--warmup", "1", "--steps", "2", "--device", "cpu", "--only", "sdxl"]
-    given = [*quick, "--record", str(record), "--store", str(tmp_path / "store")]
-    assert run(command, given) == 0
-    found = {one.trial.recipe.text: one for one in read_records(record)}
-    assert list(found) == [
+    arguments = [*quick, "--record", str(record), "--store", str(tmp_path / "store")]
+    assert run(command, arguments) == 0
+    records = {stored.trial.recipe.text: stored for stored in read_records(record)}
+    assert list(records) == [
         "channels_last",
         "channels_last+parallel(cfg)",
         "baseline",
         "parallel(cfg)",
     ]
-    assert all(one.outcome is Outcome.MEASURED for one in found.values())
-    evidence = found["parallel(cfg)"].rounds[0].evidence
+    assert all(measurement.outcome is Outcome.MEASURED for measurement in records.values())
+    evidence = records["parallel(cfg)"].rounds[0].evidence
     assert evidence["forwards_shared"] > 0
     assert evidence["peer_1.peak_bytes"] > 1e6
     assert len(capfd.readouterr().out.splitlines()) == 4
-    assert run(command, given) == 0
+    assert run(command, arguments) == 0
     assert capfd.readouterr().out == "", "the same command has nothing left to do"
-    assert run(command, [*given, "--limit-s", "0", "--record", str(tmp_path / "other.json")]) == 4
+    assert run(command, [*arguments, "--limit-s", "0", "--record", str(tmp_path / "other.json")]) == 4
 
 
 def test_the_wished_for_comes_first() -> None:
-    found = [(case.name, case.mode, case.target) for case in cases(2)]
-    assert found[:2] == [("flux-dev", "ulysses", 1.7), ("flux-dev", "all_gather", 1.7)]
-    assert found[-5:] == [*[("sdxl", "cfg", 1.6)] * 4, ("sdxl", "cfg", None)]
+    listed = [(case.name, case.mode, case.target) for case in cases(2)]
+    assert listed[:2] == [("flux-dev", "ulysses", 1.7), ("flux-dev", "all_gather", 1.7)]
+    assert listed[-5:] == [*[("sdxl", "cfg", 1.6)] * 4, ("sdxl", "cfg", None)]
     of_sdxl = [case for case in cases(2) if case.name == "sdxl"]
     assert [case.alone for case in of_sdxl] == [
         "cuda_graph", "compile+cuda_graph", "channels_last+compile@denoiser,vae+cuda_graph", "compile", "baseline",
@@ -110,9 +110,9 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
         f"- flux-dev on 2: `{resolve(ulysses).text}` 3.00 s ±0.0 %, 2.00x [2.00, 2.00] the speed of one GPU.",
         "- sdxl on 2: `parallel(cfg)` 2.00 s ±0.0 %, 1.50x [1.50, 1.50] the speed of one GPU.",
     ]
-    said = pages.page(NOTE, path)
-    assert "`git log 0123abc.. -- src/vivace/techniques src/vivace/machinery/multi_gpu`" in said
-    rows = [line for line in said.splitlines() if line.startswith(("| flux-dev", "| sdxl"))]
+    text = pages.page(NOTE, path)
+    assert "`git log 0123abc.. -- src/vivace/techniques src/vivace/machinery/multi_gpu`" in text
+    rows = [line for line in text.splitlines() if line.startswith(("| flux-dev", "| sdxl"))]
     assert len(rows) == 5, "each row once"
     assert "| 1 |" in rows[0]
     assert "2.00x" in rows[1]
@@ -124,20 +124,20 @@ def test_the_page_compares_with_one_gpu_of_the_same_recipe(tmp_path: Path) -> No
         for low, high in ((1.61, 1.7), (1.5, 1.59), (1.55, 1.7), (None, None))
     ] == ["reached", "not reached", "cannot tell", "cannot tell"]
     assert "1.50x" in rows[4], "against its own eager row, without a wish"
-    assert "- flux-dev `" in said
-    assert "crashed: GPU 3 ended" in said
-    assert "Where the time" not in said
+    assert "- flux-dev `" in text
+    assert "crashed: GPU 3 ended" in text
+    assert "Where the time" not in text
 
     profiles = [Profile("flux-dev", ulysses, 2, 100.0, 80.0, 12.0, 5.0, 3.0, 2.0, 40.0)]
-    profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
+    profile_file(path).write_text(json.dumps([vars(profile) for profile in profiles]))
     assert read_profiles(path) == profiles
-    said = pages.page(NOTE, path)
-    assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms | 2.0 ms | 40.0 ms |" in said
-    assert "beyond 1/N of a step on one" not in said, "of which there is no profile"
+    text = pages.page(NOTE, path)
+    assert "| 100.0 ms | 80.0 ms | 12.0 ms | 5.0 ms | 3.0 ms | 2.0 ms | 40.0 ms |" in text
+    assert "beyond 1/N of a step on one" not in text, "of which there is no profile"
     alone = "+".join(part for part in ulysses.split("+") if "parallel" not in part)
     profiles.insert(0, Profile("flux-dev", alone, 1, 150.0, 148.0, 0.0, 0.0, 2.0, 1.0, 40.0))
     profiles.append(Profile("flux-dev", alone, 1, 180.0, 178.0, 0.0, 0.0, 2.0, 1.0, 40.0))  # of a later run
-    profile_file(path).write_text(json.dumps([vars(one) for one in profiles]))
+    profile_file(path).write_text(json.dumps([vars(profile) for profile in profiles]))
     line = (
         f"- flux-dev `{ulysses}`: 25.0 ms (6.0 ms compute, 17.0 ms communication and waiting, 2.0 ms idle)."
     )
@@ -155,20 +155,24 @@ def test_older_records_are_read_by_their_present_names(tmp_path: Path) -> None:
         case("flux-dev", two.recipe, round_of(2.0)),
     ]
     records = []
-    for one, mode in zip(made, ("", "parallel(ring)", "parallel(ring, messages=copies)"), strict=True):
-        text = one.trial.recipe.text.replace("parallel(all_gather)", mode)
-        recipe = one.trial.recipe.model_copy(update={"text": text})
-        records.append(one.model_copy(update={"trial": one.trial.model_copy(update={"recipe": recipe})}))
+    for measurement, mode in zip(
+        made, ("", "parallel(ring)", "parallel(ring, messages=copies)"), strict=True
+    ):
+        text = measurement.trial.recipe.text.replace("parallel(all_gather)", mode)
+        recipe = measurement.trial.recipe.model_copy(update={"text": text})
+        records.append(
+            measurement.model_copy(update={"trial": measurement.trial.model_copy(update={"recipe": recipe})})
+        )
     write_records(path, records)
     assert several_gpus._left([two], {two.recipe, resolve(two.alone).text}, read_records(path)) == []
-    said = pages.page(NOTE, path)
-    rows = [line for line in said.splitlines() if line.startswith("| flux-dev")]
+    markdown = pages.page(NOTE, path)
+    rows = [line for line in markdown.splitlines() if line.startswith("| flux-dev")]
     assert len(rows) == 3
     assert f"`{two.recipe}` | 2 | 3.00 s" in rows[1]
     assert "`parallel(all_gather, messages=copies)+" in rows[2]
     assert "3.00x" in rows[2]
-    assert "measured with an option that has been removed" in said
-    assert "`ring` for `all_gather`" in said
+    assert "measured with an option that has been removed" in markdown
+    assert "`ring` for `all_gather`" in markdown
     (soonest,) = pages.soonest(path)
     assert f"`{two.recipe}` 3.00 s" in soonest
 
@@ -179,8 +183,8 @@ def test_a_row_stays_with_one_gpu_of_its_own_run(tmp_path: Path) -> None:
     two, four = cases(2)[0], cases(4)[0]
     old, new = case("flux-dev", two.alone, round_of(6.0)), case("flux-dev", two.alone, round_of(4.0))
     records = [old, case("flux-dev", two.recipe, round_of(3.0)), case("flux-dev", four.recipe, round_of(2.0))]
-    for found in (new, case("flux-dev", two.recipe, round_of(2.5))):
-        records = several_gpus._with(records, found, path)
+    for measurement in (new, case("flux-dev", two.recipe, round_of(2.5))):
+        records = several_gpus._with(records, measurement, path)
     assert several_gpus.pair(two, records) == (new, records[-1])
     assert several_gpus.pair(four, records) == (old, records[1])
     assert len(records) == 4
@@ -231,16 +235,16 @@ def test_time_is_told_apart() -> None:
 def test_what_is_recorded_is_profiled_and_what_is_eager_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
 
     def profiled(name: str, recipe: str, gpus: int, device: str) -> Profile:
-        asked.append((recipe, gpus))
+        requests.append((recipe, gpus))
         return Profile(name, recipe, gpus, 100.0, 80.0, 12.0, 5.0, 3.0, 2.0, 40.0)
 
     monkeypatch.setattr(several_gpus, "profiled", profiled)
     record = tmp_path / "record.json"
     assert run(command, ["--profile", "--only", "sdxl", "--record", str(record)]) == 0
-    assert asked == [
+    assert requests == [
         ("cuda_graph", 1),
         ("parallel(cfg)+cuda_graph", 2),
         ("compile+cuda_graph", 1),
@@ -250,19 +254,19 @@ def test_what_is_recorded_is_profiled_and_what_is_eager_is_not(
         ("compile", 1),
         ("parallel(cfg)+compile", 2),
     ]
-    found = [recipe for recipe, _ in asked]
-    assert [one.recipe for one in read_profiles(record)] == found
+    recipes = [recipe for recipe, _ in requests]
+    assert [profile.recipe for profile in read_profiles(record)] == recipes
     again = ["--profile", "--only", "sdxl", "--record", str(record), "--only-recipe"]
     assert run(command, [*again, "cuda_graph", "--only-recipe", "parallel(cfg)+cuda_graph"]) == 0
-    assert [one.recipe for one in read_profiles(record)] == found[2:] + found[:2]
+    assert [profile.recipe for profile in read_profiles(record)] == recipes[2:] + recipes[:2]
     assert run(command, [*again, "cuda_graph"]) == 0
-    assert [one.recipe for one in read_profiles(record)] == found[2:] + found[:2] + found[:1]
+    assert [profile.recipe for profile in read_profiles(record)] == recipes[2:] + recipes[:2] + recipes[:1]
 
 
 def test_one_recipe_can_be_chosen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    given = ["--record", str(tmp_path / "record.json"), "--limit-s", "0"]
+    arguments = ["--record", str(tmp_path / "record.json"), "--limit-s", "0"]
     chosen = cases(2)[2].recipe
-    assert run(command, [*given, "--only-recipe", chosen]) == 4
+    assert run(command, [*arguments, "--only-recipe", chosen]) == 4
     assert f"goes on with flux-dev {chosen}" in capfd.readouterr().err
-    assert run(command, [*given, "--only-recipe", "baseline", "--only", "flux-dev"]) == 2
+    assert run(command, [*arguments, "--only-recipe", "baseline", "--only", "flux-dev"]) == 2
     assert "baseline is none of" in capfd.readouterr().err

@@ -15,7 +15,7 @@ WAY = "compile(backend=eager, blocks=repeated, sizes={announced})"
 
 
 @pytest.mark.long
-def test_a_case_is_a_line_and_is_measured_once(
+def test_sizes_of_a_case_are_a_line_and_are_measured_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "sizes.jsonl"
@@ -24,13 +24,13 @@ def test_a_case_is_a_line_and_is_measured_once(
     monkeypatch.setitem(sizes.SIZES, "tiny-sd", ("64x64 96x64", "64x96"))
     with mock.patch.object(sizes, "_in_a_process", sizes.measure):
         assert run(command, words) == 0
-    said = capfd.readouterr().out.splitlines()
+    lines = capfd.readouterr().out.splitlines()
     (case,) = read_cases(record).values()
-    assert said == [line(case)]
+    assert lines == [line(case)]
     assert case["recipe"] == "compile(backend=eager, blocks=repeated, sizes=[64x64, 96x64])"
-    assert [one["graphs"] for one in case["warmed"]] == [3, 3]
+    assert [entry["graphs"] for entry in case["warmed"]] == [3, 3]
     assert recompiled(case, unannounced=False) == 0
-    assert [one["size"] for one in case["new"]] == ["64x64", "96x64", "64x96"]
+    assert [entry["size"] for entry in case["new"]] == ["64x64", "96x64", "64x96"]
     assert {size: len(ratios(case, size)) for size in case["step_s"]} == {"64x64": 2, "96x64": 2}
     monkeypatch.setattr(sizes, "_in_a_process", lambda *_: pytest.fail("it is in the record"))
     assert run(command, words) == 0
@@ -64,7 +64,7 @@ def test_wrong_words_are_refused_before_anything_is_compiled(
     assert message in capfd.readouterr().err
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_not_of_sizes_is_refused(tmp_path: Path) -> None:
     record = tmp_path / "sizes.jsonl"
     record.write_text('{"model": 3}\n')
     with pytest.raises(StoreError, match="is not a record of this script"):

@@ -23,13 +23,15 @@ def test_the_record_shows_what_auto_gains() -> None:
     cases = read_cases(skip_auto.RECORD)
     assert {model for model, _ in cases} == {"tiny-sd", "tiny-flux"}
     for case in cases.values():
-        errors = {way: root_mean_square(one["prediction_errors"]) for way, one in case["ways"].items()}
+        errors = {
+            way: root_mean_square(outcome["prediction_errors"]) for way, outcome in case["ways"].items()
+        }
         assert min(errors, key=lambda way: errors[way]) == "auto"
         assert case["share_of_work"] <= 0.05
         assert case["share_of_weights"] <= 0.05
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_not_of_skip_auto_is_refused(tmp_path: Path) -> None:
     record = tmp_path / "skip.jsonl"
     record.write_text('{"model": 3}\n')
     with pytest.raises(StoreError, match="is not a record of this script"):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long  # a script that measures, beside the package and 
 
 QUICK = ["--prompts", "2", "--repeats", "1", "--device", "cpu"]
 STEPS_HERE = 8
-ASKED = ["steps(2)", "cfg_cutoff(0.5)"]
+RECIPES = ["steps(2)", "cfg_cutoff(0.5)"]
 
 
 def _arguments(folder: Path, recipes: list[str]) -> list[str]:
@@ -42,7 +42,7 @@ def _few_steps() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
-    assert run(command, ["tiny-sd", *_arguments(folder, ASKED)]) == 0
+    assert run(command, ["tiny-sd", *_arguments(folder, RECIPES)]) == 0
     return folder
 
 
@@ -66,7 +66,7 @@ def test_every_step_cache_has_a_curve_on_a_model_that_takes_it() -> None:
 @pytest.mark.soak
 def test_each_recipe_has_its_work_and_its_figures(measured: Path) -> None:
     cases = read_cases(measured / "record.json")
-    assert list(cases) == ["baseline", *ASKED]
+    assert list(cases) == ["baseline", *RECIPES]
     assert [case.record.outcome for case in cases.values()] == [Outcome.MEASURED] * 3
     assert cases["baseline"].work == 1.0
     assert cases["steps(2)"].work == pytest.approx(2 / 8)
@@ -84,15 +84,15 @@ def test_each_recipe_has_its_work_and_its_figures(measured: Path) -> None:
     assert rows["steps(2)"].speedup is not None
 
 
-def test_it_goes_on_where_it_stopped(
+def test_step_curves_go_on_where_they_stopped(
     measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
-    again = ["tiny-sd", *_arguments(tmp_path, [*ASKED, "steps(3)"])]
+    again = ["tiny-sd", *_arguments(tmp_path, [*RECIPES, "steps(3)"])]
     assert run(command, [*again, "--limit-s", "0"]) == MEASURED_IN_PART
     assert "the same command goes on with steps(3)" in capfd.readouterr().err
     before = (tmp_path / "record.json").read_bytes()
-    assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) == 0
+    assert run(command, ["tiny-sd", *_arguments(tmp_path, RECIPES)]) == 0
     assert capfd.readouterr().out == "all in the record already\n"
     assert (tmp_path / "record.json").read_bytes() == before
 
@@ -102,7 +102,7 @@ def test_other_pictures_or_another_machine_want_another_file(
 ) -> None:
     path = tmp_path / "record.json"
     path.write_bytes((measured / "record.json").read_bytes())
-    again = ["tiny-sd", *_arguments(tmp_path, ASKED), "--seeds", "2"]
+    again = ["tiny-sd", *_arguments(tmp_path, RECIPES), "--seeds", "2"]
     assert run(command, again) != 0
     assert "has 2 prompts at 1 seeds, but 2 at 2 are asked for" in capfd.readouterr().err
     cases = read_cases(path)
@@ -114,7 +114,7 @@ def test_other_pictures_or_another_machine_want_another_file(
         step_cases.check_baseline(cases, cases["steps(2)"].record, path)
     step_cases.check_baseline(cases, cases["baseline"].record, path)
     path.write_text(json.dumps([{"record": 1}]))
-    assert run(command, ["tiny-sd", *_arguments(tmp_path, ASKED)]) != 0
+    assert run(command, ["tiny-sd", *_arguments(tmp_path, RECIPES)]) != 0
     assert "is not a record of this script" in capfd.readouterr().err
 
 

@@ -71,15 +71,15 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_each_recipe_is_held_against_fewer_steps_of_the_same_speed(results: Path) -> None:
-    (one,) = families(results)
-    found = {p.row.recipe: p for p in one.points}
-    assert found["taylorseer(2)"].speedup == pytest.approx(1.25)
-    assert found["taylorseer(2)"].against is Against.BELOW
-    assert found["taylorseer(4)"].against is Against.ABOVE
-    assert found["pyramid_attention(hits=0.5)"].against is Against.UNCLEAR
-    assert found["steps(13)"].against is None
-    assert found["cfg_cutoff(0.4)"].against is None, "so few steps were not drawn"
-    front = {recipe for recipe, point in found.items() if point.on_front}
+    (family,) = families(results)
+    points = {p.row.recipe: p for p in family.points}
+    assert points["taylorseer(2)"].speedup == pytest.approx(1.25)
+    assert points["taylorseer(2)"].against is Against.BELOW
+    assert points["taylorseer(4)"].against is Against.ABOVE
+    assert points["pyramid_attention(hits=0.5)"].against is Against.UNCLEAR
+    assert points["steps(13)"].against is None
+    assert points["cfg_cutoff(0.4)"].against is None, "so few steps were not drawn"
+    front = {recipe for recipe, point in points.items() if point.on_front}
     assert "taylorseer(4)" in front
     assert "taylorseer(8)" in front
     assert "cfg_cutoff(0.4)" in front
@@ -108,30 +108,30 @@ def test_where_no_cache_is_better_it_says_so(tmp_path: Path) -> None:
 
 def test_a_record_of_a_gpu_takes_the_place_and_its_times_count(results: Path) -> None:
     cases = [case("baseline", 1, 1), case("steps(13)", 0.5, 0.8, seconds=0.8)]
-    (one,) = families(write(results, cases, "cuda"))
-    assert one.is_gpu
-    assert one.points[0].speedup == pytest.approx(1.25)
+    (family,) = families(write(results, cases, "cuda"))
+    assert family.is_gpu
+    assert family.points[0].speedup == pytest.approx(1.25)
     assert "The plot shows measured speed-ups." in step_curves.page(NOTE, results)
 
 
 def test_a_number_of_steps_that_is_faster_and_no_worse_takes_the_place_of_another(tmp_path: Path) -> None:
     cases = [case("baseline", 1, 1), case("steps(15)", 0.5, 0.7), case("steps(13)", 0.4, 0.9)]
-    (one,) = families(write(tmp_path, cases))
-    found = ssim_of_steps(one.points, 2.0)
-    assert found is not None
-    assert sum(found) / len(found) == pytest.approx(0.9)
-    assert ssim_of_steps(one.points, 1.0) == [1.0] * len(PROMPTS)
-    assert ssim_of_steps(one.points, 3.0) is None
+    (family,) = families(write(tmp_path, cases))
+    ssim = ssim_of_steps(family.points, 2.0)
+    assert ssim is not None
+    assert sum(ssim) / len(ssim) == pytest.approx(0.9)
+    assert ssim_of_steps(family.points, 1.0) == [1.0] * len(PROMPTS)
+    assert ssim_of_steps(family.points, 3.0) is None
 
 
 def test_the_plot_shows_every_point_and_marks_the_front(results: Path) -> None:
-    (one,) = families(results)
-    root = ElementTree.fromstring(step_curves.plot(one))
+    (family,) = families(results)
+    root = ElementTree.fromstring(step_curves.plot(family))
     names = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    for point in one.points:
+    for point in family.points:
         assert any(name and f"{point.row.recipe}, " in name for name in names), point.row.recipe
     rings = [e for e in root.iter("{http://www.w3.org/2000/svg}circle") if e.get("class") == "ring"]
-    assert len(rings) == 1 + sum(point.on_front for point in one.points), "and the key's"
+    assert len(rings) == 1 + sum(point.on_front for point in family.points), "and the key's"
     width, height = (float(number) for number in (root.get("viewBox") or "").split()[2:])
     for text in root.iter("{http://www.w3.org/2000/svg}text"):
         assert 0 <= float(text.get("x") or -1) <= width

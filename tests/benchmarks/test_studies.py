@@ -66,23 +66,23 @@ def test_a_study_is_measured_in_pieces(call: Call, tmp_path: Path, capfd: pytest
 
     assert call("002", "--only", "fp32+attention(math)+compile") == 0
     assert rows(tmp_path) == [[base, "dtype(fp32)+compile+attention(math)"]]
-    told = capfd.readouterr().out.splitlines()
-    assert [line.startswith("002 synthetic:sd15 ") for line in told] == [True, True]
-    assert "1.00x" in told[1]
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.startswith("002 synthetic:sd15 ") for line in lines] == [True, True]
+    assert "1.00x" in lines[1]
 
     # Another machine: the store is new, so a new sitting begins with its baseline; the old row is not measured again.
     assert call("002", "--only", "fp32+attention(efficient)+compile", store="new") == 0
     assert rows(tmp_path)[1] == [base, "dtype(fp32)+compile+attention(efficient)"]
     # The same machine, at once: the sitting goes on.
     assert call("002", store="new") == 0
-    assert [len(one) for one in rows(tmp_path)] == [2, 6]
+    assert [len(recipes) for recipes in rows(tmp_path)] == [2, 6]
     capfd.readouterr()
 
     assert call("002", store="third") == 0
     assert capfd.readouterr().out == "", "all is measured"
     assert not (tmp_path / "third").exists()
     assert call("002", "--rounds", "2", store="third") == 0
-    assert [len(one) for one in rows(tmp_path)] == [2, 6, 7]
+    assert [len(recipes) for recipes in rows(tmp_path)] == [2, 6, 7]
     text = page("002", "", tmp_path / "results")
     assert "**7 of 7 rows are measured**" in text
     assert "here: Test CPU" in text
@@ -207,31 +207,31 @@ def test_the_page_has_every_table_of_the_source(name: str) -> None:
         assert not cell.note or markdown_cell(cell.note) in text, cell
         if not cell.value:
             continue
-        shown = printed(cell)
+        cell_text = printed(cell)
         if cell.metric in FIGURES and cell.gpu and cell.number is not None:
-            shown = value_text(cell.metric, Interval(cell.number, None, None))
+            cell_text = value_text(cell.metric, Interval(cell.number, None, None))
         lines = [
             line
             for line in text.splitlines()
             if line.startswith((f"| {markdown_cell(cell.row)} |", f"| `{cell.row}` |"))
         ]
-        assert any(f"| {shown}" in line for line in lines), cell
+        assert any(f"| {cell_text}" in line for line in lines), cell
 
 
 def test_borrowed_rows_are_marked_and_linked() -> None:
     assert {sitting.source for sitting in borrowed()} == {"every-model.json", "techniques-flux-dev.json"}
     text = page("000", "", Path("no such folder"))
     assert "[techniques-flux-dev.json](../../results/techniques-flux-dev.json)" in text
-    (line,) = [one for one in text.splitlines() if one.startswith("| Config 3 | `compile@denoiser,text_en")][
-        :1
-    ]
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("| Config 3 | `compile@denoiser,text_en")
+    ][:1]
     assert "\\* |" in line
 
 
 @pytest.mark.soak
-def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_embedded_model_is_measured_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     places = ["--folder", str(tmp_path), "--store", str(tmp_path / "s")]
-    asked = [
+    arguments = [
         "003",
         "--tiny",
         "--part",
@@ -243,18 +243,18 @@ def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.Capt
         "--warmup",
         "1",
     ]
-    assert run(script.command, [*asked, *places]) == 0
+    assert run(script.command, [*arguments, *places]) == 0
     (sitting,) = own("003", tmp_path)
     assert [row.round.outcome for row in sitting.rows] == [Outcome.MEASURED] * 2
     # The same through a store of `vivace study`: its rounds are not added twice.
     shutil.copy(record_file("003", tmp_path), tmp_path / "copy.json")
-    from_store = [*asked[:2], "--from-store", str(tmp_path / "s"), "--folder", str(tmp_path)]
+    from_store = [*arguments[:2], "--from-store", str(tmp_path / "s"), "--folder", str(tmp_path)]
     assert run(script.command, from_store) == 0
     assert "003: 0 rounds" in capfd.readouterr().out
     write_sittings(record_file("003", tmp_path), [])
     assert run(script.command, from_store) == 0
     assert "003: 2 rounds" in capfd.readouterr().out
-    assert {row.recipe.text for one in own("003", tmp_path) for row in one.rows} == {
+    assert {row.recipe.text for part in own("003", tmp_path) for row in part.rows} == {
         "baseline",
         "channels_last",
     }
@@ -296,29 +296,29 @@ def test_the_work_of_measured_rows_is_counted_once(
     lost = SittingRow(recipe=resolve("bf16").spec, round=make_round(0, outcome=Outcome.CRASHED, reason="x"))
     record = make_record("baseline")
     trial, facts = record.trial, record.environment
-    given = Sitting(
+    sitting = Sitting(
         environment=facts,
         model=trial.model,
         workload=trial.workload,
         device=trial.device,
         rows=(measured, lost),
     )
-    write_sittings(record_file("002", tmp_path), [given])
-    known = CEILINGS.model_copy(update=identity_of(facts).model_dump())
-    (tmp_path / "ceilings.json").write_text(f"[{known.model_dump_json()}]")
-    asked: list[str] = []
+    write_sittings(record_file("002", tmp_path), [sitting])
+    ceilings = CEILINGS.model_copy(update=identity_of(facts).model_dump())
+    (tmp_path / "ceilings.json").write_text(f"[{ceilings.model_dump_json()}]")
+    counted_recipes: list[str] = []
 
     def counted(record: Record, round_: Round, launcher: object) -> Work:
-        asked.append(record.trial.recipe.text)
+        counted_recipes.append(record.trial.recipe.text)
         return WORK
 
     monkeypatch.setattr(study_work, "work_of", counted)
     for _ in range(2):
         assert run(study_work.command, ["002", "--folder", str(tmp_path)]) == 0
-    assert asked == ["baseline"]
+    assert counted_recipes == ["baseline"]
     assert "baseline: 0.251 TFLOP" in capfd.readouterr().out
-    (found,) = own("002", tmp_path)
-    assert [row.round.work for row in found.rows] == [WORK, None]
-    assert found.ceilings == known
+    (grown,) = own("002", tmp_path)
+    assert [row.round.work for row in grown.rows] == [WORK, None]
+    assert grown.ceilings == ceilings
     assert run(study_work.command, ["02"]) == 2
     assert "no study '02'; did you mean '002'" in capfd.readouterr().err

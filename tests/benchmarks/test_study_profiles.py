@@ -59,7 +59,7 @@ def test_a_shortened_profile_has_the_same_totals(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(script, "NUM_OPERATORS", 2)
     whole = profile("baseline", {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0})
     short = shortened(whole)
-    assert [one.name for one in short.operators] == ["a", "b", f"{OTHERS} (2)"]
+    assert [operator.name for operator in short.operators] == ["a", "b", f"{OTHERS} (2)"]
     assert (short.self_cpu_s, short.self_cuda_s) == (whole.self_cpu_s, whole.self_cuda_s)
     assert short.operators[-1].num_calls == 4
 
@@ -70,9 +70,9 @@ def test_the_section_has_shares_and_what_changed(tmp_path: Path) -> None:
     first, last = (
         case.recipe for case in (script.runs(tiny=True).cases[0], script.runs(tiny=True).cases[-1])
     )
-    found = [profile(first, {"a": 4.0, f"{OTHERS} (3)": 1.0}), profile(last, {"a": 1.0, "b": 1.0})]
-    record.write_text("".join(one.model_dump_json() + "\n" for one in found))
-    assert read_profiles(record) == found
+    profiles = [profile(first, {"a": 4.0, f"{OTHERS} (3)": 1.0}), profile(last, {"a": 1.0, "b": 1.0})]
+    record.write_text("".join(each.model_dump_json() + "\n" for each in profiles))
+    assert read_profiles(record) == profiles
     text = "\n".join(lines(record, tiny=True))
     assert "| Initial | Test GPU | 5.00 s | 5.00 s | 5.00 s | 0.00 ms | 75% | 0% |" in text
     assert text.count("| not measured |") == 5
@@ -85,10 +85,10 @@ def test_the_section_has_shares_and_what_changed(tmp_path: Path) -> None:
 def test_no_two_gpus_are_compared(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     recipes = [case.recipe for case in script.runs(tiny=True).cases]
-    found = [
+    profiles = [
         profile(recipe, {"a": 4.0}, "GPU A" if index < 4 else "GPU B") for index, recipe in enumerate(recipes)
     ]
-    record.write_text("".join(one.model_dump_json() + "\n" for one in found))
+    record.write_text("".join(each.model_dump_json() + "\n" for each in profiles))
     text = "\n".join(lines(record, tiny=True))
     assert re.findall(r"<summary>(.* against .*)</summary>", text) == [
         "Initial against inference_mode, on GPU A",
@@ -97,7 +97,7 @@ def test_no_two_gpus_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_embedded_model_is_profiled_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = ["--tiny", "--record", str(tmp_path / "r.jsonl"), "--warmup", "1"]
     assert run(script.command, [*place, "--limit-s", "0"]) == MEASURED_IN_PART
     assert run(script.command, [*place, "--only", "Initial", "--only", "FlashAttention"]) == MEASURED_IN_PART
@@ -105,7 +105,7 @@ def test_an_embedded_model_goes_the_whole_way(tmp_path: Path, capfd: pytest.Capt
     assert "Initial: " in out
     assert "FlashAttention: " in out
     assert "no efficient attention kernel for CPUs" in out
-    (found,) = read_profiles(tmp_path / "r.jsonl")
-    assert found.trial.model.name == "tiny-sd"
+    (written,) = read_profiles(tmp_path / "r.jsonl")
+    assert written.trial.model.name == "tiny-sd"
     assert run(script.command, [*place, "--only", "Initial"]) == 0
     assert capfd.readouterr().out == "", "it is in the record"

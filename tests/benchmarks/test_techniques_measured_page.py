@@ -19,9 +19,9 @@ from vivace.stats import Verdict
 
 def case(recipe: str, steps: int, *rounds: Round) -> Record:
     record = make_record(recipe, *rounds)
-    found = find_model("synthetic:flux-dev")
+    located = find_model("synthetic:flux-dev")
     workload = record.trial.workload.model_copy(update={"num_inference_steps": steps})
-    trial = record.trial.model_copy(update={"model": found.model, "workload": workload, "device": "cuda"})
+    trial = record.trial.model_copy(update={"model": located.model, "workload": workload, "device": "cuda"})
     environment = record.environment.model_copy(update={"device": "cuda", "device_name": "Test GPU"})
     return record.model_copy(update={"trial": trial, "environment": environment})
 
@@ -128,26 +128,28 @@ def test_the_studys_configurations_stand_in_its_order_beside_what_it_published(r
 def test_what_studies_claim_is_held_against_the_rows(tmp_path: Path) -> None:
     path = tmp_path / record_file("flux-dev").name
 
-    def judged(**seconds: float) -> dict[str, str]:
+    def verdicts(**seconds: float) -> dict[str, str]:
         """The page's verdicts, by a word of each claim; a baseline takes 10 s."""
         named = {"int8": "quantize(int8)", "both": "quantize(int8)+compile", "compiled": "compile"}
         rows = [case("baseline", 28, round_of(10.0))]
         rows += [case(named.get(name, f"quantize({name})"), 28, round_of(s)) for name, s in seconds.items()]
         write_records(path, rows)
-        found = {}
+        by_claim = {}
         for line in techniques_measured.page(NOTE, tmp_path).splitlines():
             if line.startswith("- *"):
-                said, rest = line[3:].split("*: **", 1)
-                found[said.split()[0] + (" and" if "and compiling" in said else "")] = rest.split("**")[0]
-        return found
+                claim, rest = line[3:].split("*: **", 1)
+                by_claim[claim.split()[0] + (" and" if "and compiling" in claim else "")] = rest.split("**")[
+                    0
+                ]
+        return by_claim
 
-    assert judged() == {}
-    assert judged(int8=12.0) == {"8-bit": "confirmed"}
-    assert judged(int8=9.0) == {"8-bit": "not confirmed"}
-    assert judged(compiled=6.0, both=5.0) == {"8-bit and": "confirmed"}
-    assert judged(compiled=5.0, both=6.0) == {"8-bit and": "not confirmed"}
-    assert judged(fp8_static=5.0) == {"fp8": "confirmed"}
-    assert judged(fp8=9.0, fp8_weight=12.0) == {"torchao's": "confirmed in part"}
+    assert verdicts() == {}
+    assert verdicts(int8=12.0) == {"8-bit": "confirmed"}
+    assert verdicts(int8=9.0) == {"8-bit": "not confirmed"}
+    assert verdicts(compiled=6.0, both=5.0) == {"8-bit and": "confirmed"}
+    assert verdicts(compiled=5.0, both=6.0) == {"8-bit and": "not confirmed"}
+    assert verdicts(fp8_static=5.0) == {"fp8": "confirmed"}
+    assert verdicts(fp8=9.0, fp8_weight=12.0) == {"torchao's": "confirmed in part"}
 
 
 def _on(gpu: str, record: Record) -> Record:
@@ -185,4 +187,4 @@ def test_no_verdict_where_the_gpu_waits_for_a_cpu_whose_speed_changed() -> None:
 
 
 def _numbered(rounds: tuple[Round, ...]) -> list[Round]:
-    return [one.model_copy(update={"index": index}) for index, one in enumerate(rounds)]
+    return [round_.model_copy(update={"index": index}) for index, round_ in enumerate(rounds)]

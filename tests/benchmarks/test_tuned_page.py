@@ -15,14 +15,14 @@ RECORD = Path(__file__).with_name("tune-tiny-sd.json")
 PAGE = f"before\n{tuned.START}\nold\n{tuned.END}\nafter\n"
 
 
-def found() -> dict[str, Any]:
+def recorded_search() -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(RECORD.read_text())
     return answer
 
 
 def test_a_search_becomes_a_table() -> None:
     page = tuned.filled(PAGE, [RECORD])
-    answer = found()
+    answer = recorded_search()
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
     assert "old" not in page
@@ -42,7 +42,7 @@ def test_without_a_record_the_page_says_so() -> None:
 
 
 def test_the_pick_stands_beside_what_was_known() -> None:
-    answer = copy.deepcopy(found())
+    answer = copy.deepcopy(recorded_search())
     answer |= {"model": "synthetic:flux-dev", "device": "NVIDIA H200", "recipe": "fused"}
     for row in answer["final"]:
         row["workload"] = {"height": 1024, "width": 1024, "num_inference_steps": 28}
@@ -56,7 +56,7 @@ def test_the_pick_stands_beside_what_was_known() -> None:
 
 
 def test_the_readme_has_a_row_for_what_was_found() -> None:
-    answer = found()
+    answer = recorded_search()
     nothing = answer | {"pick": None}
     head, _, row = readme.tuned_table([answer, nothing]).splitlines()
     assert head.count("|") == row.count("|")

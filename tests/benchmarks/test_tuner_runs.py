@@ -45,9 +45,9 @@ def test_it_goes_on_where_it_stopped_and_says_what_was_proven(tmp_path: Path, ca
     assert len(made) == len(read_list(record, TunerRun)) == 3
     assert measure(record, None, tuned, lambda: now[0]) == 0
     assert len(made) == len(set(made)) == 20
-    said = capsys.readouterr().out
-    assert "tiny-flux, 4 min, run 1: nothing proven (exit 4): nothing can pass" in said
-    assert "19 of 20 runs end with a proven recipe" in said
+    output = capsys.readouterr().out
+    assert "tiny-flux, 4 min, run 1: nothing proven (exit 4): nothing can pass" in output
+    assert "19 of 20 runs end with a proven recipe" in output
     page = filled(f"before {START}\nold\n{END} after", record)
     assert "| tiny-flux | 4 | 4 of 5 | -, 2.00, 2.00, 2.00, 2.00* | 1.00 | 7 | 200 |" in page
     assert "old" not in page
@@ -64,9 +64,9 @@ def test_only_an_interval_of_several_rounds_and_a_passed_quality_prove() -> None
         row_of(of, 0, answer("steps(8)", 9.0, 5.0, verdict="unclear")),
     ]
     assert [row.is_proven for row in rows] == [True, True, False, False, False]
-    found = summary(rows)
-    assert found["proven"] == 2
-    assert found["median_of_best"] == 1 / 2.5, "an unproven run counts as the baseline"
+    figures = summary(rows)
+    assert figures["proven"] == 2
+    assert figures["median_of_best"] == 1 / 2.5, "an unproven run counts as the baseline"
 
 
 def test_a_core_is_busy_meanwhile_and_then_let_go() -> None:

@@ -98,10 +98,10 @@ _NAMED = (
 
 def named_recipes() -> list[Case]:
     """Return ten recipes that people use, all with the default `compile`, which runs inductor."""
-    found = [(model, resolve(recipe)) for model, recipe in _NAMED]
+    named = [(model, resolve(recipe)) for model, recipe in _NAMED]
     return [
         Case("named", model, recipe.text, tuple(call.name for call in recipe.techniques))
-        for model, recipe in found
+        for model, recipe in named
     ]
 
 
@@ -184,16 +184,16 @@ def random_recipes(count: int = NUM_RANDOM, seed: int = SEED) -> list[Case]:
     techniques refuse company is the pairs' subject.
     """
     rng = random.Random(seed)
-    found: dict[tuple[str, str], Case] = {}
-    while len(found) < count:
-        model = MODELS[len(found) % len(MODELS)]
+    cases: dict[tuple[str, str], Case] = {}
+    while len(cases) < count:
+        model = MODELS[len(cases) % len(MODELS)]
         names = rng.sample(sorted(TECHNIQUES.keys() - _PAIRED_ONLY), rng.randint(3, 6))
         parts = [_random_call(name, model, rng) for name in names]
         if None in parts or not is_legal(recipe := "+".join(part for part in parts if part)):
             continue
         text = resolve(recipe).text
-        found.setdefault((model, text), Case("random", model, text, tuple(sorted(names))))
-    return list(found.values())
+        cases.setdefault((model, text), Case("random", model, text, tuple(sorted(names))))
+    return list(cases.values())
 
 
 def _random_call(name: str, model: str, rng: random.Random) -> str | None:
@@ -221,12 +221,12 @@ def _target(model: str) -> Target:
     from vivace.machinery.lora.distillations import distillations
     from vivace.models import find_model, load_pipeline
 
-    found = find_model(model)
+    located = find_model(model)
     return target_of(
         machine=_MACHINE,
-        pipe=load_pipeline(found, "cpu"),
+        pipe=load_pipeline(located, "cpu"),
         load_tiny_vae=lambda: None,
-        distillations=distillations(found.entry),
+        distillations=distillations(located.entry),
     )
 
 

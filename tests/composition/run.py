@@ -56,7 +56,7 @@ STATED = ("measured", "unsupported", "no_effect")
 EXACT_LEAST_DB = 40.0
 WORST_MEMBER_DB = 6.0
 _COUNTS = {"pairs", "random", "named"}
-_TOLD = ("compiled_graphs", "graph_breaks")
+_COMPILATION = ("compiled_graphs", "graph_breaks")
 REPEAT_LEAST_DB = 60.0
 """Required between two calls with the same noise, for every recipe."""
 
@@ -91,22 +91,22 @@ class Drawer:
             RuntimeError: the baseline itself cannot be drawn.
         """
         started = time.monotonic()
-        said = self._said(case, STEPS[case.model], timeout_s)
-        if said["faults"] == ["flat"] and not resolve(case.recipe).same_picture:
+        row = self._answer(case, STEPS[case.model], timeout_s)
+        if row["faults"] == ["flat"] and not resolve(case.recipe).same_picture:
             # These few steps may be too few for techniques that change the image; the quality gate judges that. A
             # recipe that does not compose gives a flat image with all of the model's steps as well.
             steps = CATALOGUE[case.model].num_inference_steps
-            said = self._said(case, steps, timeout_s) | {"steps": steps}
+            row = self._answer(case, steps, timeout_s) | {"steps": steps}
         wall_s = round(time.monotonic() - started, 2)
-        return asdict(case) | said | {"wall_s": wall_s, "declared": declared(case.recipe)}
+        return asdict(case) | row | {"wall_s": wall_s, "declared": declared(case.recipe)}
 
-    def _said(self, case: Case, steps: int, timeout_s: float) -> Row:
+    def _answer(self, case: Case, steps: int, timeout_s: float) -> Row:
         if (case.model, steps) not in self._references:
-            said = self._request(case.model, BASELINE, steps, (), True, TIMEOUT_S)
-            if said["outcome"] != "measured" or said["faults"]:
-                raise RuntimeError(f"{case.model} draws no baseline over {steps} steps: {said}")
+            row = self._request(case.model, BASELINE, steps, (), True, TIMEOUT_S)
+            if row["outcome"] != "measured" or row["faults"]:
+                raise RuntimeError(f"{case.model} draws no baseline over {steps} steps: {row}")
             self._references.add((case.model, steps))
-        tell = _TOLD if case.kind == "named" else ()
+        tell = _COMPILATION if case.kind == "named" else ()
         return self._request(case.model, case.recipe, steps, tell, False, timeout_s)
 
     def _request(
@@ -206,13 +206,13 @@ def sample(num_pairs: int, num_random: int, seed: int = SEED) -> list[Case]:
 
 def with_members(cases: Iterable[Case]) -> list[Case]:
     """Return each case after the single members that it is compared with, each member once."""
-    found: dict[tuple[str, str, str], Case] = {}
+    unique: dict[tuple[str, str, str], Case] = {}
     for case in cases:
         # A recipe that changes the image is not compared with its members.
         alone = members(case) if resolve(case.recipe).same_picture and not set(case.names) <= EXACT else []
-        for one in (*alone, case):
-            found.setdefault((one.kind, one.model, one.recipe), one)
-    return list(found.values())
+        for member in (*alone, case):
+            unique.setdefault((member.kind, member.model, member.recipe), member)
+    return list(unique.values())
 
 
 def record_of(device: str, named: bool) -> Path:
@@ -223,8 +223,8 @@ def record_of(device: str, named: bool) -> Path:
 def read(path: Path, device: str = "cpu", named: bool = False) -> Row:
     """A record: `conditions` (what it was drawn with) and `rows`; without the file one without rows."""
     if path.exists():
-        found: Row = json.loads(path.read_text())
-        return found
+        row: Row = json.loads(path.read_text())
+        return row
     return {"conditions": conditions(device, named), "rows": []}
 
 
@@ -280,24 +280,24 @@ def main(named: bool, device: str, out: Path | None, limit_s: float | None) -> N
     if others:
         raise click.UsageError(f"{out} was drawn with {record['conditions']}; give another --out")
     cases = with_members(named_recipes() if named else in_order())
-    wanted = {(case.kind, case.model, case.recipe): case for case in cases}
-    known = {(row["kind"], row["model"], row["recipe"]): row for row in record["rows"]}
+    cases_by_key = {(case.kind, case.model, case.recipe): case for case in cases}
+    rows_by_key = {(row["kind"], row["model"], row["recipe"]): row for row in record["rows"]}
     rows = {
         key: row
-        for key, row in known.items()
-        if key in wanted and row["outcome"] in STATED and row.get("declared") == declared(row["recipe"])
+        for key, row in rows_by_key.items()
+        if key in cases_by_key and row["outcome"] in STATED and row.get("declared") == declared(row["recipe"])
     }
     started = time.monotonic()
-    left = [case for key, case in wanted.items() if key not in rows]
+    left = [case for key, case in cases_by_key.items() if key not in rows]
     with Drawer(device) as drawer:
         while left and (limit_s is None or time.monotonic() - started < limit_s):
             case = left.pop(0)
             row = drawer.draw(case, COMPILE_TIMEOUT_S if named else TIMEOUT_S)
             rows[case.kind, case.model, case.recipe] = row
             write(out, {"conditions": now, "rows": list(rows.values())})
-            told = row["reason"] or f"{row['psnr_db']} dB"
+            summary = row["reason"] or f"{row['psnr_db']} dB"
             click.echo(
-                f"{case.kind} {case.model} {case.recipe}: {row['outcome']}: {told} ({row['wall_s']} s)"
+                f"{case.kind} {case.model} {case.recipe}: {row['outcome']}: {summary} ({row['wall_s']} s)"
             )
     broken = complaints(list(rows.values()))
     for recipe, why in broken:

@@ -37,8 +37,8 @@ NUM_LONG = 16
 
 @pytest.fixture(scope="module")
 def drawer() -> Iterator[Drawer]:
-    with Drawer() as found:
-        yield found
+    with Drawer() as shared_drawer:
+        yield shared_drawer
 
 
 def test_the_sample_has_every_technique_and_both_models() -> None:
@@ -92,9 +92,9 @@ def test_recipes_compose_or_give_a_reason(drawer: Drawer, number: int) -> None:
 @pytest.mark.soak
 def test_a_flat_image_is_retried_with_all_steps(drawer: Drawer) -> None:
     names = ("prune", "scheduler")
-    found = drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_euler, karras=True)", names))
-    assert found["steps"] == 28
-    assert found["faults"] == []
+    drawn = drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_euler, karras=True)", names))
+    assert drawn["steps"] == 28
+    assert drawn["faults"] == []
     assert "steps" not in drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_heun)", names))
 
 
@@ -155,9 +155,9 @@ def test_recipes_with_changed_declarations_run_again(tmp_path) -> None:
     path = tmp_path / "composition.json"
     record = read(path, named=True)
     record["conditions"]["named"] = 7  # other techniques give other counts
-    known, stale = (case.recipe for case in with_members(named_recipes())[:2])
+    unchanged, stale = (case.recipe for case in with_members(named_recipes())[:2])
     record["rows"] = [
-        row(known, (), kind="single", declared=declared(known)),
+        row(unchanged, (), kind="single", declared=declared(unchanged)),
         row(stale, (), kind="single", declared="an older default"),
     ]
     write(path, record)
@@ -180,11 +180,11 @@ def test_the_page_counts_the_rows_of_the_record(tmp_path) -> None:
         row("channels_last+inference_mode", ("channels_last", "inference_mode"), psnr_db=9.0),
     ]
     write(path, record)
-    said = page(path, "a note\n")
-    assert f"3 of {len(legal_pairs())} legal pairs" in said
-    assert f"0 of {NUM_RANDOM} random recipes" in said
-    assert "- u tf32: a CPU has none (tiny-sd; 1 pair)" in said
-    assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in said
+    text = page(path, "a note\n")
+    assert f"3 of {len(legal_pairs())} legal pairs" in text
+    assert f"0 of {NUM_RANDOM} random recipes" in text
+    assert "- u tf32: a CPU has none (tiny-sd; 1 pair)" in text
+    assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in text
 
 
 def test_the_page_has_the_named_recipes(tmp_path) -> None:
@@ -199,7 +199,7 @@ def test_the_page_has_the_named_recipes(tmp_path) -> None:
         | {"kind": "named", "model": second.model},
     ]
     write(named, record)
-    said = page(whole, "a note\n", [named])
-    assert f"| `{first.recipe}` | ✓ 25.9 dB; 2 graphs, 1 breaks; 69 s |" in said
-    assert f"| `{second.recipe}` | u: there is no C++ compiler |" in said
-    assert said.count("| ? |") == 8, "the others have not run yet"
+    text = page(whole, "a note\n", [named])
+    assert f"| `{first.recipe}` | ✓ 25.9 dB; 2 graphs, 1 breaks; 69 s |" in text
+    assert f"| `{second.recipe}` | u: there is no C++ compiler |" in text
+    assert text.count("| ? |") == 8, "the others have not run yet"

@@ -16,7 +16,7 @@ def test_everything_composes_or_gives_a_reason() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_named_recipes_compose_with_inductor() -> None:
+def test_named_recipes_compose_with_inductor_on_a_cpu() -> None:
     with Drawer() as drawer:
         rows = [drawer.draw(case, COMPILE_TIMEOUT_S) for case in with_members(named_recipes())]
     assert complaints(rows) == []

@@ -55,11 +55,11 @@ def draw(request: DrawRequest) -> dict[str, Any]:
     from vivace.runtime.opening import session_of
 
     os.environ[VARIABLE] = request.code
-    found = find_model(request.model)
+    located = find_model(request.model)
     try:
-        pipe = load_pipeline(found, "cpu").to(request.device)
+        pipe = load_pipeline(located, "cpu").to(request.device)
         session = session_of(
-            pipe, found, resolve(request.recipe), request.device, {"num_inference_steps": request.steps}
+            pipe, located, resolve(request.recipe), request.device, {"num_inference_steps": request.steps}
         )
         pictures = []
         for _ in range(2):

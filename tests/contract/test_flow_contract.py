@@ -75,7 +75,7 @@ def _forked() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("model", "name", "recipe"), CASES)
-def test_it_works_or_has_a_reason(model: str, name: str, recipe: str) -> None:
+def test_a_technique_works_on_flow_models_or_has_a_reason(model: str, name: str, recipe: str) -> None:
     try:
         opened = session(model, recipe)
     except Unsupported as error:

@@ -88,8 +88,8 @@ def variants(technique: type[Technique]) -> list[str]:
 def _written(technique: type[Technique], value: Any) -> str:
     """Return the technique with this value of its first knob, and the library that the value belongs to, if any."""
     plain = f"{technique.name}({value}"
-    known = [str(state["recipe"]) for state in states(technique, Machine("cpu", "CPU", None, None))]
-    return next((recipe for recipe in known if recipe.startswith((f"{plain})", f"{plain}, "))), f"{plain})")
+    texts = [str(state["recipe"]) for state in states(technique, Machine("cpu", "CPU", None, None))]
+    return next((recipe for recipe in texts if recipe.startswith((f"{plain})", f"{plain}, "))), f"{plain})")
 
 
 RECIPES = [(name, recipe) for name in ALL for recipe in variants(TECHNIQUES[name])]
@@ -200,7 +200,7 @@ def _forked() -> Iterator[None]:
 @pytest.mark.diagonal
 @pytest.mark.slow("dtype(fp16)*", "parallel(cfg)*", "parallel(ring)*", "compile*tiny-sd")
 @pytest.mark.exhaustive("dtype(fp16)-*", "parallel(cfg)-tiny-sd", "parallel(ulysses)-tiny-flux")
-def test_it_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
+def test_a_technique_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
     try:
         session = open_model(model, recipe)
     except Unsupported as error:

@@ -62,7 +62,7 @@ def make(seed: int, folder: Path) -> list[str]:
         (_recipe, 8),
         (_options, 12),
     )
-    (kind,) = chance.choices([one for one, _ in kinds], [weight for _, weight in kinds])
+    (kind,) = chance.choices([choice for choice, _ in kinds], [weight for _, weight in kinds])
     return kind(chance, folder)
 
 
@@ -107,7 +107,7 @@ def _file(chance: random.Random, folder: Path) -> list[str]:
         path.write_bytes(pickle.dumps(_Evil(folder / MARKER)))
     elif kind == 2:
         names = ["model.diffusion_model.input_blocks.0.0.weight", "first_stage_model.x", "cond_stage_model.y"]
-        path.write_bytes(_safetensors(chance, {one: [4, 4, 3, 3] for one in names}))
+        path.write_bytes(_safetensors(chance, {key: [4, 4, 3, 3] for key in names}))
     else:
         _special(chance, folder, path)
     return chance.choice((["plan", name], ["generate", "x", "--model", name, "--num-inference-steps", "1"]))
@@ -196,7 +196,11 @@ def _options(chance: random.Random, folder: Path) -> list[str]:
         elif "--recipe" in parameter.opts:
             arguments += ["--recipe", "baseline"]
     kept = ("--model", "--debug")  # the latter prints tracebacks
-    options = [one for one in command.params if isinstance(one, click.Option) and one.opts[0] not in kept]
+    options = [
+        candidate
+        for candidate in command.params
+        if isinstance(candidate, click.Option) and candidate.opts[0] not in kept
+    ]
     for option in chance.sample(options, min(len(options), chance.choice((1, 2)))):
         if option.is_flag:
             arguments.append(option.opts[0])
@@ -231,13 +235,13 @@ def _options(chance: random.Random, folder: Path) -> list[str]:
 
 
 def _commands() -> list[tuple[list[str], click.Command]]:
-    found = []
+    commands = []
     for name, command in app.commands.items():
         if name == "demo":  # measures for a minute, whatever its options
             continue
         below = command.commands.items() if isinstance(command, click.Group) else ()
-        found += [([name, inner], one) for inner, one in below] or [([name], command)]
-    return found
+        commands += [([name, inner], inner_command) for inner, inner_command in below] or [([name], command)]
+    return commands
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -291,9 +295,9 @@ def _changed(chance: random.Random, content: Any) -> Any:
         inner = (
             value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         )
-        for key, one in list(inner)[:50]:
+        for key, item in list(inner)[:50]:
             places.append((value, key))
-            collect(one)
+            collect(item)
 
     collect(content)
     if not places:
@@ -332,7 +336,7 @@ def _change_weights(chance: random.Random, folder: Path, model: Path) -> None:
         except ValueError:  # changed before
             path.write_bytes(_garbage(chance))
             return
-        name = chance.choice([one for one in header if one != "__metadata__"])
+        name = chance.choice([key for key in header if key != "__metadata__"])
         about = header[name]
         change = chance.choice(
             ("shape", "data_offsets", "dtype", "twice", "name", "metadata", "transpose", "deep")

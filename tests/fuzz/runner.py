@@ -30,11 +30,11 @@ EXIT_CODES = (0, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Run:
     """What a run did: its exit code (negative for a signal), what it printed, and what is wrong with that."""
 
     code: int
-    said: str
+    output: str
     seconds: float
     wrong: tuple[str, ...]
 
@@ -58,7 +58,7 @@ def warm() -> None:
     )
 
 
-def run(folder: Path, arguments: Sequence[str]) -> Seen:
+def run(folder: Path, arguments: Sequence[str]) -> Run:
     """Run `vivace ARGUMENTS` in a folder."""
     with tempfile.TemporaryFile() as log:
         started = time.monotonic()
@@ -69,23 +69,23 @@ def run(folder: Path, arguments: Sequence[str]) -> Seen:
         waited = time.monotonic() - started
         seconds = waited if waited > _WALL_S else computed
         log.seek(0)
-        said = log.read().decode(errors="replace")
-    return Seen(code, said, seconds, tuple(_faults(folder, code, said, seconds)))
+        output = log.read().decode(errors="replace")
+    return Run(code, output, seconds, tuple(_faults(folder, code, output, seconds)))
 
 
-def _faults(folder: Path, code: int, said: str, seconds: float) -> list[str]:
-    found = []
+def _faults(folder: Path, code: int, output: str, seconds: float) -> list[str]:
+    faults = []
     if seconds > LIMIT_S:
-        found.append(f"took {seconds:.0f} s")
+        faults.append(f"took {seconds:.0f} s")
     elif code not in EXIT_CODES:
-        found.append(f"ended with {code}")
-    if "Traceback" in said or "a mistake in vivace" in said:
-        found.append("printed a traceback")
-    if any(c in said for c in "\x1b\x07\x9b"):
-        found.append("printed an escape sequence")
+        faults.append(f"ended with {code}")
+    if "Traceback" in output or "a mistake in vivace" in output:
+        faults.append("printed a traceback")
+    if any(c in output for c in "\x1b\x07\x9b"):
+        faults.append("printed an escape sequence")
     if (folder / MARKER).exists():
-        found.append(f"executed {(folder / MARKER).read_text()}")
-    return found
+        faults.append(f"executed {(folder / MARKER).read_text()}")
+    return faults
 
 
 def _serve(folder: Path, arguments: Sequence[str], log: int) -> None:
@@ -163,5 +163,5 @@ def _held(pid: int) -> int:
     """Return the resident memory of a process and its children."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+        return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
     return 0

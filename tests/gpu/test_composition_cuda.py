@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.timeout(3600)
-def test_named_recipes_compose_with_inductor() -> None:
+def test_named_recipes_compose_with_inductor_on_a_gpu() -> None:
     with Drawer("cuda") as drawer:
         rows = [drawer.draw(case, COMPILE_TIMEOUT_S) for case in with_members(named_recipes())]
     assert complaints(rows) == []

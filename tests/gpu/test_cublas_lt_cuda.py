@@ -66,14 +66,14 @@ def test_all_algorithms_write_the_same_bits(outputs: int, inputs: int, kind: str
         plan = Plan(
             Kind(rows, outputs, inputs, inputs, outputs, quantizes, epilogue, bf16, workspace_bytes=0), 0, 6
         )
-        found = []
+        results = []
         for algorithm in range(len(plan.algorithms)):
             dtype = torch.float8_e4m3fn if quantizes else torch.bfloat16
             out = torch.zeros(rows, outputs, device="cuda", dtype=dtype)
             plan(values, weight, scales, bias if quantizes else None, None, out, algorithm)
-            found.append(out.view(torch.uint8 if quantizes else torch.int16))
-        differing = [index for index, out in enumerate(found) if not torch.equal(out, found[0])]
-        assert len(found) > 1
+            results.append(out.view(torch.uint8 if quantizes else torch.int16))
+        differing = [index for index, out in enumerate(results) if not torch.equal(out, results[0])]
+        assert len(results) > 1
         assert not differing, (rows, differing)
 
 

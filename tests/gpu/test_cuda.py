@@ -70,10 +70,10 @@ def test_the_attention_kernel_that_was_asked_for_is_the_one_that_runs(backend: s
     except NoEffect as error:
         assert error.already_so
         session = vivace.load("tiny-sd", device="cuda")
-    seen = attention_kernels({"denoiser": session.pipe.unet}, lambda: draw(session, num_inference_steps=1))
-    assert seen
-    assert all(backend in kernel for kernel in seen if kernel.startswith("denoiser")), seen
-    assert session.refuted({"attention_kernels": seen}) is None
+    kernels = attention_kernels({"denoiser": session.pipe.unet}, lambda: draw(session, num_inference_steps=1))
+    assert kernels
+    assert all(backend in kernel for kernel in kernels if kernel.startswith("denoiser")), kernels
+    assert session.refuted({"attention_kernels": kernels}) is None
 
 
 def test_flash_attention_in_fp32_is_refused_in_words() -> None:
@@ -167,6 +167,6 @@ def test_the_largest_batch_is_found_and_measured(tmp_path: Path) -> None:
 
 def test_rounds_are_forked_from_a_process_that_never_woke_the_driver() -> None:
     with start_launcher("cuda") as launcher:
-        found = ask_environment(launcher, "cuda", None)
-        assert found.device == "cuda"
+        environment = ask_environment(launcher, "cuda", None)
+        assert environment.device == "cuda"
         assert launcher.forks

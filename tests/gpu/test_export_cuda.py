@@ -153,14 +153,14 @@ def test_quantised_weights_come_to_the_gpu_smaller(scheme: str, tmp_path: Path) 
 
 
 def test_offloaded_weights_never_all_go_to_the_gpu() -> None:
-    found = find_model("tiny-sd")
-    text = write_script(found, resolve("tiny_vae+int8+offload(model)"), "cuda", prompt=PROMPT).text
+    located = find_model("tiny-sd")
+    text = write_script(located, resolve("tiny_vae+int8+offload(model)"), "cuda", prompt=PROMPT).text
     assert 'pipe.to("cuda")' not in text
-    text = write_script(found, resolve("prompt_cache+offload(model)"), "cuda", prompt=PROMPT).text
+    text = write_script(located, resolve("prompt_cache+offload(model)"), "cuda", prompt=PROMPT).text
     assert 'pipe.to("cuda")' in text, "vivace's own techniques are applied where the weights work"
 
 
-def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_script_runs_on_a_gpu_in_a_process_of_its_own(tmp_path: Path) -> None:
     recipe = "tiny_vae+bf16+scheduler(dpmpp_2m)+steps(12)"
     text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
     (tmp_path / "draw.py").write_text(text)

@@ -32,7 +32,7 @@ SHAPES = [(1, 512, 32, 32), (1, 128, 32, 32), (2, 128, 16, 24), (2, 512, 33, 47)
 
 
 @pytest.mark.parametrize(("kind", "tokens"), CASES, ids=[f"{kind}-{t.batch}-{t.text}" for kind, t in CASES])
-def test_each_kernel_against_float64(kind: str, tokens: TokenLayout) -> None:
+def test_each_fused_kernel_against_float64_on_a_gpu(kind: str, tokens: TokenLayout) -> None:
     for quantize in (False, True):
         for channels in (96, 3072):
             for adds in (False, True):
@@ -200,7 +200,7 @@ def too_far(
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
 
     plain = transformer()
-    wanted = [call_of(plain)(**inputs(*shape))[0] for shape in shapes]
+    references = [call_of(plain)(**inputs(*shape))[0] for shape in shapes]
     lists = ("blocks", "layers", "refiner")
     quantize_(
         plain,
@@ -213,7 +213,7 @@ def too_far(
         ),
     )
     torchaos = max(
-        error(call_of(plain)(**inputs(*shape))[0], w) for shape, w in zip(shapes, wanted, strict=True)
+        error(call_of(plain)(**inputs(*shape))[0], w) for shape, w in zip(shapes, references, strict=True)
     )
     far = []
     for knobs, allowed in (
@@ -227,7 +227,7 @@ def too_far(
             assert "nvidia-cudnn-frontend" in reason or "capability" in reason
             continue
         technique.apply(target(made))
-        for shape, w in zip(shapes, wanted, strict=True):
+        for shape, w in zip(shapes, references, strict=True):
             difference = error(call_of(made)(**inputs(*shape))[0], w)
             print(f"{knobs} {shape}: {difference:.4f}, torchao's {torchaos:.4f}")
             if not difference < allowed:
@@ -240,16 +240,16 @@ def test_modulations_are_hoisted_or_computed_but_never_stale() -> None:
     made, plain = transformer(), transformer()
     Fused(precision="bf16").apply(target(made, [1000.0, 700.0, 300.0]))
     table = made.vivace_fused.modulations
-    given = inputs(*SHAPES[2])
-    assert error(made(**given)[0], plain(**given)[0]) < 0.01
+    arguments = inputs(*SHAPES[2])
+    assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.01
     assert table.num_computed == 0, "found in the table"
     for name in ("timestep", "guidance", "pooled_projections"):
-        given[name] = given[name] * 0.9
-        assert error(made(**given)[0], plain(**given)[0]) < 0.01, name
+        arguments[name] = arguments[name] * 0.9
+        assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.01, name
     before = int(table.num_computed)
     assert before, "a timestep that the scheduler does not have is computed"
-    given["pooled_projections"].mul_(0.5)  # in place: the same object with another content
-    assert error(made(**given)[0], plain(**given)[0]) < 0.01
+    arguments["pooled_projections"].mul_(0.5)  # in place: the same object with another content
+    assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.01
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)"])
@@ -258,19 +258,19 @@ def test_a_lora_is_exchanged_in_a_graph(recipe: str, tmp_path: Path) -> None:
     files = [tmp_path / f"{rank}.safetensors" for rank in (4, 8)]
     for rank, path in zip((4, 8), files, strict=True):
         write_random(pipe, path, rank, rank)
-    one, other = (path.as_posix() for path in files)
+    own, other = (path.as_posix() for path in files)
 
     def load(path: str) -> Any:
         lora = f"lora({path!r}, hot=True, max_rank=8, scale=60)"
         return vivace.load("tiny-flux", f"bf16+{recipe}+{lora}+cuda_graph", device="cuda")
 
-    hot = load(one)
+    hot = load(own)
     first = draw(hot)
     graphs = hot.evidence()["cuda_graphs_recorded"]
     hot.set_lora(other)
     second = draw(hot)
     assert not np.array_equal(first, second)
-    hot.set_lora(one)
+    hot.set_lora(own)
     assert np.array_equal(draw(hot), first)
     assert hot.evidence()["cuda_graphs_recorded"] == graphs, "no graph was captured anew"
     assert np.array_equal(draw(load(other)), second), "nothing of the first was left"
@@ -350,11 +350,11 @@ def test_each_division_of_a_convolution_against_float64(enlarges: bool) -> None:
 @torch.no_grad()
 def test_a_unet_against_diffusers(knobs: Any, allowed: float, linear: bool) -> None:
     for shape in ((2, 77, 32, 48), (1, 77, 16, 16), (3, 154, 8, 4)):
-        given = fused_unets.inputs(*shape, device="cuda")
-        wanted = fused_unets.unet(linear, "cuda")(**given)[0]
+        arguments = fused_unets.inputs(*shape, device="cuda")
+        expected = fused_unets.unet(linear, "cuda")(**arguments)[0]
         made = fused_unets.unet(linear, "cuda")
         Fused(**knobs).apply(fused_unets.target("cuda", unet=made))
-        assert error(made(**given)[0], wanted) < allowed
+        assert error(made(**arguments)[0], expected) < allowed
 
 
 @pytest.mark.parametrize(("convolutions", "allowed"), [("bf16", 0.02), ("fp8", 0.15)])
@@ -364,10 +364,10 @@ def test_a_vae_against_diffusers(convolutions: Any, allowed: float) -> None:
     technique = Fused(precision="fp8", convolutions=convolutions, targets=("vae",))
     technique.apply(fused_unets.target("cuda", vae=made))
     latents = torch.randn(2, 4, 37, 50, generator=torch.Generator().manual_seed(3)).cuda()
-    wanted = plain.decode(latents, return_dict=False)[0]
-    assert error(made.decode(latents, return_dict=False)[0], wanted) < allowed
-    found = made.encode(wanted.clamp(-1, 1), return_dict=False)[0].mode()
-    assert error(found, plain.encode(wanted.clamp(-1, 1), return_dict=False)[0].mode()) < allowed
+    decoded = plain.decode(latents, return_dict=False)[0]
+    assert error(made.decode(latents, return_dict=False)[0], decoded) < allowed
+    encoded = made.encode(decoded.clamp(-1, 1), return_dict=False)[0].mode()
+    assert error(encoded, plain.encode(decoded.clamp(-1, 1), return_dict=False)[0].mode()) < allowed
 
 
 @pytest.mark.parametrize(
@@ -397,11 +397,11 @@ def test_an_offloaded_model_draws_the_same(model: str, recipe: str) -> None:
     assert kept.effects.items() <= moved.effects.items()
     for calls, prompt in enumerate(("a red circle", "a blue square"), 1):
         assert psnr(draw(moved, prompt), draw(kept, prompt)) > 60
-        found = moved.evidence()
-        assert found["weights_on_gpu_after_run_bytes"] == 0
+        evidence = moved.evidence()
+        assert evidence["weights_on_gpu_after_run_bytes"] == 0
         if model == "tiny-flux":
-            assert found["denoiser.modulations_hoisted"] == calls * STEPS["flux"], "a row for each step"
-            assert found["denoiser.modulations_computed_in_the_loop"] == 0
+            assert evidence["denoiser.modulations_hoisted"] == calls * STEPS["flux"], "a row for each step"
+            assert evidence["denoiser.modulations_computed_in_the_loop"] == 0
     assert moved.refuted({}) is None
 
 
@@ -427,9 +427,9 @@ def test_modulations_are_hoisted_again_after_an_offload(precision: Any) -> None:
     assert len(table.table) == CAPACITY, "as the GPU has it"
     offloader = ComponentOffloader(pipe, torch.device("cuda", 0), pin=True)
     call = inputs(*SHAPES[2])
-    wanted = plain(**call)[0]
+    expected = plain(**call)[0]
     for _ in range(3):
-        assert error(made(**call)[0], wanted) < (0.01 if precision == "bf16" else 0.05)
+        assert error(made(**call)[0], expected) < (0.01 if precision == "bf16" else 0.05)
         assert table.keys.is_cuda
         offloader.end_call()
         assert not table.keys.is_cuda

@@ -49,10 +49,10 @@ def test_flex_draws_the_same_picture(family: str, dtype: torch.dtype) -> None:
     made = on_gpu(family, "attention(flex)", dtype)
     for _ in range(2):
         assert psnr(draw(made), reference) > (50 if dtype == torch.float32 else 25)
-    found = made.evidence()
-    assert found["denoiser.attention_calls_flex"]
-    assert "denoiser.attention_calls_left" not in found
-    assert found["compiled_graphs"]
+    evidence = made.evidence()
+    assert evidence["denoiser.attention_calls_flex"]
+    assert "denoiser.attention_calls_left" not in evidence
+    assert evidence["compiled_graphs"]
     assert made.refuted({}) is None
     inside = [name for name in kernels(made) if name.startswith("denoiser: ")]
     assert len(inside) == 1
@@ -67,13 +67,13 @@ def test_flex_within_compiled_graphs(family: str, recipe: str) -> None:
     for _ in range(3):
         picture = draw(made)
     assert psnr(picture, reference) > 25
-    found = made.evidence()
-    assert found["denoiser.attentions_compiled_flex"]
+    evidence = made.evidence()
+    assert evidence["denoiser.attentions_compiled_flex"]
     assert made.refuted({}) is None
 
 
 @pytest.mark.parametrize("recipe", ["cuda_graph", "fuse_qkv", "int8", "cfg_cutoff(0.5)"])
-def test_flex_composes(recipe: str) -> None:
+def test_flex_composes_on_a_gpu(recipe: str) -> None:
     alone, both = (
         vivace.load("tiny-sd", text, device="cuda") for text in (recipe, f"{recipe}+attention(flex)")
     )
@@ -99,11 +99,11 @@ def test_the_vaes_kernel(family: str, backend: str) -> None:
         assert "vae" in str(error)
         return
     assert psnr(draw(made), reference) > 25
-    seen = kernels(made)
-    inside = [name for name in seen if name.startswith("vae: ")]
+    kernel_names = kernels(made)
+    inside = [name for name in kernel_names if name.startswith("vae: ")]
     assert inside
-    assert all(backend in name for name in inside), seen
-    assert made.refuted({"attention_kernels": seen}) is None
+    assert all(backend in name for name in inside), kernel_names
+    assert made.refuted({"attention_kernels": kernel_names}) is None
 
 
 @pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
@@ -138,8 +138,10 @@ def test_packages_where_they_are_installed(backend: str, recipe: str) -> None:
     for _ in range(2):
         picture = draw(made, height=256, width=256)
     assert psnr(picture, reference) > (15 if backend == "sage" else 20)
-    found = made.evidence()
-    assert found[f"denoiser.attention_calls_{backend}"] or found[f"denoiser.attentions_compiled_{backend}"]
+    evidence = made.evidence()
+    assert (
+        evidence[f"denoiser.attention_calls_{backend}"] or evidence[f"denoiser.attentions_compiled_{backend}"]
+    )
     assert made.refuted({}) is None
 
 
@@ -187,7 +189,7 @@ def test_a_second_process_starts_warm(recipe: str, tmp_path: Path) -> None:
     }
     environment.pop("VIVACE_CACHE", None)
     environment["XDG_CACHE_HOME"] = str(tmp_path)
-    found = []
+    runs = []
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", _PROCESS.replace("RECIPE", repr(recipe))],
@@ -196,8 +198,8 @@ def test_a_second_process_starts_warm(recipe: str, tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    cold, warm = found
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    cold, warm = runs
     print(recipe, cold["first_call_s"], warm["first_call_s"])
     assert (cold["graphs_from_cache"], warm["graphs_not_in_cache"]) == (0, 0)
     assert warm["graphs_from_cache"] == cold["graphs_not_in_cache"] > 0
@@ -215,14 +217,14 @@ def test_attention_in_fp8(backend: str, scale: float) -> None:
         torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(3)
     )
     value *= scale
-    wanted = F.scaled_dot_product_attention(query.float(), key.float(), value.float())
+    expected = F.scaled_dot_product_attention(query.float(), key.float(), value.float())
     redirected = RedirectedAttention(backend)
 
     def attend() -> torch.Tensor:
         return F.scaled_dot_product_attention(query, key, value)
 
-    def error(found: torch.Tensor) -> float:
-        return float((found.float() - wanted).norm() / wanted.norm())
+    def error(actual: torch.Tensor) -> float:
+        return float((actual.float() - expected).norm() / expected.norm())
 
     with torch.no_grad(), redirected.inside():
         assert 0.005 < error(attend()) < 0.1

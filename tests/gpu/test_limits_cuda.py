@@ -74,6 +74,6 @@ def test_a_gpu_of_several_is_the_only_one_that_its_worker_sees(tmp_path: Path) -
     for compared in run.comparisons:
         for record in compared.records:
             assert record.environment.place in places
-            seen = {r.conditions.get("gpu_uuid") for r in record.rounds} - {None}
-            assert seen <= {record.environment.place.uuid if record.environment.place else None}
+            uuids = {r.conditions.get("gpu_uuid") for r in record.rounds} - {None}
+            assert uuids <= {record.environment.place.uuid if record.environment.place else None}
             assert "CUDA_VISIBLE_DEVICES" not in record.environment.variables

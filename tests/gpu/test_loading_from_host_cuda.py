@@ -46,7 +46,7 @@ def test_the_gpu_never_holds_the_whole_model(model: str, recipe: str) -> None:
     "recipe", ["int8", "bf16+int8", "fuse_qkv+int8+channels_last", "offload(sequential)"]
 )
 def test_the_image_is_that_of_a_model_loaded_on_the_gpu(model: str, recipe: str) -> None:
-    found = find_model(model)
-    on_gpu = session_of(load_pipeline(found, "cuda"), found, resolve(recipe), "cuda")
+    located = find_model(model)
+    on_gpu = session_of(load_pipeline(located, "cuda"), located, resolve(recipe), "cuda")
     on_host = vivace.load(model, recipe, device="cuda")
     assert psnr(draw(on_host, num_inference_steps=4), draw(on_gpu, num_inference_steps=4)) > 40

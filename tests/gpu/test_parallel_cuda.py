@@ -29,8 +29,8 @@ SAME_DB = 35.0  # in half precision, with other shapes of matrices and so other 
 
 def draw(session: Any, prompt: Any = PROMPT, **call: Any) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)
-    told = {"num_inference_steps": 6, "output_type": "np"} | call
-    return np.asarray(session(prompt, generator=generator, **told).images)
+    arguments = {"num_inference_steps": 6, "output_type": "np"} | call
+    return np.asarray(session(prompt, generator=generator, **arguments).images)
 
 
 def even_flux() -> Any:
@@ -165,8 +165,8 @@ def test_fused_blocks_gather_keys_in_fp8() -> None:
     alone = vivace.apply(wide_flux(), f"{recipe}+cuda_graph")
     with vivace.apply(wide_flux(), f"{recipe}+parallel(all_gather)+cuda_graph") as sharded:
         for call in ({}, {"height": 160, "width": 96}, {"prompt": [PROMPT, "a blue square"]}, {}):
-            told = SMALL | call
-            assert psnr(draw(sharded, **told), draw(alone, **told)) > 25
+            arguments = SMALL | call
+            assert psnr(draw(sharded, **arguments), draw(alone, **arguments)) > 25
 
 
 @pytest.mark.parametrize("rest", ["", "+cuda_graph", "+compile(blocks=repeated)+cuda_graph"])
@@ -229,9 +229,9 @@ def test_a_step_waits_for_no_gpu(rest: str) -> None:
 def test_flux_takes_pytorchs_own_choice_of_a_kernel() -> None:
     """Which in half precision is a fused one, on the packed tensors as on contiguous ones."""
     with vivace.apply(even_flux(), "parallel(ulysses)") as sharded:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             sharded(PROMPT, num_inference_steps=2, output_type="latent", **SMALL)
-        ran = {event.key for event in found.key_averages()}
+        ran = {event.key for event in profiler.key_averages()}
         assert sharded.evidence()["messages_an_attention"] == 2
     assert ran & {
         "aten::_scaled_dot_product_cudnn_attention",

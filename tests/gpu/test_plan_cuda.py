@@ -48,7 +48,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
+def _memory_released() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     gc.collect()
@@ -81,10 +81,10 @@ def test_predicted_is_measured(name: str, text: str, batch: int) -> None:
         meter.start_peak()
         generators = [torch.Generator().manual_seed(seed) for seed in range(batch)]
         session(["a red circle above a blue square"] * batch, generator=generators, num_inference_steps=4)
-    found = meter.read()
-    model_error = predicted.model_bytes / (found.model_bytes - before) - 1
+    measured = meter.read()
+    model_error = predicted.model_bytes / (measured.model_bytes - before) - 1
     # The prediction counts the workspace as the call's.
-    peak_error = predicted.peak_bytes / (found.peak_bytes - max(0, before - CUBLAS_WORKSPACE)) - 1
+    peak_error = predicted.peak_bytes / (measured.peak_bytes - max(0, before - CUBLAS_WORKSPACE)) - 1
     print(
         f"\n{name:12} {text:42} batch {batch}: "
         f"model {predicted.model_bytes / 1e9:6.2f} GB {100 * model_error:+5.1f} %, "

@@ -55,7 +55,7 @@ OTHERS = {
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _memory_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
     yield
     torch._dynamo.reset()
@@ -64,9 +64,9 @@ def _memory_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def opened(family: str, recipe: str = "baseline") -> Any:
     """In bf16, with the workload that the images are drawn with."""
-    found = find_model(f"tiny-{family}")
-    pipe = load_pipeline(found, DEVICE).to(torch.bfloat16)
-    return session_of(pipe, found, resolve(recipe), DEVICE, dict(CALL), PROMPTS)
+    located = find_model(f"tiny-{family}")
+    pipe = load_pipeline(located, DEVICE).to(torch.bfloat16)
+    return session_of(pipe, located, resolve(recipe), DEVICE, dict(CALL), PROMPTS)
 
 
 def picture(session: Any) -> np.ndarray:
@@ -112,7 +112,7 @@ def test_kept_scales_draw_the_same_picture(family: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "nf4"])
-def test_text_encoders(scheme: str) -> None:
+def test_text_encoders_are_quantised_on_a_gpu(scheme: str) -> None:
     made = opened("flux", f"quantize({scheme})@text_encoder,text_encoder_2")
     assert psnr(picture(made), picture(opened("flux"))) > 18
 
@@ -209,7 +209,7 @@ def test_other_libraries(recipe: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["quantize(int8_dynamic)", "quantize(fp8)", "quantize(nf4)"])
-def test_they_compose(recipe: str) -> None:
+def test_quantised_weights_compose_on_a_gpu(recipe: str) -> None:
     alone = picture(opened("sd", recipe))
     for other in ("fuse_qkv", "cuda_graph", "inference_mode", "channels_last"):
         assert psnr(picture(opened("sd", f"{recipe}+{other}")), alone) > 15, other
@@ -217,7 +217,7 @@ def test_they_compose(recipe: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [3, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_int8_dynamic_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows: int) -> None:
+def test_int8_dynamic_on_a_gpu_is_torchao_s_to_the_last_bit(dtype: torch.dtype, num_rows: int) -> None:
     layer = torch.nn.Linear(3072, 640, device=DEVICE, dtype=dtype).requires_grad_(False)
     ours, theirs = copy.deepcopy(layer), copy.deepcopy(layer)
     settings = SchemeSettings(Machine("cuda", "a GPU", (9, 0), None))

@@ -23,7 +23,9 @@ def drawn(session: Session) -> np.ndarray:
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8_weight", "fp8", "fp8_static", "nf4", "int4"])
 @pytest.mark.parametrize("later", ["", "+offload(model)"])
-def test_images_are_those_of_the_recipe_applied_afresh(scheme: str, later: str, tmp_path: Path) -> None:
+def test_a_saved_folder_draws_on_a_gpu_as_the_recipe_applied_afresh(
+    scheme: str, later: str, tmp_path: Path
+) -> None:
     recipe = f"bf16+quantize({scheme}){later}"
     try:
         afresh = drawn(open_session(find_model("tiny-flux"), resolve(recipe), "cuda"))

@@ -24,7 +24,7 @@ def clear(tensor: torch.Tensor) -> None:
 def test_memsets_run_beside_what_comes_before_and_the_kernel_waits_for_both() -> None:
     x, total, cleared = (torch.ones(1 << 20, device="cuda") for _ in range(3))
     beside = MemsetsBeside()
-    found = []
+    pairs = []
 
     def launch() -> None:
         clear(cleared)
@@ -42,9 +42,9 @@ def test_memsets_run_beside_what_comes_before_and_the_kernel_waits_for_both() ->
             assert after is not None
             (earlier,), (kernel,) = before.awaited, after.awaited
             (memset,) = set(awaited_by(kernel)) - {earlier}
-            found.append((kernel, awaited_by(memset)))
+            pairs.append((kernel, awaited_by(memset)))
         total.copy_(cleared)
-    (kernel, of_first), (_, of_second) = found
+    (kernel, of_first), (_, of_second) = pairs
     assert of_first == []
     assert of_second == [kernel], "which has used what is cleared"
     for replays in range(1, 4):

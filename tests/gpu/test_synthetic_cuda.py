@@ -28,7 +28,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
+def _memory_released() -> Iterator[None]:
     yield
     gc.collect()
     torch.cuda.empty_cache()
@@ -39,9 +39,9 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def host_bytes(entry: str) -> int:
-    found = re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
+    match = re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024
 
 
 def test_flux_is_built_on_the_gpu_and_never_on_the_host() -> None:
@@ -96,11 +96,11 @@ def test_every_model_draws_at_its_native_size(name: str) -> None:
     assert picture.shape == (1, 3, architecture.height, architecture.width)
     assert torch.isfinite(picture).all()
     assert picture.float().std() > 0.05
-    for path, seen in variances.items():
+    for path, values in variances.items():
         if not path.startswith("vae.encoder"):
-            assert seen, f"{path} never ran"
-            assert min(seen) > 0.03, path
-            assert max(seen) < 20, path
+            assert values, f"{path} never ran"
+            assert min(values) > 0.03, path
+            assert max(values) < 20, path
 
 
 def test_a_seed_gives_the_same_weights() -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
+def _memory_released() -> Iterator[None]:
     yield
     gc.collect()
     torch.cuda.empty_cache()
@@ -52,11 +52,11 @@ def test_bench_measures_it_and_plan_is_not_far_off(tmp_path: Path) -> None:
         assert [record.outcome for record in records] == [
             Outcome.MEASURED, Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.MEASURED,
         ]  # fmt: skip
-        found = plan_again(records, launcher)
-    assert len(found) == 3
-    for one in found:
-        print(one)
-        assert one.model_bytes is not None
-        assert one.peak_bytes is not None
-        assert abs(one.model_bytes / one.measured.model_bytes - 1) < 0.03
-        assert abs(one.peak_bytes / one.measured.peak_bytes - 1) < 0.10
+        predictions = plan_again(records, launcher)
+    assert len(predictions) == 3
+    for prediction in predictions:
+        print(prediction)
+        assert prediction.model_bytes is not None
+        assert prediction.peak_bytes is not None
+        assert abs(prediction.model_bytes / prediction.measured.model_bytes - 1) < 0.03
+        assert abs(prediction.peak_bytes / prediction.measured.peak_bytes - 1) < 0.10

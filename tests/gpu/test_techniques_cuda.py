@@ -42,9 +42,9 @@ def test_replayed_steps_generate_the_same_images(family: str) -> None:
     for _ in range(2):
         for call in ({}, {"height": 96}, {"seed": 5}):
             assert psnr(draw(captured, **call), draw(reference, **call)) > 60
-    found = captured.evidence()
-    assert found["cuda_graphs_recorded"] == 2, "one for each size"
-    assert found["cuda_graph_replays"] == 6 * STEPS[family]
+    evidence = captured.evidence()
+    assert evidence["cuda_graphs_recorded"] == 2, "one for each size"
+    assert evidence["cuda_graph_replays"] == 6 * STEPS[family]
     assert captured.refuted({}) is None
 
 
@@ -88,7 +88,7 @@ def test_dropped_graphs_are_captured_again() -> None:
     assert captured.evidence()["cuda_graphs_recorded"] == 3
 
 
-def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
+def test_a_forward_that_reads_back_is_refused_with_a_reason() -> None:
     made = load("cuda_graph")
     forward = made.pipe.unet.conv_in.forward
 
@@ -246,10 +246,10 @@ def test_components_are_copied_to_the_gpu_and_not_back(family: str) -> None:
     assert there >= len({*on_host}), "every weight separately"
     assert back < 0.2 * there, "the image, and what schedulers read"
     assert [weight.data_ptr() for weight in tensors_of(offloaded.pipe)] == on_host
-    found = offloaded.evidence()
-    assert found["weights_copied_per_call_bytes"] == whole
-    assert 0 < found["weights_copied_per_call_s"] < 1
-    assert found["weights_on_gpu_after_run_bytes"] == 0
+    evidence = offloaded.evidence()
+    assert evidence["weights_copied_per_call_bytes"] == whole
+    assert 0 < evidence["weights_copied_per_call_s"] < 1
+    assert evidence["weights_on_gpu_after_run_bytes"] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -265,11 +265,11 @@ def test_layers_are_copied_to_the_gpu_and_not_back(family: str, stream: bool) ->
     there = [event for event in copies if event.name.startswith("Memcpy HtoD (Pinned")]
     assert sum(event.name.startswith("Memcpy DtoH") for event in copies) < 0.2 * len(there)
     assert [weight.data_ptr() for weight in tensors_of(offloaded.pipe)] == on_host
-    found = offloaded.evidence()
-    assert found["weights_copied_per_call_bytes"] > 2 * whole, "in every step"
-    assert found["weights_on_gpu_after_run_bytes"] == 0
+    evidence = offloaded.evidence()
+    assert evidence["weights_copied_per_call_bytes"] > 2 * whole, "in every step"
+    assert evidence["weights_on_gpu_after_run_bytes"] == 0
     if stream:
-        assert found["layers_fetched_ahead_per_call"] > 100
+        assert evidence["layers_fetched_ahead_per_call"] > 100
         computing = {e.device_resource_id for e in profiler.events() if "gemm" in e.name.lower()}
         assert {copy.device_resource_id for copy in there} - computing, "on a separate stream"
 
@@ -277,7 +277,7 @@ def test_layers_are_copied_to_the_gpu_and_not_back(family: str, stream: bool) ->
 @pytest.mark.parametrize("mode", STREAMED)
 @pytest.mark.parametrize("recipe", ["", "int8+"])
 @pytest.mark.parametrize("family", ["sd", "flux"])
-def test_nothing_reads_a_copy_before_it_is_complete(
+def test_no_kernel_reads_a_copy_before_it_is_complete(
     family: str, recipe: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = draw(on_gpu(family, recipe.strip("+") or "baseline"))
@@ -300,7 +300,7 @@ def test_nothing_reads_a_copy_before_it_is_complete(
 
 
 @pytest.mark.parametrize("mode", ["model", "sequential", "group", "group, stream=True"])
-def test_a_vae_that_is_cast_in_the_call(mode: str) -> None:
+def test_an_offloaded_vae_that_is_cast_in_the_call_on_a_gpu(mode: str) -> None:
     reference = draw(on_gpu("sdxl", "baseline", torch.float16))
     offloaded = on_gpu("sdxl", f"offload({mode})", torch.float16)
     assert offloaded.pipe.vae.config.force_upcast
@@ -394,9 +394,9 @@ def test_freed_text_encoders_come_back_for_new_prompts(family: str) -> None:
     for prompt in ("a red circle", "a star", "a red circle"):
         assert np.array_equal(draw(freed, prompt), draw(reference, prompt))
         assert freed.pipe.text_encoder.device.type == "cpu"
-    found = freed.evidence()
-    assert (found["prompt_cache_hits"], found["prompt_cache_misses"]) == (1, 2)
-    assert found["text_encoders_freed"] == 2 * (1 if family == "sd" else 2)
+    evidence = freed.evidence()
+    assert (evidence["prompt_cache_hits"], evidence["prompt_cache_misses"]) == (1, 2)
+    assert evidence["text_encoders_freed"] == 2 * (1 if family == "sd" else 2)
 
 
 # deepcache
@@ -411,10 +411,10 @@ def test_deep_features_outlast_what_wraps_the_forward(family: str, extra: str) -
     both = on_gpu(family, f"deepcache(2)+{extra}")
     for _ in range(3):
         assert psnr(draw(both, num_inference_steps=8), alone) > 35
-    found = both.evidence()
-    assert found["cache_hit_rate"] == 0.5
+    evidence = both.evidence()
+    assert evidence["cache_hit_rate"] == 0.5
     if "compile" in extra:
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)
+        assert (evidence["compiled_graphs"], evidence["graph_breaks"]) == (2, 0)
 
 
 # faster_cache
@@ -434,10 +434,10 @@ def test_half_of_the_batch_outlasts_what_wraps_the_forward(family: str, extra: s
     for _ in range(3):
         assert psnr(draw(both, prompts, num_inference_steps=8), alone) > (20 if extra == "bf16" else 35)
         calls += 4
-        found = both.evidence()
-        assert (found["half_batch_calls"], found["whole_batch_calls"]) == (calls, calls)
+        evidence = both.evidence()
+        assert (evidence["half_batch_calls"], evidence["whole_batch_calls"]) == (calls, calls)
     if "compile" in extra:
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0)
+        assert (evidence["compiled_graphs"], evidence["graph_breaks"]) == (2, 0)
 
 
 # teacache, seacache, magcache, taylorseer, pyramid_attention
@@ -460,7 +460,7 @@ def test_a_look_in_front_of_what_wraps_the_forward(
     both = on_gpu("flux", f"{recipe}+{extra}")
     for _ in range(3):
         assert psnr(draw(both, num_inference_steps=12), alone) > 30
-    found = both.evidence()
-    assert 0.1 < found["cache_hit_rate"] < 0.9
+    evidence = both.evidence()
+    assert 0.1 < evidence["cache_hit_rate"] < 0.9
     if "compile" in extra:
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (3 if "0.3" in recipe else 2, 0)
+        assert (evidence["compiled_graphs"], evidence["graph_breaks"]) == (3 if "0.3" in recipe else 2, 0)

@@ -20,8 +20,8 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", GUIDE, flags=re.DOTALL)
-    return str(found)
+    (text,) = re.findall(rf"```{language}\n(.*?)```", GUIDE, flags=re.DOTALL)
+    return str(text)
 
 
 def add_lines(text: str, diff: str) -> str:

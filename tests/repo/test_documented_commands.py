@@ -27,8 +27,8 @@ def commands_in(text: str) -> Iterator[str]:
     blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
     for block in blocks:
         for line in block.replace("\\\n", " ").splitlines():
-            if found := re.match(r"\s*(?:\$ )?(?:\S*/)?(vivace [a-z].*)", line):
-                yield found.group(1)
+            if match := re.match(r"\s*(?:\$ )?(?:\S*/)?(vivace [a-z].*)", line):
+                yield match.group(1)
     spans = re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     yield from (" ".join(span.split()) for span in spans if re.match(r"vivace\s[a-z]", span))
 
@@ -43,10 +43,10 @@ def problem_with(line: str) -> str | None:
     while words and isinstance(command, click.Group):
         if words[0].startswith("-"):
             break
-        found = command.commands.get(words[0])
-        if found is None:
+        subcommand = command.commands.get(words[0])
+        if subcommand is None:
             return f"no command {words[0]}"
-        command, words = found, words[1:]
+        command, words = subcommand, words[1:]
     if isinstance(command, ByEndpoint) and FLAG in words:
         command = bench_endpoint
     options = {name: param for param in command.params for name in (*param.opts, *param.secondary_opts)}
@@ -68,12 +68,12 @@ def test_what_the_docs_name_exists(page: Path) -> None:
     text = page.read_text()
     made_here = re.findall(r'name\b.* = "(\w+)"', text)  # the technique of a worked example
     lines = (line for line in commands_in(text) if not any(name in line for name in made_here))
-    problems = {line: said for line in lines if (said := problem_with(line))}
+    problems = {line: problem for line in lines if (problem := problem_with(line))}
     assert not problems
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("vivace race --model sd15", "no command race"),
         ("vivace bench --stpes 4", "no option --stpes"),
@@ -81,9 +81,9 @@ def test_what_the_docs_name_exists(page: Path) -> None:
         ("vivace bench --model M --recipe R --recipe 'bf16+compile'", None),
     ],
 )
-def test_what_does_not_exist_is_found(line: str, said: str | None) -> None:
-    found = problem_with(line)
-    assert found == said if said is None else said in (found or "")
+def test_what_does_not_exist_is_found(line: str, expected: str | None) -> None:
+    problem = problem_with(line)
+    assert problem == expected if expected is None else expected in (problem or "")
 
 
 def test_commands_are_found_in_blocks_and_spans() -> None:

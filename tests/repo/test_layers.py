@@ -117,16 +117,16 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         for child in ast.walk(node)
     }
     top = {id(node) for node in tree.body}
-    found = []
+    imported = []
     for node in ast.walk(tree):
         if id(node) in guarded:
             continue
         if isinstance(node, ast.Import):
-            found += [(alias.name, id(node) in top) for alias in node.names]
+            imported += [(alias.name, id(node) in top) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.append((node.module or "", id(node) in top))
-    return found
+            imported.append((node.module or "", id(node) in top))
+    return imported
 
 
 FILES = sorted(SOURCE.rglob("*.py"))

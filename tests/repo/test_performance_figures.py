@@ -44,15 +44,15 @@ def parsed(path: Path) -> Any:
 
 @functools.cache
 def figures() -> tuple[Figures, ...]:
-    found = []
+    columns = []
     for path in sorted((ROOT / "results").glob("*.json*")):
         if not path.name.startswith(("flux-", "techniques-", "fused-")):
             continue
         for record in records_in(parsed(path)):
             rounds = [r for r in record["rounds"] if r.get("samples")]
             if rounds:
-                found.append(figures_of(rounds))
-    return tuple(found)
+                columns.append(figures_of(rounds))
+    return tuple(columns)
 
 
 def figures_of(rounds: list[dict[str, Any]]) -> Figures:
@@ -71,9 +71,9 @@ def figures_of(rounds: list[dict[str, Any]]) -> Figures:
 
 def printed(cell: str) -> tuple[float, float] | None:
     """The number that a cell begins with and what its last digit may hide; None without one."""
-    if not (found := re.match(r"([\d,]+(?:\.\d+)?)(?: |$)", cell)):
+    if not (match := re.match(r"([\d,]+(?:\.\d+)?)(?: |$)", cell)):
         return None
-    text = found[1].replace(",", "")
+    text = match[1].replace(",", "")
     return float(text), 0.5001 * 10.0 ** -len(text.partition(".")[2])
 
 
@@ -96,12 +96,14 @@ def test_a_row_of_whole_images_is_of_one_record(page: Path) -> None:
     rows, missing = list(rows_of(page)), []
     assert rows
     for line, cells in rows:
-        wanted = {name: number for name, cell in cells.items() if (number := printed(cell)) is not None}
-        assert {"time", "peak"} <= set(wanted), line
+        printed_numbers = {
+            name: number for name, cell in cells.items() if (number := printed(cell)) is not None
+        }
+        assert {"time", "peak"} <= set(printed_numbers), line
         if not any(
             all(
                 any(abs(value - number) <= slack for value in of[name])
-                for name, (number, slack) in wanted.items()
+                for name, (number, slack) in printed_numbers.items()
             )
             for of in figures()
         ):

@@ -50,30 +50,30 @@ def table_ratios(text: str) -> Iterator[tuple[str, bool]]:
         for place, cell in enumerate(cells):
             if (base := _BASE.match(cell)) and place not in bases:
                 bases[place] = of(base, "own")
-            if not (found := _CELL.match(cell)):
+            if not (match := _CELL.match(cell)):
                 continue
-            before = of(found, "of") if found["of"] else bases.get(place)
-            yield line, before is not None and agree(found["ratio"], before, of(found, "own"))
+            before = of(match, "of") if match["of"] else bases.get(place)
+            yield line, before is not None and agree(match["ratio"], before, of(match, "own"))
 
 
 def conclusion_ratios(text: str) -> Iterator[tuple[str, bool]]:
     for line in text.splitlines():
         if not line.startswith("  - here"):
             continue
-        for found in _PAIR.finditer(line):
-            before, after = of(found, "before"), of(found, "after")
-            if found["base_after"]:
-                before = (before[0] / of(found, "base_before")[1], before[1] / of(found, "base_before")[0])
-                after = (after[0] / of(found, "base_after")[1], after[1] / of(found, "base_after")[0])
-            yield line, agree(found["ratio"], before, after)
+        for match in _PAIR.finditer(line):
+            before, after = of(match, "before"), of(match, "after")
+            if match["base_after"]:
+                before = (before[0] / of(match, "base_before")[1], before[1] / of(match, "base_before")[0])
+                after = (after[0] / of(match, "base_after")[1], after[1] / of(match, "base_after")[0])
+            yield line, agree(match["ratio"], before, after)
 
 
 @pytest.mark.parametrize("page", STUDIES, ids=lambda page: page.stem)
 def test_a_printed_speed_up_is_the_quotient_of_printed_times(page: Path) -> None:
     text = page.read_text()
-    found = [*table_ratios(text), *conclusion_ratios(text)]
-    assert [line for line, is_right in found if not is_right] == []
-    assert len(found) > 10
+    ratios = [*table_ratios(text), *conclusion_ratios(text)]
+    assert [line for line, is_right in ratios if not is_right] == []
+    assert len(ratios) > 10
 
 
 @pytest.mark.parametrize("page", STUDIES, ids=lambda page: page.stem)
@@ -87,14 +87,14 @@ def test_a_ratio_of_two_times_has_one_interval(page: Path) -> None:
             row = row or cell
             if base := _BASE.match(cell):
                 bases.setdefault(place, base["own"])
-            if found := _CELL.match(cell):
-                key = (row, found["own"], found["of"] or bases.get(place, ""), found["ratio"])
-                intervals.setdefault(key, set()).add(found["interval"])
-        for found in _PAIR.finditer(line) if line.startswith("  - here") else ():
-            end = line[found.end() - 1 :].partition("]")[0] + "]"
-            label = found["row"].rpartition("**. ")[2]
-            if not found["base_after"]:
-                key = (label, found["after"], found["before"], found["ratio"])
+            if match := _CELL.match(cell):
+                key = (row, match["own"], match["of"] or bases.get(place, ""), match["ratio"])
+                intervals.setdefault(key, set()).add(match["interval"])
+        for match in _PAIR.finditer(line) if line.startswith("  - here") else ():
+            end = line[match.end() - 1 :].partition("]")[0] + "]"
+            label = match["row"].rpartition("**. ")[2]
+            if not match["base_after"]:
+                key = (label, match["after"], match["before"], match["ratio"])
                 intervals.setdefault(key, set()).add(end)
     assert {key: several for key, several in intervals.items() if len(several) > 1} == {}
     assert intervals

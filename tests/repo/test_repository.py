@@ -67,13 +67,13 @@ def test_no_file_has_a_marker_of_a_merge_conflict() -> None:
 def test_constraints_pin_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["dev"], *extras["docs"]]
+    dependencies = [*project["dependencies"], *extras["dev"], *extras["docs"]]
     pinned = {
         line.split("==")[0].lower().replace("_", "-")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     }
-    for requirement in wanted:
+    for requirement in dependencies:
         name = re.split(r"[<>=\[ ]", requirement)[0].lower()
         assert name in pinned, requirement
 

@@ -27,8 +27,8 @@ def true_scenes():
     labels = scenes.sample(1000, 91, "held_out")
     described = captions.describe(labels)
     rng = random.Random(91)
-    said = [captions.write(full, rng) for full in described]
+    texts = [captions.write(full, rng) for full in described]
     pictures = torch.cat(
         [scenes.to_uint8(scenes.draw(labels[i : i + 250])[0]) for i in range(0, len(labels), 250)]
     )
-    return pictures.numpy(), said, described
+    return pictures.numpy(), texts, described

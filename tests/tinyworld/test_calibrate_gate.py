@@ -97,8 +97,8 @@ def test_the_share_that_is_right_is_told_by_kind_and_model() -> None:
 def test_everything_that_is_named_was_tried(record: dict[str, Any]) -> None:
     tried = {(row["model"], row["variant"]) for row in record["rows"]}
     for model in gate_variants.RECIPES:
-        wanted = {(model, v.name) for v in gate_variants.variants(model) if v.kind != "baseline"}
-        assert wanted <= tried
+        expected = {(model, v.name) for v in gate_variants.variants(model) if v.kind != "baseline"}
+        assert expected <= tried
 
 
 @pytest.mark.long
@@ -160,6 +160,6 @@ def test_pictures_come_from_their_own_seeds_whatever_the_batch() -> None:
 
 
 def test_a_variants_file_is_its_names() -> None:
-    one = Variant("tiny-sd", "steps", "steps(2)", "recipe")
-    assert one.file == Variant("tiny-flux", "steps", "steps(2)", "recipe").file
-    assert one.file != Variant("tiny-sd", "steps", "steps(3)", "recipe").file
+    variant = Variant("tiny-sd", "steps", "steps(2)", "recipe")
+    assert variant.file == Variant("tiny-flux", "steps", "steps(2)", "recipe").file
+    assert variant.file != Variant("tiny-sd", "steps", "steps(3)", "recipe").file

@@ -6,8 +6,8 @@ from tinyworld import captions, scenes
 from tinyworld.captions import Description, Thing, parse
 
 
-def agrees(said: object, true: object) -> bool:
-    return said is None or said == true
+def agrees(parsed: object, true: object) -> bool:
+    return parsed is None or parsed == true
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])
@@ -38,7 +38,7 @@ def test_reading_a_caption_back_gives_what_the_scene_is(noise):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (
             "a red circle above a blue square",
@@ -72,8 +72,8 @@ def test_reading_a_caption_back_gives_what_the_scene_is(noise):
         ("", Description()),
     ],
 )  # fmt: skip
-def test_what_captions_say(text, wanted):
-    assert parse(text) == wanted
+def test_what_captions_say(text, expected):
+    assert parse(text) == expected
 
 
 def test_any_text_has_an_answer():

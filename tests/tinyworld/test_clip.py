@@ -23,18 +23,18 @@ def test_a_mistake_changes_what_was_asked_and_nothing_else():
             if wrong is None:
                 continue
             made[mistake] += 1
-            said = captions.parse(wrong)
+            parsed = captions.parse(wrong)
             if mistake in ("relation", "position"):
-                assert getattr(said, mistake) != getattr(right, mistake), (caption, wrong)
-                assert replace(said, **{mistake: getattr(right, mistake)}) == right, (caption, wrong)
+                assert getattr(parsed, mistake) != getattr(right, mistake), (caption, wrong)
+                assert replace(parsed, **{mistake: getattr(right, mistake)}) == right, (caption, wrong)
                 continue
-            changed = [a != b for a, b in zip(said.things, right.things, strict=True)]
+            changed = [a != b for a, b in zip(parsed.things, right.things, strict=True)]
             assert sum(changed) == 1, (caption, wrong)
             thing, was = next(
-                pair for pair in zip(said.things, right.things, strict=True) if pair[0] != pair[1]
+                pair for pair in zip(parsed.things, right.things, strict=True) if pair[0] != pair[1]
             )
             assert replace(thing, **{mistake: getattr(was, mistake)}) == was, (caption, wrong)
-            assert replace(said, things=right.things) == right
+            assert replace(parsed, things=right.things) == right
     assert min(made.values()) > 50, made
 
 
@@ -91,16 +91,16 @@ def test_the_folder_loads_plainly_and_scores_as_in_training(toy, tmp_path):
     processor = CLIPProcessor.from_pretrained(tmp_path / clip.FOLDER)
     assert plain.dtype == torch.float32
     pictures = scenes.draw(scenes.sample(3, 5))[0]
-    said = ["a red circle", "two żółw 🙂", "word " * 100]
+    texts = ["a red circle", "two żółw 🙂", "word " * 100]
     inputs = processor(
-        text=said,
+        text=texts,
         images=list(scenes.to_uint8(pictures).numpy()),
         return_tensors="pt",
         padding=True,
         truncation=True,
     )
     assert np.abs(inputs.pixel_values.numpy() - (pictures.numpy() * 2 - 1)).max() < 0.01
-    ids = torch.tensor(train_clip.tokenizer.encode(processor.tokenizer, said))
+    ids = torch.tensor(train_clip.tokenizer.encode(processor.tokenizer, texts))
     model.eval()
     own = clip.embed_images(model, inputs.pixel_values) @ clip.embed_captions(model, ids).T
     scored = plain(**inputs).logits_per_image / plain.logit_scale.exp()
@@ -115,12 +115,14 @@ def test_every_caption_comes_with_mistakes_of_several_kinds():
         assert len(wrongs) == len(set(wrongs)) == train_clip.WRONG
         was = captions.parse(right)
         for wrong in wrongs:
-            said = captions.parse(wrong)
-            assert said != was
-            kinds |= {name for name in ("relation", "position") if getattr(said, name) != getattr(was, name)}
+            parsed = captions.parse(wrong)
+            assert parsed != was
+            kinds |= {
+                name for name in ("relation", "position") if getattr(parsed, name) != getattr(was, name)
+            }
             kinds |= {
                 name
-                for a, b in zip(said.things, was.things, strict=True)
+                for a, b in zip(parsed.things, was.things, strict=True)
                 for name in ("colour", "shape")
                 if getattr(a, name) != getattr(b, name)
             }

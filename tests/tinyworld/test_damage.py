@@ -45,22 +45,25 @@ class Judge:
         labels = scenes.sample(13, 4, "held_out")
         words = random.Random(4)
         full = captions.describe(labels)
-        self.prompts = [captions.write(one, words, terse=0.0, noise=0.0) for one in full] * SEEDS
+        self.prompts = [captions.write(scene, words, terse=0.0, noise=0.0) for scene in full] * SEEDS
         drawn = scenes.to_uint8(scenes.draw(labels)[0]).numpy()
         self.pictures = np.concatenate([drawn, details.noisy(drawn, 1)])
         scorer = find_scorer("tiny-clip")
         self.clip, self.limits = ClipScorer(scorer.folder), Limits().for_scorer(scorer.id)
         self.read = self.clip.embed_prompts(self.prompts)
         self.references = [
-            self.figures(k, one, seen, {}) for k, (one, seen) in enumerate(self.seen(self.pictures))
+            self.figures(k, picture, embedding, {})
+            for k, (picture, embedding) in enumerate(self.embedded(self.pictures))
         ]
 
-    def seen(self, pictures: Pictures) -> list[tuple[Pictures, np.ndarray]]:
+    def embedded(self, pictures: Pictures) -> list[tuple[Pictures, np.ndarray]]:
         vectors = self.clip.embed_images([Image.fromarray(np.ascontiguousarray(p)) for p in pictures])
         return list(zip(pictures, vectors, strict=True))
 
-    def figures(self, k: int, picture: Pictures, seen: np.ndarray, against: dict[str, float]) -> ImageFigures:
-        scores = 100 * self.read @ seen
+    def figures(
+        self, k: int, picture: Pictures, embedding: np.ndarray, against: dict[str, float]
+    ) -> ImageFigures:
+        scores = 100 * self.read @ embedding
         others = [float(score) for score, p in zip(scores, self.prompts, strict=True) if p != self.prompts[k]]
         alone = {"clip_score": float(scores[k]), "clip_score_of_others": float(np.mean(others))}
         sha = f"{'b' if against else 'a'}/{k}"
@@ -69,8 +72,8 @@ class Judge:
         )
 
     def verdict(self, name: str, *, same_picture: bool) -> tuple[Gate, str]:
-        judged = judge_figures(self.fidelity(name), None, self.limits, same_picture=same_picture)
-        return judged.gate, judged.reason
+        judgement = judge_figures(self.fidelity(name), None, self.limits, same_picture=same_picture)
+        return judgement.gate, judgement.reason
 
     @functools.cache  # noqa: B019 (the judge lives as long as the tests)
     def fidelity(self, name: str) -> Fidelity:
@@ -78,12 +81,12 @@ class Judge:
         pairs = [(pixels(a), pixels(b)) for a, b in zip(changed, self.pictures, strict=True)]
         near = np.stack([aligned(*pair) for pair in pairs]).astype(np.uint8)
         rows = [
-            self.figures(k, one, seen, {"match": match(*pairs[k])})
-            for k, (one, seen) in enumerate(self.seen(near))
+            self.figures(k, picture, embedding, {"match": match(*pairs[k])})
+            for k, (picture, embedding) in enumerate(self.embedded(near))
         ]
-        found = fidelity(PairedFigures(tuple(rows), tuple(self.references)))
-        assert found is not None
-        return found
+        fidelity_of_pairs = fidelity(PairedFigures(tuple(rows), tuple(self.references)))
+        assert fidelity_of_pairs is not None
+        return fidelity_of_pairs
 
 
 @pytest.fixture(scope="module")

@@ -85,9 +85,9 @@ def noises(number):
 @torch.no_grad()
 def test_training_and_the_pipeline_give_the_same_prediction(pipe):
     """Packing, places, both encoders, the scale of sigma and of guidance: every call of a whole sampling."""
-    seen = []
+    calls = []
     hook = pipe.transformer.register_forward_hook(
-        lambda module, args, kwargs, output: seen.append((kwargs, output[0])), with_kwargs=True
+        lambda module, args, kwargs, output: calls.append((kwargs, output[0])), with_kwargs=True
     )
     try:
         ends = pipe(
@@ -100,18 +100,18 @@ def test_training_and_the_pipeline_give_the_same_prediction(pipe):
         ).images
     finally:
         hook.remove()
-    assert len(seen) == flux.STEPS
+    assert len(calls) == flux.STEPS
     ids = torch.tensor(tokenizer.encode(tokenizer.build(), PROMPTS))
-    said = flux.encode(pipe.text_encoder, pipe.text_encoder_2, ids)
+    embeddings = flux.encode(pipe.text_encoder, pipe.text_encoder_2, ids)
     where, levels = flux.position_ids("cpu"), flux.sigmas(flux.STEPS)
     latents = flux.pack(noises(2))
-    for step, (given, predicted) in enumerate(seen):
-        assert torch.allclose(given["hidden_states"], latents, atol=1e-4)
+    for step, (arguments, predicted) in enumerate(calls):
+        assert torch.allclose(arguments["hidden_states"], latents, atol=1e-4)
         if step in (0, 9, 27):
             sigma = torch.full((2,), levels[step])
-            made = flux.velocity(pipe.transformer, latents, sigma, said, where, torch.full((2,), 2.5))
+            made = flux.velocity(pipe.transformer, latents, sigma, embeddings, where, torch.full((2,), 2.5))
             assert torch.allclose(made, predicted, atol=1e-4), step
-            other = flux.velocity(pipe.transformer, latents, sigma, said, where, torch.full((2,), 5.0))
+            other = flux.velocity(pipe.transformer, latents, sigma, embeddings, where, torch.full((2,), 5.0))
             assert not torch.allclose(other, predicted, atol=1e-4), "the guidance scale is heard"
         latents = latents + (levels[step + 1] - levels[step]) * predicted
     assert torch.allclose(ends, latents, atol=1e-4)
@@ -177,10 +177,10 @@ def test_guidance_can_be_built_in(small):
     student = flux.build_transformer()
     fast = flux.without_guidance(student)
     latents, where = flux.pack(noises(2)), flux.position_ids("cpu")
-    said = flux.PromptEmbeddings(torch.randn(2, 32, 128), torch.randn(2, 128))
+    embeddings = flux.PromptEmbeddings(torch.randn(2, 32, 128), torch.randn(2, 128))
     sigma = torch.tensor([0.3, 0.9])
-    told = flux.velocity(student, latents, sigma, said, where, torch.full((2,), flux.GUIDANCE))
-    assert torch.allclose(flux.velocity(fast, latents, sigma, said, where, None), told, atol=1e-5)
+    guided = flux.velocity(student, latents, sigma, embeddings, where, torch.full((2,), flux.GUIDANCE))
+    assert torch.allclose(flux.velocity(fast, latents, sigma, embeddings, where, None), guided, atol=1e-5)
 
 
 def losses(small_batch=8):
@@ -208,7 +208,7 @@ def losses(small_batch=8):
 
 
 @pytest.mark.parametrize("stage", ["teacher", "student", "schnell"])
-def test_the_loss_falls_on_a_small_problem(small, tmp_path, stage):
+def test_the_losses_of_flux_fall_on_a_small_problem(small, tmp_path, stage):
     made, models = losses()
     start = sum(made[stage]()[0].item() for _ in range(4)) / 4
     training = loop.Loop(
@@ -246,19 +246,19 @@ def test_noise_levels_reach_both_ends():
 def test_times_are_not_rounded_under_autocast(small):
     transformer = flux.build_transformer()
     flux.embed_latents_in_fp32(transformer)
-    said = flux.PromptEmbeddings(torch.randn(1, 32, 128), torch.randn(1, 128))
-    given = []
-    transformer.time_text_embed.register_forward_hook(lambda m, args, output: given.append(args[0]))
+    embeddings = flux.PromptEmbeddings(torch.randn(1, 32, 128), torch.randn(1, 128))
+    timesteps = []
+    transformer.time_text_embed.register_forward_hook(lambda m, args, output: timesteps.append(args[0]))
     with torch.autocast("cpu", torch.bfloat16):
         flux.velocity(
             transformer,
             torch.randn(1, 64, 64),
             torch.tensor([0.7013]),
-            said,
+            embeddings,
             flux.position_ids("cpu"),
             torch.ones(1),
         )
-    assert given[0].item() == pytest.approx(701.3, abs=0.01)
+    assert timesteps[0].item() == pytest.approx(701.3, abs=0.01)
 
 
 def num_bytes(model):
@@ -328,8 +328,8 @@ def test_the_evaluation_writes_a_record_that_fills_the_page(folder, tmp_path, mo
     monkeypatch.setattr("sys.argv", command)
     evaluate_flux.main()
     made = json.loads(record.read_text())
-    wanted = {(model, figure) for model, row in evaluate_flux.GATES.items() for figure in row}
-    assert {(gate["model"], gate["figure"]) for gate in made["gates"]} == wanted
+    expected = {(model, figure) for model, row in evaluate_flux.GATES.items() for figure in row}
+    assert {(gate["model"], gate["figure"]) for gate in made["gates"]} == expected
     assert made["clip"]["accuracies"]["retrieval"]["accuracy"] < 0.5, "untrained"
     page = table.filled(table.PAGE.read_text(), made, table.FLUX_TABLES)
     assert "right caption among 64" in page

@@ -22,7 +22,7 @@ def test_more_images_decide_what_39_leave_unclear() -> None:
 
 def test_later_looks_ask_for_more_and_the_first_decides() -> None:
     assert STRICTER[0] == PLAIN[0]
-    assert all(one > other for one, other in zip(STRICTER[1], PLAIN[1], strict=True))
+    assert all(strict > other for strict, other in zip(STRICTER[1], PLAIN[1], strict=True))
     good_then_ruined = np.concatenate([shares(1.0, 0.001)[:39], shares(0.5, 0.001)[39:]])
     assert look(good_then_ruined, PROMPTS, 0.985, PLAIN) is Gate.PASSED
 

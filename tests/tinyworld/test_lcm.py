@@ -21,12 +21,12 @@ RANK = 2
 
 @pytest.fixture(scope="module")
 def pipe():
-    found = StableDiffusionPipeline.from_pretrained(
+    loaded = StableDiffusionPipeline.from_pretrained(
         evaluate.WEIGHTS / networks.SD_FOLDER, dtype=torch.float32
     )
-    for model in (found.unet, found.text_encoder):
+    for model in (loaded.unet, loaded.text_encoder):
         model.requires_grad_(False).eval()
-    return found
+    return loaded
 
 
 def loss_of(pipe, batch=4, skip=20):
@@ -53,8 +53,10 @@ def moved(layers, amount=0.05):
 def test_a_fresh_student_is_the_teacher_and_only_the_lora_learns(pipe):
     loss, layers = loss_of(pipe)
     x, at, words = torch.randn(1, 4, 16, 16), torch.tensor([499]), torch.randn(1, 32, 128)
-    told = {"encoder_hidden_states": words}
-    assert torch.allclose(loss.student(x, at, **told).sample, pipe.unet(x, at, **told).sample, atol=1e-5)
+    arguments = {"encoder_hidden_states": words}
+    assert torch.allclose(
+        loss.student(x, at, **arguments).sample, pipe.unet(x, at, **arguments).sample, atol=1e-5
+    )
     learns = {name for name, p in loss.student.named_parameters() if p.requires_grad}
     assert learns == {f"{name}.{part}" for name in layers for part in ("down", "up")}
     assert {name.split(".")[0] for name in layers} == {"down_blocks", "mid_block", "up_blocks"}
@@ -68,14 +70,14 @@ def test_the_teachers_step_is_the_ddim_schedulers(pipe, begin, until):
     loss, _ = loss_of(pipe)
     x, words, nothing = torch.randn(1, 4, 16, 16), torch.randn(1, 32, 128), torch.randn(1, 32, 128)
     start, end = torch.tensor([begin]), torch.tensor([until])
-    free, told = (pipe.unet(x, start, encoder_hidden_states=w).sample for w in (nothing, words))
+    free, conditioned = (pipe.unet(x, start, encoder_hidden_states=w).sample for w in (nothing, words))
     scheduler = DDIMScheduler.from_config(
         pipe.scheduler.config, timestep_spacing="trailing", clip_sample=False
     )
     scheduler.set_timesteps(train_lcm.ORIGINAL_STEPS)
-    v = free + train_lcm.GUIDANCE * (told - free)
-    wanted = scheduler.step(v, begin, x).prev_sample
-    assert torch.allclose(loss.solve(x, start, end, words, nothing), wanted, atol=1e-5)
+    v = free + train_lcm.GUIDANCE * (conditioned - free)
+    expected = scheduler.step(v, begin, x).prev_sample
+    assert torch.allclose(loss.solve(x, start, end, words, nothing), expected, atol=1e-5)
 
 
 @torch.no_grad()
@@ -89,17 +91,17 @@ def test_the_students_picture_is_the_one_that_the_scheduler_reads(pipe):
     for at in scheduler.timesteps:
         v = loss.student(x, at, encoder_hidden_states=words).sample
         scheduler._step_index = None
-        wanted = scheduler.step(v, at, x, generator=torch.Generator().manual_seed(0)).denoised
-        assert torch.allclose(loss.consistent(x, at[None], words), wanted, atol=1e-5)
+        expected = scheduler.step(v, at, x, generator=torch.Generator().manual_seed(0)).denoised
+        assert torch.allclose(loss.consistent(x, at[None], words), expected, atol=1e-5)
     assert torch.equal(loss.consistent(x, torch.tensor([0]), words), x), "at the end, the picture itself"
 
 
 def test_only_timesteps_of_the_scheduler_are_learnt_and_all_of_them(pipe, monkeypatch):
     loss, _ = loss_of(pipe, batch=200)
-    seen = []
-    monkeypatch.setattr(loss, "compute", lambda latents, noise, start, ids: seen.append((start, ids)))
+    calls = []
+    monkeypatch.setattr(loss, "compute", lambda latents, noise, start, ids: calls.append((start, ids)))
     loss()
-    start, ids = seen[0]
+    start, ids = calls[0]
     assert set(start.tolist()) == set(range(19, 1000, 20))
     assert ids.shape == (200, 32)
 
@@ -108,13 +110,13 @@ def test_no_gradient_comes_through_the_target(pipe):
     """With the target's student frozen the gradient is the same."""
     loss, layers = loss_of(pipe, batch=2)
     moved(layers)
-    given = (
+    inputs = (
         torch.randn(2, 4, 16, 16),
         torch.randn(2, 4, 16, 16),
         torch.tensor([259, 19]),
         loss.ids[:2, 0].long(),
     )
-    loss._compute(*given)[0].backward()
+    loss._compute(*inputs)[0].backward()
     before = [layer.up.grad.clone() for layer in layers.values()]
     loss.student.zero_grad()
     frozen = copy.deepcopy(loss.student)
@@ -128,16 +130,16 @@ def test_no_gradient_comes_through_the_target(pipe):
         return made
 
     loss.consistent = first_by_the_frozen_one
-    loss._compute(*given)[0].backward()
+    loss._compute(*inputs)[0].backward()
     assert len(calls) == 2
-    for layer, wanted in zip(layers.values(), before, strict=True):
-        assert torch.allclose(layer.up.grad, wanted, atol=1e-7)
+    for layer, expected in zip(layers.values(), before, strict=True):
+        assert torch.allclose(layer.up.grad, expected, atol=1e-7)
 
 
-def test_the_loss_falls_on_a_small_problem(pipe, tmp_path):
+def test_the_consistency_loss_falls_on_a_small_problem(pipe, tmp_path):
     loss, layers = loss_of(pipe, batch=4, skip=200)
     moved(layers)
-    given = (
+    inputs = (
         torch.randn(4, 4, 16, 16),
         torch.randn(4, 4, 16, 16),
         torch.tensor([999, 759, 499, 259]),
@@ -146,16 +148,16 @@ def test_the_loss_falls_on_a_small_problem(pipe, tmp_path):
     training = loop.Loop(
         "small",
         {"unet": loss.student},
-        lambda: loss._compute(*given),
+        lambda: loss._compute(*inputs),
         figures=(),
         rate=3e-3,
         budget=loop.Budget(steps=12, print_every_s=0.0),
         checkpoint=tmp_path / "small.pt",
         warm_up=1,
     )
-    before = loss._compute(*given)[0].item()
+    before = loss._compute(*inputs)[0].item()
     training.run()
-    assert loss._compute(*given)[0].item() < 0.8 * before
+    assert loss._compute(*inputs)[0].item() < 0.8 * before
     kept = torch.load(tmp_path / "small.pt", weights_only=True)["weights"]
     assert len(kept) == 2 * len(layers), "the checkpoint holds the LoRA alone"
 
@@ -167,11 +169,11 @@ def test_the_file_is_merged_into_what_was_trained(pipe, tmp_path):
     train_lcm.save(tmp_path / "lora", layers, {"steps": 3})
     plain = copy.deepcopy(pipe)
     assert merge(plain, tmp_path / "lora" / train_lcm.FILE) == len(layers)
-    told = {"encoder_hidden_states": torch.randn(1, 32, 128)}
+    arguments = {"encoder_hidden_states": torch.randn(1, 32, 128)}
     x, at = torch.randn(1, 4, 16, 16), torch.tensor([499])
-    wanted = loss.student(x, at, **told).sample
-    assert not torch.allclose(pipe.unet(x, at, **told).sample, wanted, atol=0.1)
-    assert torch.allclose(plain.unet(x, at, **told).sample, wanted, atol=1e-2), "fp16 in the file"
+    expected = loss.student(x, at, **arguments).sample
+    assert not torch.allclose(pipe.unet(x, at, **arguments).sample, expected, atol=0.1)
+    assert torch.allclose(plain.unet(x, at, **arguments).sample, expected, atol=1e-2), "fp16 in the file"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -197,7 +199,7 @@ def test_training_stops_resumes_and_says_how_it_was_done(tmp_path, monkeypatch):
 @pytest.mark.soak
 def test_the_loss_is_one_graph(pipe):
     loss, _ = loss_of(pipe, batch=2)
-    given = (
+    inputs = (
         torch.randn(2, 4, 16, 16),
         torch.randn(2, 4, 16, 16),
         torch.tensor([999, 19]),
@@ -205,9 +207,9 @@ def test_the_loss_is_one_graph(pipe):
     )
     torch._dynamo.reset()
     whole = torch.compile(loss._compute, backend="aot_eager", dynamic=False, fullgraph=True)
-    value = whole(*given)[0]
+    value = whole(*inputs)[0]
     value.backward()
-    assert torch.allclose(value, loss._compute(*given)[0], rtol=1e-3)
+    assert torch.allclose(value, loss._compute(*inputs)[0], rtol=1e-3)
 
 
 def test_the_evaluation_writes_a_record_that_fills_its_tables(pipe, tmp_path, monkeypatch):
@@ -218,8 +220,8 @@ def test_the_evaluation_writes_a_record_that_fills_its_tables(pipe, tmp_path, mo
     lora, record = tmp_path / "lora" / train_lcm.FILE, tmp_path / "record.json"
     kinds = (evaluate_lcm.PLAIN, evaluate_lcm.SAMPLER, evaluate_lcm.LORA)
     monkeypatch.setattr(evaluate_lcm, "ROWS", tuple(evaluate_lcm.Drawn(what, 2) for what in kinds))
-    given = ["--record", str(record), "--captions", "2", "--device", "cpu", "--lora", str(lora)]
-    monkeypatch.setattr(sys, "argv", ["evaluate", *given, "--pictures", str(tmp_path / "sheets")])
+    arguments = ["--record", str(record), "--captions", "2", "--device", "cpu", "--lora", str(lora)]
+    monkeypatch.setattr(sys, "argv", ["evaluate", *arguments, "--pictures", str(tmp_path / "sheets")])
     evaluate_lcm.main()
     written = json.loads(record.read_text())
     assert written["training"]["steps"] == 3
@@ -227,6 +229,6 @@ def test_the_evaluation_writes_a_record_that_fills_its_tables(pipe, tmp_path, mo
     sheets = {np.load(path)["pictures"].tobytes() for path in (tmp_path / "sheets").glob("*.npz")}
     assert len(sheets) == 3, "three ways to draw, three pictures"
     page = "".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in table.LCM_TABLES)
-    said = table.filled(page, written, table.LCM_TABLES)
-    assert said.count("| LCMScheduler ") == 2
-    assert "| 3 | 1.0 | 2 | 2 | 20 |" in said
+    text = table.filled(page, written, table.LCM_TABLES)
+    assert text.count("| LCMScheduler ") == 2
+    assert "| 3 | 1.0 | 2 | 2 | 20 |" in text

@@ -24,8 +24,8 @@ def test_the_page_says_what_the_record_says(path, tables):
 def test_every_gate_is_in_the_record_and_holds(path, gates):
     record = json.loads(path.read_text())
     assert record["captions"] == 500
-    wanted = {(model, figure): least for model, row in gates.items() for figure, least in row.items()}
-    assert {(gate["model"], gate["figure"]): gate["least"] for gate in record["gates"]} == wanted
+    expected = {(model, figure): least for model, row in gates.items() for figure, least in row.items()}
+    assert {(gate["model"], gate["figure"]): gate["least"] for gate in record["gates"]} == expected
     assert all(gate["passed"] for gate in record["gates"])
 
 
@@ -55,7 +55,7 @@ def test_the_lora_is_worth_its_bytes():
 
 
 def _counts(figure):
-    return {"right": figure["right"], "asked": figure["asked"]}
+    return {"right": figure["right"], "total": figure["asked"]}
 
 
 def test_an_interval_of_a_share():

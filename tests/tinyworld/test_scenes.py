@@ -57,5 +57,5 @@ def test_drawn_area_is_the_area_said():
     labels = labels[(labels.count == 1).nonzero()[:, 0]]
     _, distance = scenes.draw(labels)
     drawn = (0.5 - distance).clamp(0, 1).sum((1, 2))
-    wanted = torch.tensor(scenes.AREAS)[labels.shape[:, 0]] * labels.radius[:, 0] ** 2
-    assert ((drawn / wanted - 1).abs() < 0.03).all()
+    expected = torch.tensor(scenes.AREAS)[labels.shape[:, 0]] * labels.radius[:, 0] ** 2
+    assert ((drawn / expected - 1).abs() < 0.03).all()

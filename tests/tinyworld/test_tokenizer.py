@@ -36,5 +36,5 @@ def test_nothing_breaks_it(shipped, prompt):
 
 def test_unknown_characters_do_not_end_the_prompt(shipped):
     row = tokenizer.encode(shipped, ["🙂 red circle"])[0]
-    known = shipped.convert_tokens_to_ids(["red</w>", "circle</w>"])
-    assert row.index(known[0]) < row.index(known[1]) < row.index(shipped.eos_token_id)
+    ids_of_words = shipped.convert_tokens_to_ids(["red</w>", "circle</w>"])
+    assert row.index(ids_of_words[0]) < row.index(ids_of_words[1]) < row.index(shipped.eos_token_id)

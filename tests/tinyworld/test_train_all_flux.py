@@ -82,16 +82,16 @@ DONE = '(out / "{0}").mkdir(); (out / "{0}.json").write_text(\'{{"finished": tru
 
 
 def test_stages_run_in_order_and_only_once(tmp_path, monkeypatch, capsys):
-    seen = 'assert (out / "one.json").exists()\n'
+    checks_the_first = 'assert (out / "one.json").exists()\n'
     made = plan(
         tmp_path,
         monkeypatch,
-        {"two": seen + DONE.format("two"), "one": DONE.format("one")},
+        {"two": checks_the_first + DONE.format("two"), "one": DONE.format("one")},
         {"two": ("one",)},
     )
     assert made.run()
-    said = capsys.readouterr().out
-    assert said.index("one ended") < said.index("two starts")
+    output = capsys.readouterr().out
+    assert output.index("one ended") < output.index("two starts")
     carry.unpack(tmp_path / "bring", tmp_path / "back")
     assert carry.is_finished(tmp_path / "back", "two")
     again = train_all_flux.StageRunner(tmp_path / "out", tmp_path / "bring", 200.0, stages=made.stages)
@@ -147,9 +147,9 @@ def test_the_plan_fits_three_calls():
 
 
 def test_an_earlier_teacher_is_trained_on(tmp_path, monkeypatch):
-    seen = []
+    commands = []
     monkeypatch.setattr(
-        train_all_flux.subprocess, "Popen", lambda command, **_: seen.append(command) or FinishedProcess()
+        train_all_flux.subprocess, "Popen", lambda command, **_: commands.append(command) or FinishedProcess()
     )
     made = train_all_flux.StageRunner(
         tmp_path / "out", tmp_path / "bring", 595.0, start_from=tmp_path / "old"
@@ -158,11 +158,11 @@ def test_an_earlier_teacher_is_trained_on(tmp_path, monkeypatch):
     for stage in train_all_flux.STAGES:
         made._start(stage, 0)
     made._collect()
-    told = {
+    started_from = {
         stage.name: "--start-from" in command
-        for stage, command in zip(train_all_flux.STAGES, seen, strict=True)
+        for stage, command in zip(train_all_flux.STAGES, commands, strict=True)
     }
-    assert {name for name, on in told.items() if on} == {"t5", "flux-teacher"}
+    assert {name for name, on in started_from.items() if on} == {"t5", "flux-teacher"}
 
 
 class FinishedProcess:

@@ -161,8 +161,8 @@ def test_whitening_changes_the_latents_and_not_the_pictures():
     mean, std = torch.tensor([0.5, -1.0, 0.0, 2.0]), torch.tensor([0.5, 2.0, 1.0, 3.0])
     networks.whiten(vae, mean, std)
     after = vae.encode(picture).latent_dist
-    wanted = (before.mean - mean[:, None, None]) / std[:, None, None]
-    assert torch.allclose(after.mean, wanted, atol=1e-5)
+    expected = (before.mean - mean[:, None, None]) / std[:, None, None]
+    assert torch.allclose(after.mean, expected, atol=1e-5)
     assert torch.allclose(after.std, before.std / std[:, None, None], rtol=1e-4)
     assert torch.allclose(vae.decode(after.mean).sample, drawn, atol=1e-4)
 

@@ -14,8 +14,8 @@ def accuracy(pictures, captions):
 
 @pytest.mark.soak
 def test_true_scenes(true_scenes):
-    pictures, said, _ = true_scenes
-    result = verifier.score(pictures, said)
+    pictures, texts, _ = true_scenes
+    result = verifier.score(pictures, texts)
     assert set(result) == {*verifier.ATTRIBUTES, "where"}
     for attribute, figures in result.items():
         assert figures["accuracy"] >= 0.995, (attribute, figures)
@@ -40,8 +40,8 @@ def ruined(kind, pictures):
 @pytest.mark.parametrize("kind", ["noise", "black", "gray", "red", "clouds"])
 @pytest.mark.long
 def test_ruined_pictures_score_nothing(true_scenes, kind):
-    pictures, said, _ = true_scenes
-    result = accuracy(ruined(kind, pictures[:60]), said[:60])
+    pictures, texts, _ = true_scenes
+    result = accuracy(ruined(kind, pictures[:60]), texts[:60])
     allowed = 0.15 if kind == "clouds" else 0.0  # a cloud may have a colour, a size and a place
     for attribute in ("colour", "size", "where", "background"):
         assert result[attribute] <= allowed, result
@@ -51,8 +51,8 @@ def test_ruined_pictures_score_nothing(true_scenes, kind):
 
 @pytest.mark.long
 def test_pictures_of_other_captions_score_as_chance(true_scenes):
-    pictures, said, _ = true_scenes
-    result = accuracy(pictures[:300], said[300:600])
+    pictures, texts, _ = true_scenes
+    result = accuracy(pictures[:300], texts[300:600])
     assert result["colour"] < 0.3
     assert result["shape"] < 0.35
     assert result["binding"] < 0.08
@@ -61,8 +61,8 @@ def test_pictures_of_other_captions_score_as_chance(true_scenes):
 
 @pytest.mark.long
 def test_a_blurred_picture_loses_its_shapes_first(true_scenes):
-    pictures, said, _ = true_scenes
-    result = accuracy(ndimage.gaussian_filter(pictures[:100], (0, 4, 4, 0)), said[:100])
+    pictures, texts, _ = true_scenes
+    result = accuracy(ndimage.gaussian_filter(pictures[:100], (0, 4, 4, 0)), texts[:100])
     assert result["colour"] > 0.95
     assert result["shape"] < 0.3
     assert result["everything"] < 0.1
@@ -70,8 +70,8 @@ def test_a_blurred_picture_loses_its_shapes_first(true_scenes):
 
 @pytest.mark.parametrize("subsampled", [True, False])
 def test_jpeg_loses_nothing_to_the_eye_and_to_the_verifier(true_scenes, subsampled):
-    pictures, said, _ = true_scenes
-    for picture, caption in zip(pictures[:60], said[:60], strict=True):
+    pictures, texts, _ = true_scenes
+    for picture, caption in zip(pictures[:60], texts[:60], strict=True):
         file = io.BytesIO()
         Image.fromarray(picture).save(file, format="JPEG", quality=90, subsampling=2 if subsampled else 0)
         assert verifier.verify(np.asarray(Image.open(file)), caption).right, caption
@@ -79,20 +79,20 @@ def test_jpeg_loses_nothing_to_the_eye_and_to_the_verifier(true_scenes, subsampl
 
 @pytest.mark.long
 def test_an_object_is_painted_over(true_scenes):
-    pictures, said, described = true_scenes
-    for picture, caption, full in zip(pictures[:40], said[:40], described[:40], strict=True):
-        found = verifier.objects(picture)
-        assert len(found) == len(full.things)
-        rest = verifier.look(verifier.without(picture, found[-1][1]))
-        assert len(rest[0]) == len(found) - 1
+    pictures, texts, described = true_scenes
+    for picture, caption, full in zip(pictures[:40], texts[:40], described[:40], strict=True):
+        things = verifier.objects(picture)
+        assert len(things) == len(full.things)
+        rest = verifier.look(verifier.without(picture, things[-1][1]))
+        assert len(rest[0]) == len(things) - 1
         assert rest[1:] == (full.tone, full.kind)
-        assert not verifier.verify(verifier.without(picture, found[-1][1]), caption).right
+        assert not verifier.verify(verifier.without(picture, things[-1][1]), caption).right
 
 
 @pytest.mark.long
 def test_each_kind_of_mistake_is_seen(true_scenes):
     pictures, _, described = true_scenes
-    seen = 0
+    num_mistakes = 0
     for picture, full in zip(pictures[:200], described[:200], strict=True):
         if len(full.things) != 2 or full.things[0].colour == full.things[1].colour:
             continue
@@ -111,8 +111,8 @@ def test_each_kind_of_mistake_is_seen(true_scenes):
         assert not only.right
         mirrored = verifier.verify(np.ascontiguousarray(picture[:, ::-1]), f"a {a} {full.relation} a {b}")
         assert mirrored.right == (full.relation in ("above", "below"))
-        seen += 1
-    assert seen > 50
+        num_mistakes += 1
+    assert num_mistakes > 50
 
 
 def test_touching_objects_come_apart():

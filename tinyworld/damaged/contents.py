@@ -12,8 +12,8 @@ def without_the_smaller(pictures: Pictures) -> Pictures:
     """Paint the background over the smaller of two objects; other images stay as they are."""
 
     def without(picture: Pictures) -> Pictures:
-        found = verifier.objects(picture)
-        return verifier.without(picture, found[-1][1]) if len(found) == 2 else picture
+        things = verifier.objects(picture)
+        return verifier.without(picture, things[-1][1]) if len(things) == 2 else picture
 
     return np.stack([without(picture) for picture in pictures])
 

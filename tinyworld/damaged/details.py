@@ -48,8 +48,8 @@ def speckled(pictures: Pictures, share: float) -> Pictures:
 def resampled(pictures: Pictures, side: int) -> Pictures:
     """Resize to `side` pixels and back."""
     full = pictures.shape[1]
-    small = [Image.fromarray(one).resize((side, side), Image.Resampling.BICUBIC) for one in pictures]
-    return np.stack([np.asarray(one.resize((full, full), Image.Resampling.BICUBIC)) for one in small])
+    small = [Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC) for picture in pictures]
+    return np.stack([np.asarray(picture.resize((full, full), Image.Resampling.BICUBIC)) for picture in small])
 
 
 def sharpened(pictures: Pictures, amount: float) -> Pictures:

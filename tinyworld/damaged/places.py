@@ -33,9 +33,10 @@ def enlarged(pictures: Pictures, factor: float) -> Pictures:
     start = (side - inner) // 2
     box = (start, start, start + inner, start + inner)
     resized = [
-        Image.fromarray(one).resize((side, side), Image.Resampling.BICUBIC, box=box) for one in pictures
+        Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC, box=box)
+        for picture in pictures
     ]
-    return np.stack([np.asarray(one) for one in resized])
+    return np.stack([np.asarray(picture) for picture in resized])
 
 
 def warped(pictures: Pictures, matrix: Sequence[Sequence[float]]) -> Pictures:
@@ -43,11 +44,12 @@ def warped(pictures: Pictures, matrix: Sequence[Sequence[float]]) -> Pictures:
     centre = np.array(pictures.shape[1:3]) / 2 - 0.5
     offset = centre - np.array(matrix) @ centre
 
-    def one(channel: NDArray[np.float32]) -> NDArray[np.float32]:
+    def warped_channel(channel: NDArray[np.float32]) -> NDArray[np.float32]:
         return ndimage.affine_transform(channel, np.array(matrix), offset, order=1, mode="nearest")
 
     moved = [
-        np.stack([one(picture[..., c].astype(np.float32)) for c in range(3)], axis=-1) for picture in pictures
+        np.stack([warped_channel(picture[..., c].astype(np.float32)) for c in range(3)], axis=-1)
+        for picture in pictures
     ]
     return as_bytes(np.stack(moved))
 

@@ -12,7 +12,7 @@ from PIL import Image
 import vivace
 from tests.faulty_worker import COMMAND, Fault
 from tests.make import make_environment, make_round, make_trial
-from tests.typed import said as run
+from tests.typed import run_vivace as run
 from tests.unit.cli.test_commands import QUICK
 from vivace.benchmark import Store, Timing
 from vivace.benchmark import round as rounds
@@ -72,9 +72,9 @@ def test_a_batch_generates_the_same_images_and_times_are_per_image(tmp_path: Pat
     medians = sorted(s.total_s for s in together.rounds[0].samples)
     assert row.latency.median.point == pytest.approx(medians[1] / 2)
     assert sum(row.stages_s.values()) <= row.latency.max_s * 1.05
-    found = row.to_json()
-    assert found["batch"] == 2
-    assert found["images_per_s"] == pytest.approx(2 / medians[1])
+    answer = row.to_json()
+    assert answer["batch"] == 2
+    assert answer["images_per_s"] == pytest.approx(2 / medians[1])
     assert alone.trial.key(alone.environment) != together.trial.key(together.environment)
 
 
@@ -94,10 +94,10 @@ def test_embeddings_follow_the_guidance_in_use() -> None:
     session = vivace.load("tiny-sd", "guidance(0)+steps(1)", device="cpu")
     assert set(encode(session, PROMPTS)) == {"prompt_embeds"}
     session = vivace.load("tiny-sd", "steps(1)", device="cpu")
-    said = encode(session, PROMPTS)
-    assert set(said) == {"prompt_embeds", "negative_prompt_embeds"}
-    assert said["prompt_embeds"].shape[0] == 3
-    drawn = session(**said, generator=[torch.Generator().manual_seed(0)] * 3).images
+    embeddings = encode(session, PROMPTS)
+    assert set(embeddings) == {"prompt_embeds", "negative_prompt_embeds"}
+    assert embeddings["prompt_embeds"].shape[0] == 3
+    drawn = session(**embeddings, generator=[torch.Generator().manual_seed(0)] * 3).images
     assert len(drawn) == 3
 
 
@@ -118,9 +118,9 @@ def test_the_largest_batch_is_found_in_few_tries(most: int) -> None:
         tried.append(batch)
         return batch <= most
 
-    found = largest(fits)
-    assert found <= min(most, 4096)
-    assert min(most, 4096) - found <= max(0, found // 16)
+    largest_batch = largest(fits)
+    assert largest_batch <= min(most, 4096)
+    assert min(most, 4096) - largest_batch <= max(0, largest_batch // 16)
     assert len(tried) <= 18
 
 
@@ -139,32 +139,32 @@ def test_a_good_guess_saves_attempts_and_a_bad_one_is_harmless(
         tried.append(batch)
         return batch <= most
 
-    found = largest(fits, lambda: int(factor * most))
-    assert found <= min(most, 4096)
-    assert min(most, 4096) - found <= max(0, found // 16)
+    largest_batch = largest(fits, lambda: int(factor * most))
+    assert largest_batch <= min(most, 4096)
+    assert min(most, 4096) - largest_batch <= max(0, largest_batch // 16)
     assert len(tried) <= num_tries
 
 
 @pytest.mark.parametrize(
-    ("found", "holds"), [(64, 64), (64, 60), (64, 1), (1000, 990), (3, 2), (1, 0), (0, 0)]
+    ("largest_batch", "holds"), [(64, 64), (64, 60), (64, 1), (1000, 990), (3, 2), (1, 0), (0, 0)]
 )
-def test_a_batch_that_fits_once_must_fit_again(found: int, holds: int) -> None:
-    batch = reduce_until(found, lambda batch: batch <= holds)
+def test_a_batch_that_fits_once_must_fit_again(largest_batch: int, holds: int) -> None:
+    batch = reduce_until(largest_batch, lambda batch: batch <= holds)
     assert batch <= holds
-    assert holds - batch <= max(0, found // 16)
+    assert holds - batch <= max(0, largest_batch // 16)
 
 
 class FakeGpu:
     """A fake launcher: `found` images fit in the process that searches, `holds` in a fresh process."""
 
-    def __init__(self, found: int, holds: int, ending: Ending | None = None) -> None:
-        self.found, self.holds, self.ending = found, holds, ending
-        self.asked: list[tuple[WorkerRequest, float]] = []
+    def __init__(self, largest_batch: int, holds: int, ending: Ending | None = None) -> None:
+        self.proposed, self.holds, self.ending = largest_batch, holds, ending
+        self.attempts: list[tuple[WorkerRequest, float]] = []
 
     def run(self, request: WorkerRequest, timeout_s: float, on_event: Any = None) -> Ending:
-        self.asked.append((request, timeout_s))
+        self.attempts.append((request, timeout_s))
         if isinstance(request, LargestBatchRequest):
-            return Ending({"batch": self.found})
+            return Ending({"batch": self.proposed})
         if self.ending is not None:
             return self.ending
         assert isinstance(request, RehearsalRequest)
@@ -173,7 +173,7 @@ class FakeGpu:
 
     @property
     def rehearsed(self) -> list[int]:
-        return [r.trial.workload.batch for r, _ in self.asked if isinstance(r, RehearsalRequest)]
+        return [r.trial.workload.batch for r, _ in self.attempts if isinstance(r, RehearsalRequest)]
 
 
 def on_a_gpu(recipe: str = "baseline") -> Trial:
@@ -181,21 +181,21 @@ def on_a_gpu(recipe: str = "baseline") -> Trial:
 
 
 def test_the_largest_batch_is_checked_in_a_fresh_process() -> None:
-    gpu = FakeGpu(found=32, holds=26)
+    gpu = FakeGpu(largest_batch=32, holds=26)
     assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 26
     assert gpu.rehearsed == [32, 30, 29, 28, 27, 26]
-    for request, timeout_s in gpu.asked[1:]:
+    for request, timeout_s in gpu.attempts[1:]:
         assert isinstance(request, RehearsalRequest)
         assert request.timing == TIMING
         assert timeout_s == TIMING.timeout_s
-    gpu = FakeGpu(found=32, holds=32)
+    gpu = FakeGpu(largest_batch=32, holds=32)
     assert ask_largest_batch(gpu, on_a_gpu(), TIMING) == 32
     assert gpu.rehearsed == [32], "rehearsed only once"
 
 
-@pytest.mark.parametrize(("found", "rehearsed"), [(0, []), (2, [2, 1])])
-def test_not_even_one_image_fits(found: int, rehearsed: list[int]) -> None:
-    gpu = FakeGpu(found, holds=0)
+@pytest.mark.parametrize(("largest_batch", "rehearsed"), [(0, []), (2, [2, 1])])
+def test_not_even_one_image_fits(largest_batch: int, rehearsed: list[int]) -> None:
+    gpu = FakeGpu(largest_batch, holds=0)
     with pytest.raises(Unsupported, match="not even one image of tiny-sd"):
         ask_largest_batch(gpu, on_a_gpu(), TIMING)
     assert gpu.rehearsed == rehearsed
@@ -223,9 +223,9 @@ def test_a_rehearsal_runs_a_shorter_round(
     drawn: list[tuple[int, int]] = []
     own = rounds.draw  # type: ignore[attr-defined]
 
-    def draw(session: vivace.Session, call: Any, said: dict[str, Any], **told: Any) -> Any:
-        drawn.append((len(call), told["num_inference_steps"]))
-        return own(session, call, said, **told)
+    def draw(session: vivace.Session, call: Any, embeddings: dict[str, Any], **options: Any) -> Any:
+        drawn.append((len(call), options["num_inference_steps"]))
+        return own(session, call, embeddings, **options)
 
     monkeypatch.setattr(rounds, "draw", draw)
     assert rounds.rehearse(of_tiny_sd("baseline", num_steps), timing) is None

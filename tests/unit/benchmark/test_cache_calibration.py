@@ -54,26 +54,28 @@ def test_a_search_bisects() -> None:
 @pytest.mark.parametrize("limit", [0.15, 0.34, 0.62, 0.87])
 @pytest.mark.parametrize("cache", ["deepcache", "first_block_cache"])
 def test_the_limit_is_found(cache: str, limit: float) -> None:
-    found = cache_calibration._calibrate(cache, 8, tried_up_to(limit))
-    assert found.best is not None
-    assert found.best.setting == max(one.setting for one in found.tried if one.keeps)
-    assert limit * 0.9 - 0.01 < found.best.setting <= limit
-    assert len(found.tried) <= 8
-    assert len({one.recipe for one in found.tried}) == len(found.tried), "nothing is measured twice"
+    calibration = cache_calibration._calibrate(cache, 8, tried_up_to(limit))
+    assert calibration.best is not None
+    assert calibration.best.setting == max(attempt.setting for attempt in calibration.tried if attempt.keeps)
+    assert limit * 0.9 - 0.01 < calibration.best.setting <= limit
+    assert len(calibration.tried) <= 8
+    assert len({attempt.recipe for attempt in calibration.tried}) == len(calibration.tried), (
+        "nothing is measured twice"
+    )
 
 
 def test_a_cache_that_never_hit_is_not_aggressive_enough() -> None:
-    found = cache_calibration._calibrate("deepcache", 8, tried_up_to(0.8, hits_from=0.6))
-    assert found.best is not None
-    assert 0.7 < found.best.setting <= 0.8
+    calibration = cache_calibration._calibrate("deepcache", 8, tried_up_to(0.8, hits_from=0.6))
+    assert calibration.best is not None
+    assert 0.7 < calibration.best.setting <= 0.8
 
 
 def test_no_setting_passes() -> None:
-    found = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.0))
-    assert (found.best, found.reason) == (None, "no setting from 0.2 up passes the gate")
+    calibration = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.0))
+    assert (calibration.best, calibration.reason) == (None, "no setting from 0.2 up passes the gate")
     for outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.OUT_OF_MEMORY):
-        found = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.5, outcome=outcome))
-        assert (found.best, found.reason, len(found.tried)) == (None, "with a reason", 1), (
+        calibration = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.5, outcome=outcome))
+        assert (calibration.best, calibration.reason, len(calibration.tried)) == (None, "with a reason", 1), (
             "it stops at the first failure to run"
         )
 
@@ -88,7 +90,7 @@ def test_invalid_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_command(
+def test_calibrate_cache_prints_the_most_aggressive_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:6])
@@ -123,7 +125,7 @@ def test_the_command(
     assert "is no UNet" in second
     assert "first_block_cache(0.12): passed: CLIP margin kept" in printed.err
     assert typed(monkeypatch, *command, "--json") == 0, "from the store"
-    found = json.loads(capsys.readouterr().out)
-    assert [one["cache"] for one in found] == ["first_block_cache", "deepcache"]
-    assert found[0]["best"]["keeps"]
-    assert 0.3 < found[0]["best"]["hit_rate"] < 0.8
+    calibrations = json.loads(capsys.readouterr().out)
+    assert [calibration["cache"] for calibration in calibrations] == ["first_block_cache", "deepcache"]
+    assert calibrations[0]["best"]["keeps"]
+    assert 0.3 < calibrations[0]["best"]["hit_rate"] < 0.8

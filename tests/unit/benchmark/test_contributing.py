@@ -166,7 +166,7 @@ def test_a_failure_has_no_reason_in_words(tmp_path: Path) -> None:
     assert failed.reason is None
 
 
-def test_the_command(
+def test_contribute_writes_and_checks_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, path = store(tmp_path / "store", "baseline", "bf16"), tmp_path / "card.json"

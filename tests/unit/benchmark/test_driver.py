@@ -31,20 +31,20 @@ driver.nvml_capability = lambda: eval(sys.argv[1])
 """
 
 
-def run(program: str, known: str) -> str:
-    command = [sys.executable, "-c", _PRELUDE + program, known]
+def run(program: str, capability: str) -> str:
+    command = [sys.executable, "-c", _PRELUDE + program, capability]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("known", "expected"), [("(9, 0)", "False"), ("None", "True")])
+@pytest.mark.parametrize(("capability", "expected"), [("(9, 0)", "False"), ("None", "True")])
 @pytest.mark.exhaustive("None*")
 @pytest.mark.soak
-def test_importing_asks_nvml_and_not_the_driver(known: str, expected: str) -> None:
+def test_importing_asks_nvml_and_not_the_driver(capability: str, expected: str) -> None:
     """Without NVML the libraries do ask the driver, so the test can tell the two cases apart."""
     program = "from vivace.benchmark.worker import import_all\nimport_all()\nprint(bool(woken))"
-    assert run(program, known).splitlines()[-1] == expected
+    assert run(program, capability).splitlines()[-1] == expected
 
 
 def test_pytorch_answers_again_afterwards() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import vivace
-from tests.typed import said as run
+from tests.typed import run_vivace as run
 from tests.unit.cli.test_commands import QUICK
 from tinyworld import clip
 from vivace.benchmark import Timing
@@ -56,12 +56,12 @@ def test_images_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path
 
 @pytest.mark.long
 def test_the_noise_floor_is_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
     class Listening:
         def __getattr__(self, name: str) -> Any:
             if name == "end_quality":
-                return lambda num_scored, num_drawn, seconds: told.append((num_scored, num_drawn))
+                return lambda num_scored, num_drawn, seconds: progress.append((num_scored, num_drawn))
             return lambda *args: None
 
     def bench(recipes: list[str]) -> list[Any]:
@@ -72,9 +72,9 @@ def test_the_noise_floor_is_generated_once(tmp_path: Path, monkeypatch: pytest.M
 
     records = bench(["baseline", "tiny_vae"])
     bench(["baseline", "tiny_vae"])
-    assert told[0][1] == 6
-    assert 12 <= told[0][0] <= 18, "six images of each recipe, and those of the noise floor that differ"
-    assert told[1] == (0, 0)
+    assert progress[0][1] == 6
+    assert 12 <= progress[0][0] <= 18, "six images of each recipe, and those of the noise floor that differ"
+    assert progress[1] == (0, 0)
     with Store.read_only(tmp_path) as store:
         floor = store.noise_floor(records[0].trial.key(records[0].environment))
     assert floor is not None
@@ -145,7 +145,7 @@ def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("0.9", "not NAME=VALUE"),
         ("colour=1", "NAME is one of clip, match, ssim, psnr_db, witness"),
@@ -154,7 +154,7 @@ def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
         ("clip=nan", "finite number"),
     ],
 )
-def test_wrong_limits(tmp_path: Path, value: str, said: str) -> None:
+def test_wrong_limits(tmp_path: Path, value: str, message: str) -> None:
     done = run(tmp_path, "bench", "--recipe", "baseline", "--min-quality", value, code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / ".vivace").exists()

@@ -139,8 +139,8 @@ def test_requests_get_fresh_processes_if_forks_cannot_use_the_gpu(
 
     with start_launcher(device, command) as launcher:
         for _ in range(2):
-            found = launcher.run(request, 60, started).value
-            assert found is not None
-            assert found["num_threads"] == 1
+            answer = launcher.run(request, 60, started).value
+            assert answer is not None
+            assert answer["num_threads"] == 1
     own = [parent == os.getpid() for parent in parents]
     assert own == [not forks] * 2, "a fork's parent is the worker, not this process"

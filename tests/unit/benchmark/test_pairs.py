@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import vivace
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.benchmark import pairs
 from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.pairs import Paired, _sequential
@@ -27,15 +27,15 @@ def trials_and_environment(tmp_path_factory: pytest.TempPathFactory) -> tuple[li
     """Return two trials of a real run of one pair, to build records from."""
     store = tmp_path_factory.mktemp("pairs") / "store"
     timing = vivace.Timing(repeats=1, max_warmup=1)
-    found = vivace.compare(
+    comparison = vivace.compare(
         "tiny-sd", "baseline", "baseline", max_pairs=3, max_minutes=0.0001, store=store, num_inference_steps=1,
         device="cpu", timing=timing,
     )  # fmt: skip
-    assert found.stopped_by == "minutes"
-    assert found.decision is not None
-    assert found.decision.verdict is Verdict.UNCLEAR
-    assert [record.trial.title for record in found.records] == ["baseline", "baseline #2"]
-    return [record.trial for record in found.records], found.records[0].environment
+    assert comparison.stopped_by == "minutes"
+    assert comparison.decision is not None
+    assert comparison.decision.verdict is Verdict.UNCLEAR
+    assert [record.trial.title for record in comparison.records] == ["baseline", "baseline #2"]
+    return [record.trial for record in comparison.records], comparison.records[0].environment
 
 
 Measure = Callable[[int], list[Record]]
@@ -88,36 +88,40 @@ def measured(trials_and_environment: tuple[list[Any], Environment]) -> Callable[
 def test_it_stops_when_the_verdict_is_sure(
     measured: Callable[..., Measure], seconds: tuple[float, float], verdict: Verdict, code: int
 ) -> None:
-    seen: list[Decision] = []
-    found = _sequential(measured(seconds), 0, None, 32, 1e9, lambda decision, records: seen.append(decision))
-    assert found.decision is not None
-    assert found.decision.verdict is verdict
-    assert (found.stopped_by, judge(found)[0]) == ("verdict", code)
-    assert [decision.num_pairs for decision in seen] == list(range(1, found.decision.num_pairs + 1))
-    assert found.decision.num_pairs < 32
+    decisions: list[Decision] = []
+    comparison = _sequential(
+        measured(seconds), 0, None, 32, 1e9, lambda decision, records: decisions.append(decision)
+    )
+    assert comparison.decision is not None
+    assert comparison.decision.verdict is verdict
+    assert (comparison.stopped_by, judge(comparison)[0]) == ("verdict", code)
+    assert [decision.num_pairs for decision in decisions] == list(range(1, comparison.decision.num_pairs + 1))
+    assert comparison.decision.num_pairs < 32
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "code", "said"),
+    ("slowdown", "code", "message"),
     [
         (1.02, 0, "not slower by more than 3 %"),
         (1.03, 5, "give a larger --max-pairs"),
         (1.06, 1, "3 % is allowed"),
     ],
 )
-def test_an_allowed_slowdown(measured: Callable[..., Measure], slowdown: float, code: int, said: str) -> None:
-    found = _sequential(measured((1.0, slowdown)), 0, 0.03, 16, 1e9, None)
-    status, sentence = judge(found)
+def test_an_allowed_slowdown(
+    measured: Callable[..., Measure], slowdown: float, code: int, message: str
+) -> None:
+    comparison = _sequential(measured((1.0, slowdown)), 0, 0.03, 16, 1e9, None)
+    status, sentence = judge(comparison)
     assert status == code
-    assert said in sentence
+    assert message in sentence
     assert f"{100 * (slowdown - 1):.1f} % more time" in sentence
 
 
 def test_a_failed_round_is_no_verdict(measured: Callable[..., Measure]) -> None:
-    found = _sequential(measured((1.0, 1.0), failing_at=1), 0, None, 32, 1e9, None)
-    assert found.decision is None
-    assert judge(found) == (4, "baseline #2: crashed: the process ended")
-    assert found.to_dict()["outcomes"] == ["measured", "crashed"]
+    comparison = _sequential(measured((1.0, 1.0), failing_at=1), 0, None, 32, 1e9, None)
+    assert comparison.decision is None
+    assert judge(comparison) == (4, "baseline #2: crashed: the process ended")
+    assert comparison.to_dict()["outcomes"] == ["measured", "crashed"]
 
 
 def test_stored_pairs_count_and_are_looked_at_first(measured: Callable[..., Measure]) -> None:
@@ -136,24 +140,24 @@ def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: py
     arguments = ("compare", "baseline", "steps:1", *SHORT, "--format", "json", "--store", "s")
     run_trials = pairs.run_trials  # type: ignore[attr-defined]
 
-    def interrupted(*given: Any, **named: Any) -> list[Record]:
-        found = run_trials(*given, **named)
-        if given[2].rounds == 2:
+    def interrupted(*positional: Any, **named: Any) -> list[Record]:
+        record = run_trials(*positional, **named)
+        if positional[2].rounds == 2:
             raise KeyboardInterrupt
-        return found
+        return record
 
     with monkeypatch.context() as patch:
         patch.setattr(pairs, "run_trials", interrupted)
-        done = said(tmp_path, *arguments, code=130)
+        done = run_vivace(tmp_path, *arguments, code=130)
     assert "To continue" in done.stderr
     store = Store.read_only(tmp_path / "s")
     keys = store.runs()[0].keys
     before = [store.rounds(key) for key in keys]
     assert [len(rounds) for rounds in before] == [2, 2]
-    found = json.loads(said(tmp_path, *arguments).stdout)
-    assert found["pairs"] == 3
-    assert (found["verdict"], found["exit_code"]) == ("faster", 0)
-    assert found["time_ratio"] < 0.7
+    answer = json.loads(run_vivace(tmp_path, *arguments).stdout)
+    assert answer["pairs"] == 3
+    assert (answer["verdict"], answer["exit_code"]) == ("faster", 0)
+    assert answer["time_ratio"] < 0.7
     after = [store.rounds(key) for key in keys]
     store.close()
     assert [{k: rounds[k] for k in old} for old, rounds in zip(before, after, strict=True)] == before
@@ -161,7 +165,7 @@ def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("text", ["3", "three%", "-1%", "nan%", "2000%"])
 def test_not_a_percentage(text: str, tmp_path: Path) -> None:
-    done = said(tmp_path, "compare", "baseline", "bf16", "--fail-if", text, code=2)
+    done = run_vivace(tmp_path, "compare", "baseline", "bf16", "--fail-if", text, code=2)
     assert "is not a percentage" in done.stderr
 
 
@@ -171,18 +175,18 @@ def test_percentages(text: str, share: float) -> None:
 
 
 def test_an_unknown_recipe_is_found_before_anything_starts(tmp_path: Path) -> None:
-    done = said(tmp_path, "compare", "baseline", "fp9", code=2)
+    done = run_vivace(tmp_path, "compare", "baseline", "fp9", code=2)
     assert "fp9" in done.stderr
     assert not (tmp_path / ".vivace").exists()
 
 
 def test_the_dictionary_has_the_interval(measured: Callable[..., Measure]) -> None:
-    found = _sequential(measured((1.0, 1.5)), 0, 0.03, 32, 1e9, None)
-    assert isinstance(found, Paired)
-    told = found.to_dict()
-    assert (told["regressed"], told["fail_if"], told["stopped_by"]) == (True, 0.03, "verdict")
-    assert told["time_ratio"] == pytest.approx(1.5)
-    assert told["interval"][0] < 1.5 < told["interval"][1]
+    comparison = _sequential(measured((1.0, 1.5)), 0, 0.03, 32, 1e9, None)
+    assert isinstance(comparison, Paired)
+    as_dict = comparison.to_dict()
+    assert (as_dict["regressed"], as_dict["fail_if"], as_dict["stopped_by"]) == (True, 0.03, "verdict")
+    assert as_dict["time_ratio"] == pytest.approx(1.5)
+    assert as_dict["interval"][0] < 1.5 < as_dict["interval"][1]
 
 
 AUTO, FIXED = vivace.Timing(), vivace.Timing(repeats=3)
@@ -216,16 +220,16 @@ def test_too_little_time_is_said_before_it_is_spent(
 
 
 def test_after_the_first_pair_the_time_is_known(measured: Callable[..., Measure]) -> None:
-    told: list[int] = []
-    _sequential(measured((1.0, 1.0)), 0, None, 4, 1e9, None, lambda number, seconds: told.append(number))
-    assert told == [1]
+    calls: list[int] = []
+    _sequential(measured((1.0, 1.0)), 0, None, 4, 1e9, None, lambda number, seconds: calls.append(number))
+    assert calls == [1]
     note = outlook(60, 1, 32, 45.0, AUTO, begun=True)
     assert note is not None
     assert note.endswith("give --max-minutes 2 or more")
     assert outlook(60, 1, 32, 25.0, AUTO, begun=True) is None
-    told.clear()
-    _sequential(measured((1.0, 1.0)), 4, None, 4, 1e9, None, lambda number, seconds: told.append(number))
-    assert told == [], "stored pairs take no time"
+    calls.clear()
+    _sequential(measured((1.0, 1.0)), 4, None, 4, 1e9, None, lambda number, seconds: calls.append(number))
+    assert calls == [], "stored pairs take no time"
 
 
 def test_a_pair_takes_what_stored_rounds_took(measured: Callable[..., Measure]) -> None:

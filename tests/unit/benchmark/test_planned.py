@@ -64,23 +64,25 @@ def test_each_measured_record_is_compared_with_its_prediction() -> None:
     crashed = on_a_gpu(make_record("bf16", make_round(0, outcome=Outcome.CRASHED, reason="it did")))
     elsewhere = on_a_gpu(make_record("baseline", make_round(0), make_round(1)), model="org/repo")
     with start_launcher("cpu") as launcher:
-        found = plan_again([fine, crashed, elsewhere], launcher)
-    assert [one.record for one in found] == [fine, elsewhere], "only measured trials are predicted"
-    assert found[0].model_bytes == predicted.model_bytes
-    assert found[0].peak_bytes == predicted.peak_bytes
-    line = str(found[0])
+        compared = plan_again([fine, crashed, elsewhere], launcher)
+    assert [comparison.record for comparison in compared] == [fine, elsewhere], (
+        "only measured trials are predicted"
+    )
+    assert compared[0].model_bytes == predicted.model_bytes
+    assert compared[0].peak_bytes == predicted.peak_bytes
+    line = str(compared[0])
     assert line.startswith("plan, tiny_vae: model ")
     assert line.count("measured") == 2
     assert ", +0.0 %), peak" in line
     assert line.endswith(f", +25.0 %), in stage {predicted.peak_stage}")
-    assert str(found[1]).startswith("plan, baseline: no prediction: no model 'org/repo'")
+    assert str(compared[1]).startswith("plan, baseline: no prediction: no model 'org/repo'")
 
 
 def test_a_model_that_leaves_the_gpu_between_calls_has_no_error_in_percent() -> None:
     record = on_a_gpu(make_record("offload(model)", make_round(0)), model_bytes=0, peak_bytes=100)
     answer = {"model_bytes": 0, "peak_bytes": 90, "peak_stage": "denoiser"}
-    (found,) = plan_again([record], _Fake(Ending({"predictions": [answer]})))
-    assert "model 0 B (measured 0 B), peak " in str(found)
+    (prediction,) = plan_again([record], _Fake(Ending({"predictions": [answer]})))
+    assert "model 0 B (measured 0 B), peak " in str(prediction)
 
 
 def test_cpu_records_are_not_predicted() -> None:
@@ -95,15 +97,15 @@ def test_a_failed_prediction_has_a_reason() -> None:
         (Ending(None, timed_out=True), "no prediction: it took longer than 120 s"),
         (Ending(None, status=1, log="...\nMemoryError\n"), "no prediction: MemoryError"),
     ):
-        (found,) = plan_again([record], _Fake(ending))
-        assert str(found).endswith(why)
+        (prediction,) = plan_again([record], _Fake(ending))
+        assert str(prediction).endswith(why)
 
     class Broken:
         def run(self, *_: object) -> Ending:
             raise WorkerError("the worker process did not start: no room")
 
-    (found,) = plan_again([record], Broken())
-    assert str(found).endswith("no prediction: the worker process did not start: no room")
+    (prediction,) = plan_again([record], Broken())
+    assert str(prediction).endswith("no prediction: the worker process did not start: no room")
 
 
 def test_predictions_use_the_gpu_of_the_record() -> None:
@@ -116,10 +118,10 @@ def test_bench_prints_predictions_after_measuring_unless_declined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked: list[int] = []
+    num_records: list[int] = []
 
     def fake(records: Sequence[Record], launcher: object) -> list[str]:
-        asked.append(len(records))
+        num_records.append(len(records))
         return ["plan, baseline: model and peak"]
 
     monkeypatch.setattr(planned, "plan_again", fake)
@@ -142,5 +144,5 @@ def test_bench_prints_predictions_after_measuring_unless_declined(
         assert caught.value.code == 0
         done = capfd.readouterr()
         assert ("plan, baseline: model and peak" in done.err) == is_said
-        assert asked == [1], "only after measuring, and not with --no-plan"
+        assert num_records == [1], "only after measuring, and not with --no-plan"
         assert "plan," not in done.out

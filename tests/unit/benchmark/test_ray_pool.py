@@ -30,7 +30,7 @@ def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("somewhere", "give HOST:PORT of the cluster's head"),
         ("host:port", "give HOST:PORT of the cluster's head"),
@@ -41,12 +41,12 @@ def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
         ("no-such-host.invalid:6379", "nothing answers there"),
     ],
 )
-def test_a_wrong_address_is_told_at_once(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_address_is_told_at_once(address: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         pytest.fail("Ray tries for a minute and a half")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(Unsupported, match=message):
         RayPool(address, "cpu")
 
 
@@ -62,16 +62,16 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     small = {"object_store_memory": 80_000_000}
     quickly = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    found = Cluster(
+    ray_cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": quickly, **small},
     )
     try:
         for _ in range(3):
-            found.add_node(num_cpus=1, **small)
-        yield found
+            ray_cluster.add_node(num_cpus=1, **small)
+        yield ray_cluster
     finally:
-        found.shutdown()
+        ray_cluster.shutdown()
 
 
 class Ending(Silent):

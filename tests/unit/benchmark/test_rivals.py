@@ -22,8 +22,8 @@ def texts(recipes: list[str], steps: int = 28) -> list[str]:
 
 
 def compared(recipes: list[str], *, rivals: bool = True) -> tuple[Recipe, ...]:
-    (found,) = comparisons(Study.of("tiny-sd", recipes, rivals=rivals))
-    return found.recipes
+    (comparison,) = comparisons(Study.of("tiny-sd", recipes, rivals=rivals))
+    return comparison.recipes
 
 
 def test_only_step_caches_add_rivals() -> None:
@@ -72,14 +72,14 @@ def test_the_verifier_reads_the_tinyworld_prompt_set() -> None:
     """The verifier can read each prompt, so calibrations apply to this set."""
     from tinyworld.captions import parse
 
-    said = [parse(prompt) for prompt in PROMPT_SETS["tinyworld"]]
-    assert all(thing.colour and thing.shape for d in said for thing in d.things)
-    assert {thing.colour for d in said for thing in d.things} == {
+    descriptions = [parse(prompt) for prompt in PROMPT_SETS["tinyworld"]]
+    assert all(thing.colour and thing.shape for d in descriptions for thing in d.things)
+    assert {thing.colour for d in descriptions for thing in d.things} == {
         "red", "green", "blue", "yellow", "purple", "orange", "pink", "cyan",
     }  # fmt: skip
-    assert len({thing.shape for d in said for thing in d.things}) == 6
-    assert {d.relation for d in said} >= {"left of", "right of", "above", "below"}
-    assert {d.kind for d in said} >= {"striped", "checkered", "gradient"}
+    assert len({thing.shape for d in descriptions for thing in d.things}) == 6
+    assert {d.relation for d in descriptions} >= {"left of", "right of", "above", "below"}
+    assert {d.kind for d in descriptions} >= {"striped", "checkered", "gradient"}
 
 
 def test_wrong_prompt_sets_are_named() -> None:
@@ -92,11 +92,11 @@ def test_wrong_prompt_sets_are_named() -> None:
 
 
 def test_rivals_shared_by_caches_belong_to_all_of_them() -> None:
-    (found,) = comparisons(
+    (comparison,) = comparisons(
         Study.of("tiny-sd", ["baseline", "fbcache(0.1)", "deepcache(hits=0.5)", "steps(13)"])
     )
-    names = [recipe.text for recipe in found.recipes]
-    owned = {names[rival]: {names[k] for k in caches} for rival, caches in found.rival_of.items()}
+    names = [recipe.text for recipe in comparison.recipes]
+    owned = {names[rival]: {names[k] for k in caches} for rival, caches in comparison.rival_of.items()}
     assert owned == {
         "steps(19)": {"first_block_cache(0.1)", "deepcache(hits=0.5)"},
         "steps(12)": {"first_block_cache(0.1)", "deepcache(hits=0.5)"},

@@ -52,11 +52,11 @@ def test_an_interrupted_run_completes_its_rounds() -> None:
 def test_rounds_of_other_comparisons_are_no_pairs() -> None:
     """Each was measured with a third recipe; the last run of both was interrupted after one round."""
     baseline, other = stored(at(7, 30), at(8, 29)), stored(at(0, 50), at(1, 49), at(9, 2))
-    one = Timing(rounds=1)
-    assert missing_rounds([baseline, other], one, goes_on=True) == [(0, 9)]
-    assert missing_rounds([baseline, other], one) == [(0, 10), (1, 10)]
-    assert missing_rounds([stored(*baseline.values(), at(9)), other], one, goes_on=True) == []
-    assert missing_rounds([stored(), other], one, goes_on=True) == [(0, 9)]
+    single = Timing(rounds=1)
+    assert missing_rounds([baseline, other], single, goes_on=True) == [(0, 9)]
+    assert missing_rounds([baseline, other], single) == [(0, 10), (1, 10)]
+    assert missing_rounds([stored(*baseline.values(), at(9)), other], single, goes_on=True) == []
+    assert missing_rounds([stored(), other], single, goes_on=True) == [(0, 9)]
 
 
 def test_more_rounds_are_added() -> None:
@@ -90,7 +90,7 @@ def record(*rounds: Round) -> Record:
 
 
 def indices(records: list[Record]) -> list[list[int]]:
-    return [[r.index for r in one.rounds] for one in records]
+    return [[r.index for r in attempt.rounds] for attempt in records]
 
 
 def test_only_rounds_of_one_sitting_are_compared() -> None:
@@ -104,9 +104,9 @@ def test_only_rounds_of_one_sitting_are_compared() -> None:
 
 def test_images_stay_though_their_round_is_left_out() -> None:
     baseline = record(at(0, 90), at(1).model_copy(update={"pictures": ()}))
-    found = comparable([baseline, record(at(1))])
-    assert indices(found) == [[1], [1]]
-    assert found[0].rounds[0].pictures == baseline.rounds[0].pictures
+    records = comparable([baseline, record(at(1))])
+    assert indices(records) == [[1], [1]]
+    assert records[0].rounds[0].pictures == baseline.rounds[0].pictures
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.OUT_OF_MEMORY])
@@ -115,6 +115,6 @@ def test_the_latest_attempt_is_the_outcome(outcome: Outcome) -> None:
     failed = record(at(0, 5), at(1, 4, outcome))
     assert comparable([baseline, failed])[1].outcome is outcome
     tried = record(at(0, 5), at(1, 4, outcome), at(2, 1))
-    found = comparable([baseline, tried])
-    assert found[1].outcome is Outcome.MEASURED
-    assert indices(found) == [[0, 2], [0, 2]]
+    records = comparable([baseline, tried])
+    assert records[1].outcome is Outcome.MEASURED
+    assert indices(records) == [[0, 2], [0, 2]]

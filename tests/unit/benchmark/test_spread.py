@@ -198,14 +198,14 @@ def test_a_place_is_part_of_a_key_and_no_place_changes_none() -> None:
     assert "place" not in environment.model_dump()
     assert len({trial.key(environment), trial.key(at(0)), trial.key(at(1))}) == 3
     assert Environment.model_validate_json(at(1).model_dump_json()) == at(1)
-    seen = environment.model_copy(
+    pinned = environment.model_copy(
         update={"variables": {"CUDA_VISIBLE_DEVICES": "GPU-1", "OMP_NUM_THREADS": "1"}}
     )
-    assert seen.at(None).variables == {"OMP_NUM_THREADS": "1"}
+    assert pinned.at(None).variables == {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         ({"gpus": 2, "ray": "auto"}, "--gpus and --ray exclude each other"),
         ({"gpus": 2, "device": "cpu"}, "--device cpu has no GPUs"),
@@ -215,11 +215,11 @@ def test_a_place_is_part_of_a_key_and_no_place_changes_none() -> None:
     ],
 )
 def test_what_does_not_go_with_several_places_is_refused(
-    asked: dict[str, Any], said: str, tmp_path: Path
+    arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    options = {name: asked.pop(name) for name in ("gpus", "ray") if name in asked}
-    study = Study.of("tiny-sd", asked.pop("recipes", RECIPES), **asked)
-    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+    options = {name: arguments.pop(name) for name in ("gpus", "ray") if name in arguments}
+    study = Study.of("tiny-sd", arguments.pop("recipes", RECIPES), **arguments)
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         run_study(study, RunSettings(store=tmp_path / "store", **options))
 
 
@@ -241,12 +241,12 @@ class Killing(Silent):
 
 def workers() -> list[psutil.Process]:
     """Return the worker processes of the simulated places."""
-    found = []
+    children = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if child.environ().get("VIVACE_TEST_PLACE"):
-                found.append(child)
-    return found
+                children.append(child)
+    return children
 
 
 def bench(store: Path, worker: Sequence[str], progress: Silent | None = None) -> Run:

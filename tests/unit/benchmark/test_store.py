@@ -58,8 +58,8 @@ def test_the_noise_floor_and_the_scorer_are_kept(tmp_path: Path) -> None:
         assert store.noise_floor(key) is None
         store.set_noise_floor(key, floor)
         store.append(key, make_round(0))
-        found = store.quality_pass(invocation)
-    assert (found.scorer, found.floor) == ("clip@1", floor)
+        quality = store.quality_pass(invocation)
+    assert (quality.scorer, quality.floor) == ("clip@1", floor)
 
 
 def _as_version_1(connection: sqlite3.Connection) -> None:

@@ -45,16 +45,16 @@ def load(model: str, recipe: str = "baseline") -> Session:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
-    found, entry = find_model(f" Synthetic:{name.upper()} "), CATALOGUE[name]
-    assert found.model.name == f"synthetic:{name}"
-    assert found.model.is_synthetic
-    assert found.defaults == {
+    located, entry = find_model(f" Synthetic:{name.upper()} "), CATALOGUE[name]
+    assert located.model.name == f"synthetic:{name}"
+    assert located.model.is_synthetic
+    assert located.defaults == {
         "height": entry.height,
         "width": entry.width,
         "num_inference_steps": entry.num_inference_steps,
         "guidance_scale": entry.guidance_scale,
     }
-    assert found.call == entry.call
+    assert located.call == entry.call
     lengths = {
         "flux-dev": 512,
         "flux-schnell": 256,
@@ -66,14 +66,14 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
         "krea-2-raw": 512,
     }
     if name in lengths or name not in FLOW:
-        assert found.call.get("max_sequence_length") == lengths.get(name)
-    assert found.pipeline == ARCHITECTURES[name].pipeline == entry.pipeline
+        assert located.call.get("max_sequence_length") == lengths.get(name)
+    assert located.pipeline == ARCHITECTURES[name].pipeline == entry.pipeline
     scheduler = ARCHITECTURES[name].scheduler
     if entry.scheduler is not None:
         assert scheduler.class_name == entry.scheduler.class_name
         assert entry.scheduler.overrides.items() <= scheduler.config.items()
     without = name == "playground" or name.startswith(("sana", "qwen", "flux2", "cogview", "krea"))
-    assert (found.tiny_vae is None) == without, "latents that no AutoencoderTiny decodes"
+    assert (located.tiny_vae is None) == without, "latents that no AutoencoderTiny decodes"
     workload = checked_request(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
 
@@ -134,8 +134,8 @@ def test_load_builds_a_model_that_generates(
 
 @pytest.mark.usefixtures("small")
 def test_two_loads_have_the_same_weights_and_a_gpu_runs_the_catalogue_s_precision() -> None:
-    found = find_model("synthetic:sd15")
-    first, second = (load_pipeline(found, "cpu") for _ in range(2))
+    located = find_model("synthetic:sd15")
+    first, second = (load_pipeline(located, "cpu") for _ in range(2))
     for key, value in first.unet.state_dict().items():
         assert torch.equal(value, second.unet.state_dict()[key]), key
     # "meta" stands for a GPU: what matters is that the dtype is not the CPU's.
@@ -147,7 +147,7 @@ def test_two_loads_have_the_same_weights_and_a_gpu_runs_the_catalogue_s_precisio
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vivace.models.synthetic.build", build)
-        load_pipeline(found, "cuda")
+        load_pipeline(located, "cuda")
         load_pipeline(find_model("synthetic:flux-dev"), "cuda")
     assert built == [("sd15", "cuda", torch.float16), ("flux-dev", "cuda", torch.bfloat16)]
 
@@ -184,17 +184,17 @@ def test_bench_mentions_random_weights_in_every_output(
     assert "plan," not in err, "a CPU's resident set is not predicted"
     with Store.read_only(tmp_path / ".vivace") as store:
         stored = [store.record(key) for key in store.runs()[0].keys]
-    found = rows_of([record for record in stored if record is not None])
-    said = {format_: render(found, format_) for format_ in ("json", "csv", "md", "table")}
-    rows = json.loads(said["json"])
+    all_rows = rows_of([record for record in stored if record is not None])
+    outputs = {format_: render(all_rows, format_) for format_ in ("json", "csv", "md", "table")}
+    rows = json.loads(outputs["json"])
     assert [row["source"] for row in rows] == ["synthetic", "synthetic"]
     assert all("random weights" in row["warnings"][0] for row in rows)
     assert all(row["load_s"] > 0 for row in rows)
     assert not any(row["pictures"] or row["quality"] or row["fidelity"] for row in rows)
     assert [row["recipe"] for row in rows] == ["baseline", "tiny_vae"]
-    table = list(csv.DictReader(io.StringIO(said["csv"])))
+    table = list(csv.DictReader(io.StringIO(outputs["csv"])))
     assert all(row["source"] == "synthetic" and "random weights" in row["warnings"] for row in table)
-    assert said["md"].count("random weights") == 2
+    assert outputs["md"].count("random weights") == 2
     assert run(monkeypatch, "report") == 0
     page = (tmp_path / "page.html").read_text()
     assert "Random weights: times and memory are the architecture’s" in page
@@ -242,9 +242,9 @@ def test_on_random_weights_a_threshold_must_be_a_fixed_schedule(
     command += ["--recipe", "baseline", "--recipe", "fbcache:0.1", "--recipe", "fbcache(hits=0.5)"]
     assert run(monkeypatch, *command) == 4, "some trials failed"
     done = capfd.readouterr()
-    said = " ".join(done.out.split())
-    assert "with random weights a threshold says nothing" in said
-    assert "give a fixed schedule, first_block_cache(hits=0.5)" in said
+    output = " ".join(done.out.split())
+    assert "with random weights a threshold says nothing" in output
+    assert "give a fixed schedule, first_block_cache(hits=0.5)" in output
     with Store.read_only(tmp_path / ".vivace") as store:
         records = [store.record(key) for key in store.runs()[0].keys]
     outcomes = [record.outcome for record in records if record is not None]
@@ -312,6 +312,6 @@ def test_models_lists_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     assert run(monkeypatch, "models") == 0
     assert "--model synthetic:NAME builds NAME's architecture" in capfd.readouterr().out
     assert run(monkeypatch, "models", "--json") == 0
-    told = {row["name"]: row["synthetic"] for row in json.loads(capfd.readouterr().out)}
-    assert told["flux-dev"] == "synthetic:flux-dev"
-    assert told["tiny-sd"] is None
+    synthetic_of = {row["name"]: row["synthetic"] for row in json.loads(capfd.readouterr().out)}
+    assert synthetic_of["flux-dev"] == "synthetic:flux-dev"
+    assert synthetic_of["tiny-sd"] is None

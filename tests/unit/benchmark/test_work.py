@@ -28,13 +28,13 @@ def counted(
     trial = trial.model_copy(
         update={"workload": trial.workload.model_copy(update={"num_inference_steps": steps})}
     )
-    found = make_environment().model_copy(update=environment)
-    return count_work(trial, found, hits, steps if calls is None else calls)
+    facts = make_environment().model_copy(update=environment)
+    return count_work(trial, facts, hits, steps if calls is None else calls)
 
 
-def part(found: Work, name: str = "denoiser") -> ComponentWork:
-    assert found.reason is None
-    return next(c for c in found.components if c.component == name)
+def part(counts: Work, name: str = "denoiser") -> ComponentWork:
+    assert counts.reason is None
+    return next(c for c in counts.components if c.component == name)
 
 
 def flop(component: ComponentWork) -> int:
@@ -92,10 +92,10 @@ def test_a_step_cache_is_counted_with_the_hits_that_were_measured(baseline: Work
 def test_how_it_is_computed_decides_the_precision(
     recipe: str, precisions: tuple[str, ...], baseline: Work
 ) -> None:
-    found = part(counted(recipe, steps=1))
-    assert (found.gemm, found.conv, found.attention) == precisions
-    assert STEPS * flop(found) == flop(part(baseline))
-    assert found.weights_bytes < part(baseline).weights_bytes
+    counts = part(counted(recipe, steps=1))
+    assert (counts.gemm, counts.conv, counts.attention) == precisions
+    assert STEPS * flop(counts) == flop(part(baseline))
+    assert counts.weights_bytes < part(baseline).weights_bytes
 
 
 def test_a_gpu_computes_convolutions_in_tf32_unless_told_otherwise() -> None:
@@ -124,12 +124,12 @@ def test_a_bench_stores_work_and_ceilings_once(tmp_path: Path, monkeypatch: pyte
 
     assert all(row.limit is None for row in run().rows()), "nobody measured the ceilings"
 
-    def known(environment: Environment) -> object:
+    def ceilings_of(environment: Environment) -> object:
         fast = [c.model_copy(update={"precision": c.precision and "fp32"}) for c in CEILINGS.ceilings]
         identity = identity_of(environment).model_dump()
         return CEILINGS.model_copy(update={**identity, "ceilings": tuple(fast)})
 
-    monkeypatch.setattr(work, "known_ceilings", known)
+    monkeypatch.setattr(work, "known_ceilings", ceilings_of)
     rows = run().rows()
     assert [row.record.rounds[0].started_at for row in rows], "measured before, and not measured again"
     shares = [row.limit.share for row in rows if row.limit is not None]

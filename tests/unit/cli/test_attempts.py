@@ -12,9 +12,9 @@ from vivace.cli import attempts
 def test_each_prediction_is_told(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = io.StringIO()
+    output = io.StringIO()
     monkeypatch.setattr(
-        attempts, "console", lambda stderr: Console(file=shown, force_terminal=is_terminal, width=100)
+        attempts, "console", lambda stderr: Console(file=output, force_terminal=is_terminal, width=100)
     )
     with attempts.Attempts() as predictions:
         predictions.predicting("baseline")
@@ -22,7 +22,7 @@ def test_each_prediction_is_told(
     plain = capsys.readouterr()
     assert plain.out == ""
     if is_terminal:
-        assert "prediction 2: does offload(group) fit?" in shown.getvalue()
+        assert "prediction 2: does offload(group) fit?" in output.getvalue()
         assert plain.err == ""
     else:
         assert plain.err == "predicting baseline\ntrying offload(group)\n"

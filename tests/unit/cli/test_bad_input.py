@@ -90,7 +90,7 @@ BENCH = ("bench", "--recipe", "baseline")
     ],
     ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, tuple) else "",
 )
-def test_one_clear_message(
+def test_bad_input_is_one_clear_message(
     arguments: tuple[str, ...],
     code: int,
     says: str,

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.typed import said as vivace
+from tests.typed import run_vivace as vivace
 
 VIVACE = [sys.executable, "-m", "vivace"]
 QUICK = ["--num-inference-steps", "2", "--repeats", "1", "--rounds", "1", "--warmup", "1"]
@@ -74,8 +74,8 @@ def test_generate_writes_the_same_bytes_with_metadata(tmp_path: Path) -> None:
     first = run_process(tmp_path, *command, "--out", "a").stdout.split()
     assert first == ["a/a-red-circle-uber-b-5.png", "a/a-red-circle-uber-b-6.png"]
     second = vivace(tmp_path, *command, "--out", "b").stdout.split()
-    for one, other in zip(first, second, strict=True):
-        assert (tmp_path / one).read_bytes() == (tmp_path / other).read_bytes()
+    for first_name, other in zip(first, second, strict=True):
+        assert (tmp_path / first_name).read_bytes() == (tmp_path / other).read_bytes()
     assert (tmp_path / first[0]).read_bytes() != (tmp_path / first[1]).read_bytes()
     with Image.open(tmp_path / first[1]) as picture:
         assert picture.size == (128, 128)

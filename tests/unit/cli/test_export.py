@@ -47,11 +47,11 @@ def test_it_says_that_a_lora_needs_a_library(
     installed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lora = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
-    found = importlib.util.find_spec
+    original = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *a: (installed or None) if name == "peft" else found(name, *a),
+        lambda name, *a: (installed or None) if name == "peft" else original(name, *a),
     )
     assert run(monkeypatch, "--recipe", f"lora('{lora}')", "--device", "cpu", "-o", "lora.py") == 0
     assert ("pip install peft" in capfd.readouterr().err) is not installed
@@ -99,7 +99,7 @@ def test_a_file_is_overwritten_only_with_force(
         (("-o", ".", "--force", "--device", "cpu"), 3, "cannot be written"),
     ],
 )
-def test_one_clear_message(
+def test_a_wrong_export_is_one_clear_message(
     arguments: tuple[str, ...],
     code: int,
     says: str,

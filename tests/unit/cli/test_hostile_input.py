@@ -75,7 +75,7 @@ def edit(path: Path, **changes: Any) -> None:
         " ".join(value)[:50].encode("ascii", "replace").decode() if isinstance(value, tuple) else ""
     ),
 )
-def test_one_clear_message(
+def test_hostile_input_is_one_clear_message(
     arguments: tuple[str, ...],
     code: int,
     says: str,
@@ -108,8 +108,8 @@ def test_the_test_of_a_folder_leaves_nothing_behind(
 
 
 def _no_option_is_unbounded(command: click.Command) -> list[str]:
-    found = [] if not isinstance(command, click.Group) else list(command.commands.values())
-    unbounded = [name for one in found for name in _no_option_is_unbounded(one)]
+    commands = [] if not isinstance(command, click.Group) else list(command.commands.values())
+    unbounded = [name for subcommand in commands for name in _no_option_is_unbounded(subcommand)]
     for option in command.params:
         kind = option.type
         if isinstance(kind, click.IntRange | click.FloatRange):
@@ -161,8 +161,8 @@ def test_a_first_call_that_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     ids=["hangs", "aborts", "allocates"],
 )
 @pytest.mark.timeout(30)
-def test_reading_has_limits(work: Any, says: str) -> None:
-    found = find_model(str(_copy("model")))
+def test_reading_a_hostile_model_has_limits(work: Any, says: str) -> None:
+    located = find_model(str(_copy("model")))
     limits = ReadingLimits(seconds=1.0 if "1 s" in says else 20.0, num_bytes=_resident() + 3e8)
 
     def slowly(is_read: Any) -> int:
@@ -171,7 +171,7 @@ def test_reading_has_limits(work: Any, says: str) -> None:
         return 0
 
     with pytest.raises(UnusableModel, match=says.replace("(", r"\(").replace(")", r"\)")):
-        guarded.guarded_reading(found.model.name, limits, slowly)
+        guarded.guarded_reading(located.model.name, limits, slowly)
 
 
 def test_no_limits_once_the_model_is_read() -> None:

@@ -56,7 +56,7 @@ def test_as_json(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
         (("tiny-sd",), 2, "requires 2 arguments"),
     ],
 )
-def test_one_clear_message(
+def test_a_wrong_model_export_is_one_clear_message(
     arguments: tuple[str, ...],
     code: int,
     says: str,

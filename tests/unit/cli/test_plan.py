@@ -14,13 +14,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "tiny-sd", "--recipe", "tiny_vae", "--card", "8") == 0
-    shown = capsys.readouterr().out
-    assert "predicted without loading" in shown
-    assert "UNet2DConditionModel" in shown
-    assert "AutoencoderTiny" in shown
-    assert "cards of 8, 12, 16, 24, 40, 48, 80, 141 GB, with 1.00 GB reserved" in shown
-    assert "It fits 8 GB." in shown
-    assert "other GPUs" not in shown
+    output = capsys.readouterr().out
+    assert "predicted without loading" in output
+    assert "UNet2DConditionModel" in output
+    assert "AutoencoderTiny" in output
+    assert "cards of 8, 12, 16, 24, 40, 48, 80, 141 GB, with 1.00 GB reserved" in output
+    assert "It fits 8 GB." in output
+    assert "other GPUs" not in output
 
 
 def test_memory_of_other_gpus_is_shown(
@@ -35,15 +35,15 @@ def test_json_has_components_and_changes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "tiny-sd", "--card", "1.05", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    unet = next(c for c in found["components"] if c["name"] == "unet")
+    answer = json.loads(capsys.readouterr().out)
+    unet = next(c for c in answer["components"] if c["name"] == "unet")
     assert unet["num_parameters"] == pytest.approx(4.8e6, rel=0.01)
     assert unet["num_bytes"] == pytest.approx(2 * 4.8e6, rel=0.05)
-    assert found["model_bytes"] < found["stages"]["denoiser"] < found["peak_bytes"]
-    assert found["peak_bytes"] == found["stages"][found["peak_stage"]]
-    assert (found["fits"]["8"], found["fits_card"], found["card_bytes"]) == (True, False, 1_050_000_000)
-    assert found["changes"][-1]["fits_card"]
-    assert found["changes"][-1]["peak_bytes"] < found["peak_bytes"]
+    assert answer["model_bytes"] < answer["stages"]["denoiser"] < answer["peak_bytes"]
+    assert answer["peak_bytes"] == answer["stages"][answer["peak_stage"]]
+    assert (answer["fits"]["8"], answer["fits_card"], answer["card_bytes"]) == (True, False, 1_050_000_000)
+    assert answer["changes"][-1]["fits_card"]
+    assert answer["changes"][-1]["peak_bytes"] < answer["peak_bytes"]
 
 
 def test_what_fits_is_ranked_with_the_line_to_measure_it(
@@ -93,9 +93,9 @@ def test_a_recipe_without_effect_is_planned_as_the_baseline(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "tiny-sd", "--recipe", "fp16") == 0
-    shown = capsys.readouterr()
-    assert "every targeted component is fp16 already; this is the baseline's memory" in shown.err
-    assert "tiny-sd, baseline, 128x128" in shown.out
+    output = capsys.readouterr()
+    assert "every targeted component is fp16 already; this is the baseline's memory" in output.err
+    assert "tiny-sd, baseline, 128x128" in output.out
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,6 @@ def test_mistakes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(monkeypatch, *arguments) == code
-    shown = capsys.readouterr().err
-    assert says in shown
-    assert "Traceback" not in shown
+    output = capsys.readouterr().err
+    assert says in output
+    assert "Traceback" not in output

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import vivace
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.benchmark.profiled import _steady_trace
 from vivace.errors import Unsupported
 from vivace.profiling.trace import Trace
@@ -21,65 +21,71 @@ SHORT = ("--steps", "2", "--warmup", "2", "--calls", "2", "--device", "cpu")
 
 @pytest.mark.long
 def test_two_recipes_side_by_side_with_traces(tmp_path: Path) -> None:
-    done = said(
+    done = run_vivace(
         tmp_path, "profile", *SHORT, "--recipe", "tiny_vae", "--against", "baseline", "--trace", "t.json.gz",
         "--format", "json",
     )  # fmt: skip
-    found = json.loads(done.stdout)
-    for one in (found["profile"], found["against"]):
-        assert 99.9 < sum(row["self_cpu_percent"] for row in one["operators"]) < 100.0001
-        assert max(row["cpu_total_percent"] for row in one["operators"]) < 100.0001
-        assert {share["name"] for share in one["components"]} == {"text_encoder", "denoiser", "vae", "other"}
-        assert one["num_denoiser_calls"] == 2
-        assert one["memory"]["peak_bytes"] >= max(held for _, held in one["memory"]["points"])
-        assert {wait["function"] for wait in one["waits"]} == {"index_for_timestep"}
+    answer = json.loads(done.stdout)
+    for profile in (answer["profile"], answer["against"]):
+        assert 99.9 < sum(row["self_cpu_percent"] for row in profile["operators"]) < 100.0001
+        assert max(row["cpu_total_percent"] for row in profile["operators"]) < 100.0001
+        assert {share["name"] for share in profile["components"]} == {
+            "text_encoder",
+            "denoiser",
+            "vae",
+            "other",
+        }
+        assert profile["num_denoiser_calls"] == 2
+        assert profile["memory"]["peak_bytes"] >= max(held for _, held in profile["memory"]["points"])
+        assert {wait["function"] for wait in profile["waits"]} == {"index_for_timestep"}
     vae = [
-        next(share["cpu_s"] for share in one["components"] if share["name"] == "vae")
-        for one in (found["profile"], found["against"])
+        next(share["cpu_s"] for share in profile["components"] if share["name"] == "vae")
+        for profile in (answer["profile"], answer["against"])
     ]
-    peaks = [one["memory"]["peak_bytes"] for one in (found["profile"], found["against"])]
+    peaks = [profile["memory"]["peak_bytes"] for profile in (answer["profile"], answer["against"])]
     assert peaks[0] < peaks[1]
     assert min(vae) > 0
-    assert {"gone", "new", "same", "shrank", "grew"} >= {change["kind"] for change in found["changes"]}
-    assert any(change["kind"] == "gone" for change in found["changes"]), "attention in the VAE"
+    assert {"gone", "new", "same", "shrank", "grew"} >= {change["kind"] for change in answer["changes"]}
+    assert any(change["kind"] == "gone" for change in answer["changes"]), "attention in the VAE"
     for name in ("t.json.gz", "t-against.json.gz"):
         events = json.loads(gzip.decompress((tmp_path / name).read_bytes()))["traceEvents"]
         assert any(event["name"] == "vivace component denoiser" for event in events)
 
 
 def test_prompts_count_as_new_unless_they_are_repeated(tmp_path: Path) -> None:
-    told = ("profile", *SHORT, "--calls", "1", "--recipe", "prompt_cache", "--format", "json")
-    new = said(tmp_path, *told)
-    one = json.loads(new.stdout)["profile"]
-    assert "text_encoder" in {share["name"] for share in one["components"]}
-    assert any("no effect: prompt_cache" in warning for warning in one["warnings"])
+    arguments = ("profile", *SHORT, "--calls", "1", "--recipe", "prompt_cache", "--format", "json")
+    new = run_vivace(tmp_path, *arguments)
+    profile = json.loads(new.stdout)["profile"]
+    assert "text_encoder" in {share["name"] for share in profile["components"]}
+    assert any("no effect: prompt_cache" in warning for warning in profile["warnings"])
     parts = [part.rsplit(" ", 2)[0] for part in new.stderr.split("took: ")[1].split(", ")]
     assert parts == [
         "start", "load", "apply", "first call", "warm-up", "profiled call", "synchronisations", "evidence", "tables",
     ]  # fmt: skip
-    one = json.loads(said(tmp_path, *told, "--text", "repeated").stdout)["profile"]
-    assert "text_encoder" not in {share["name"] for share in one["components"]}
-    assert not any("no effect" in warning for warning in one["warnings"])
+    profile = json.loads(run_vivace(tmp_path, *arguments, "--text", "repeated").stdout)["profile"]
+    assert "text_encoder" not in {share["name"] for share in profile["components"]}
+    assert not any("no effect" in warning for warning in profile["warnings"])
 
 
 def test_an_existing_trace_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("mine")
-    done = said(tmp_path, "profile", *SHORT, "--trace", "t.json", code=3)
+    done = run_vivace(tmp_path, "profile", *SHORT, "--trace", "t.json", code=3)
     assert "t.json exists and was not changed" in done.stderr
     assert (tmp_path / "t.json").read_text() == "mine"
 
 
 def test_a_recipe_that_cannot_run_says_so(tmp_path: Path) -> None:
-    done = said(tmp_path, "profile", *SHORT, "--recipe", "cuda_graph", code=3)
+    done = run_vivace(tmp_path, "profile", *SHORT, "--recipe", "cuda_graph", code=3)
     assert "cuda_graph cannot be profiled" in done.stderr
 
 
 @pytest.mark.long
 def test_a_recipe_without_effect_is_profiled_with_a_warning(tmp_path: Path) -> None:
-    told = ("--model", "tiny-flux", "--recipe", "first_block_cache(0.0001)", "--format", "json")
-    done = said(tmp_path, "profile", *SHORT, *told)
+    arguments = ("--model", "tiny-flux", "--recipe", "first_block_cache(0.0001)", "--format", "json")
+    done = run_vivace(tmp_path, "profile", *SHORT, *arguments)
     assert any(
-        "no effect: first_block_cache" in one for one in json.loads(done.stdout)["profile"]["warnings"]
+        "no effect: first_block_cache" in warning
+        for warning in json.loads(done.stdout)["profile"]["warnings"]
     )
 
 
@@ -115,12 +121,12 @@ def test_what_went_what_shrank_and_what_came(profiled: vivace.Profiled) -> None:
     )
     new = rows[1].model_copy(update={"name": "fused"})
     after = before.model_copy(update={"operators": (half, new, *rows[2:])})
-    found = {one.name: one for one in changes(before, after)}
-    assert found[rows[0].name].kind == "shrank"
-    assert found[rows[1].name].kind == "gone"
-    assert found["fused"].kind == "new"
-    assert found[rows[2].name].kind == "same"
-    assert found["fused"].difference_s == rows[1].self_cpu_s
+    changed = {change.name: change for change in changes(before, after)}
+    assert changed[rows[0].name].kind == "shrank"
+    assert changed[rows[1].name].kind == "gone"
+    assert changed["fused"].kind == "new"
+    assert changed[rows[2].name].kind == "same"
+    assert changed["fused"].difference_s == rows[1].self_cpu_s
 
 
 def test_a_round_trip(profiled: vivace.Profiled) -> None:

@@ -37,9 +37,11 @@ def test_the_title_has_the_batch_if_it_is_not_one() -> None:
 
 def test_a_lost_place_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     PlainProgress().event({"lost": "node-1 on host\x1b[2J", "why": "its node ended"})
-    told = capsys.readouterr().err
-    assert "was lost: its node ended; its finished rounds are kept, the others are measured elsewhere" in told
-    assert "\x1b" not in told
+    output = capsys.readouterr().err
+    assert (
+        "was lost: its node ended; its finished rounds are kept, the others are measured elsewhere" in output
+    )
+    assert "\x1b" not in output
     live = TerminalProgress()
     live.event({"lost": "GPU 1", "why": "its worker ended"})
     assert "GPU 1 was lost" in " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_environment, make_round, make_trial
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.benchmark import Store
 
 RECIPES = ("baseline", "tiny_vae", "steps(1)")
@@ -28,21 +28,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_tables_go_to_standard_output_or_to_a_file(folder: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(said(folder, "report", "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(run_vivace(folder, "report", "--format", "csv").stdout)))
     assert tuple(row["recipe"] for row in rows) == RECIPES
-    rows = json.loads(said(folder, "report", "--format", "json").stdout)
+    rows = json.loads(run_vivace(folder, "report", "--format", "json").stdout)
     assert tuple(row["recipe"] for row in rows) == RECIPES
-    text = said(folder, "report", "--format", "md").stdout
+    text = run_vivace(folder, "report", "--format", "md").stdout
     assert text.startswith("## tiny-sd on Test CPU\n\n| recipe |")
     assert not list(folder.glob("*.html"))
-    done = said(folder, "report", "--format", "csv", "-o", "rows.csv")
+    done = run_vivace(folder, "report", "--format", "csv", "-o", "rows.csv")
     assert done.stdout == "rows.csv\n"
     assert (folder / "rows.csv").read_text().count("\n") == 4
-    said(folder, "report", "--format", "csv", "--title", "x", code=2)
+    run_vivace(folder, "report", "--format", "csv", "--title", "x", code=2)
 
 
 def test_the_charts_are_files_of_their_own(folder: Path) -> None:
-    done = said(folder, "report", "--charts", "charts")
+    done = run_vivace(folder, "report", "--charts", "charts")
     assert done.stdout.splitlines()[0] == "page.html"
     assert [Path(line) for line in done.stdout.splitlines()[1:]] == [
         Path("charts", name) for name in ("1-tiny-sd-times.svg", "1-tiny-sd-speed-and-memory.svg")
@@ -62,7 +62,7 @@ def test_text_in_charts_is_escaped(tmp_path: Path) -> None:
         for key in store.add_trials(trials, make_environment()):
             store.append(key, make_round(0))
         store.start_run("vivace bench", trials, make_environment(), None, 1)
-    said(tmp_path, "report", "--charts", "charts")
+    run_vivace(tmp_path, "report", "--charts", "charts")
     (chart,) = (tmp_path / "charts").iterdir()
     assert chart.name == "1-script-times.svg"
     title = ET.parse(chart).getroot().find(f"{SVG}title")

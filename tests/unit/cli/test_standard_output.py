@@ -49,7 +49,7 @@ def noisy(tmp_path: Path) -> list[str]:
 def test_what_libraries_and_children_print_goes_to_standard_error(noisy: list[str]) -> None:
     done = subprocess.run(noisy, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert [one["rule"] for one in json.loads(done.stdout)] == ["mean-in-range"]
+    assert [finding["rule"] for finding in json.loads(done.stdout)] == ["mean-in-range"]
     assert set(done.stderr.splitlines()) >= NOISES
     assert "Traceback" not in done.stderr
 

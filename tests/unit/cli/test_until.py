@@ -23,14 +23,14 @@ def run_of(rounds: int, gain: float) -> Run:
 
 def rounds_until(until: str, gain: float, minutes: float = 60.0) -> tuple[list[int], tuple[str, ...]]:
     """Return the numbers of rounds that were run, and the answers."""
-    asked: list[int] = []
+    numbers: list[int] = []
 
     def run_rounds(number: int) -> Run:
-        asked.append(number)
+        numbers.append(number)
         return run_of(number, gain)
 
     run = go_on(run_rounds, Until.parse(until), 2, minutes)
-    return asked, run.answers
+    return numbers, run.answers
 
 
 def test_it_goes_on_until_it_is_told() -> None:

@@ -53,7 +53,9 @@ def _pixels(image: bytes) -> bytes:
         return picture.tobytes()
 
 
-def test_reading_has_limits(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_reading_without_fork_has_limits(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(ReadingLimits, "of", classmethod(lambda cls, _: cls(0.3, 1e12)))
     assert typed(monkeypatch, *GENERATE, "--model", "model") == 3
     assert "took more than 0 s to read" in capfd.readouterr().err

@@ -75,7 +75,7 @@ def test_nothing_compiled_makes_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({MANIFEST: None}, "vivace.json"),
         ({MANIFEST: b"[]"}, "damaged"),
@@ -85,9 +85,9 @@ def test_nothing_compiled_makes_no_file(tmp_path: Path) -> None:
         ({"ab/code.so": b"other"}, "is not what the manifest says"),
     ],
 )
-def test_damaged_files(packed: Path, tmp_path: Path, changes: dict[str, bytes | None], said: str) -> None:
+def test_damaged_files(packed: Path, tmp_path: Path, changes: dict[str, bytes | None], message: str) -> None:
     rewritten(packed, changes)
-    with pytest.raises(UnusableModel, match=said):
+    with pytest.raises(UnusableModel, match=message):
         unpack(packed, tmp_path / "cache", HERE)
     assert not (tmp_path / "cache").exists(), "nothing is copied of a damaged file"
 
@@ -118,17 +118,17 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["tiny-sd", "--from", "x"], "leave out MODEL"),
         (["--from", "x", "--recipe", "compile"], "leave out MODEL"),
         (["tiny-sd", "--recipe", "compile(sizes=64x64)", "--width", "64"], "leave out --height and --width"),
     ],
 )
-def test_bad_usage(arguments: list[str], said: str) -> None:
+def test_bad_usage(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["warm", *arguments])
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output
 
 
 @pytest.mark.long

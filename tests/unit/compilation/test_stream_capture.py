@@ -32,9 +32,9 @@ class Driver:
         self.awaited = [node]
         return node
 
-    def cuStreamGetCaptureInfo_v3(self, stream: Any, *told: Any) -> int:
+    def cuStreamGetCaptureInfo_v3(self, stream: Any, *results: Any) -> int:
         assert stream.value == STREAM
-        status, number, graph, nodes, _, count = (each._obj for each in told)
+        status, number, graph, nodes, _, count = (each._obj for each in results)
         self._held = (ctypes.c_void_p * max(len(self.awaited), 1))(*self.awaited)
         status.value, number.value, graph.value = self.status, self.id, 99
         nodes.value, count.value = ctypes.addressof(self._held), len(self.awaited)
@@ -48,10 +48,10 @@ class Driver:
         return 0
 
     def cuGraphNodeGetDependencies_v2(self, node: Any, nodes: Any, _: Any, count: Any) -> int:
-        found = [before for before, after in sorted(self.edges) if after == node.value]
-        for index, before in enumerate(found if nodes is not None else ()):
+        dependencies = [before for before, after in sorted(self.edges) if after == node.value]
+        for index, before in enumerate(dependencies if nodes is not None else ()):
             nodes[index] = before
-        count._obj.value = len(found)
+        count._obj.value = len(dependencies)
         return 0
 
     def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:
@@ -116,12 +116,12 @@ def test_a_kernel_before_the_last_one_waits_too(driver: Driver) -> None:
         for kind in (MEMSET, KERNEL, KERNEL):
             driver.add(kind)
 
-    one, other = driver.add(KERNEL), driver.add(KERNEL)
-    driver.awaited = [one, other]
+    first, other = driver.add(KERNEL), driver.add(KERNEL)
+    driver.awaited = [first, other]
     MemsetsBeside().launch(STREAM, launch)
     (last,) = driver.awaited
-    assert set(awaited_by(last)) == {one, other, last - 1}
-    assert set(awaited_by(last - 1)) == {one, other, last - 2}
+    assert set(awaited_by(last)) == {first, other, last - 1}
+    assert set(awaited_by(last - 1)) == {first, other, last - 2}
     assert awaited_by(last - 2) == []
 
 

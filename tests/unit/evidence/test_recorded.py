@@ -7,17 +7,17 @@ from vivace.evidence.recorded import all_recorded, recorded_figures
 
 
 def test_another_number_of_steps_is_estimated_from_the_nearest() -> None:
-    found = recorded_figures("flux-dev", "baseline", 1024, 1024, 28)
-    assert found is not None
-    assert found.device == "NVIDIA H200"
-    assert 4 < found.seconds(28) < 6
-    assert found.seconds(56) > 1.9 * found.seconds(28)
+    figures = recorded_figures("flux-dev", "baseline", 1024, 1024, 28)
+    assert figures is not None
+    assert figures.device == "NVIDIA H200"
+    assert 4 < figures.seconds(28) < 6
+    assert figures.seconds(56) > 1.9 * figures.seconds(28)
 
 
 def test_a_recipe_that_sets_the_number_of_steps_takes_as_long_at_any_other() -> None:
-    found = recorded_figures("sd15", "steps(15)", 512, 512, 30)
-    assert found is not None
-    assert found.seconds(50) == found.seconds(30)
+    figures = recorded_figures("sd15", "steps(15)", 512, 512, 30)
+    assert figures is not None
+    assert figures.seconds(50) == figures.seconds(30)
 
 
 def test_what_no_record_has_is_unknown() -> None:

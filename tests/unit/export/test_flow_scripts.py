@@ -55,25 +55,25 @@ def test_it_draws_what_vivace_draws(
     for module in (pipelines, workloads):  # the small processor needs no torchvision
         monkeypatch.setattr(module, "check_installed", lambda *_: None)
     file = tmp_path / "source.png"
-    asked = WorkloadRequest()
+    request = WorkloadRequest()
     if model in EDITING:
         source().save(file)
-        asked = WorkloadRequest(task="edit", images=(str(file),))
+        request = WorkloadRequest(task="edit", images=(str(file),))
     opened = session(model, recipe)
     expected = draw(opened)[0]
     with _small(model):
-        found = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
-        workload = workload_of(found, asked)
+        located = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
+        workload = workload_of(located, request)
         with mock.patch.object(script, "pipeline_for", return_value=pipeline(model)):
             written = script.write_script(
-                found,
+                located,
                 resolve(recipe),
                 "cpu",
                 prompt=PROMPT,
                 seed=0,
                 threads=1,
                 workload=workload,
-                sources=source_files(found, workload, asked),
+                sources=source_files(located, workload, request),
             )
     assert f'"{CATALOGUE[model].origin.repo}"' in written.text
     assert written.own == ([] if "taylorseer" not in recipe else ["taylorseer(hits=0.5)"])

@@ -18,10 +18,10 @@ def parameters(pipe: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("model", ["tiny-sd", "tiny-flux", "tiny-flux-schnell"])
 def test_every_parameter_is_the_same(model: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (load, loading):
-        monkeypatch.setattr(module, "precision", lambda found, device: dtype)
-    found = find_model(model)
-    expected = parameters(load_pipeline(found, "cpu"))
-    made = loading.loading(found, "cpu")
+        monkeypatch.setattr(module, "precision", lambda _, device: dtype)
+    located = find_model(model)
+    expected = parameters(load_pipeline(located, "cpu"))
+    made = loading.loading(located, "cpu")
     names: dict[str, Any] = {}
     for name in made.imports:
         module, _, member = name.partition(":")

@@ -208,9 +208,9 @@ def test_parts_that_overflow_in_fp16_stay_in_fp32() -> None:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes are applied as on an H200, but for what only CUDA can do; scripts are written, and cannot run."""
 
-    def load(found: Any, recipe: Any, device: str, *_: Any) -> Any:
+    def load(located: Any, recipe: Any, device: str, *_: Any) -> Any:
         assert device == "cuda"
-        pipe = load_pipeline(found, "cpu")
+        pipe = load_pipeline(located, "cpu")
         for part in pipe.components.values():
             if isinstance(part, torch.nn.Module):
                 torch.nn.Module.to(part, torch.float16)
@@ -326,9 +326,9 @@ def test_offloaded_weights_are_quantised_where_they_wait(gpu: None) -> None:
 
 def test_what_a_capture_cannot_contain_is_left_to_vivace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(techniques.cuda_graph, "cuda_capturer", lambda: None)
-    found = find_model("tiny-sd")
-    assert write_script(found, resolve("int8+cuda_graph"), "cuda", prompt=PROMPT).own == ["cuda_graph"]
-    own = write_script(found, resolve("int8_dynamic+cuda_graph"), "cuda", prompt=PROMPT).own
+    located = find_model("tiny-sd")
+    assert write_script(located, resolve("int8+cuda_graph"), "cuda", prompt=PROMPT).own == ["cuda_graph"]
+    own = write_script(located, resolve("int8_dynamic+cuda_graph"), "cuda", prompt=PROMPT).own
     assert own == ["quantize(int8_dynamic)", "cuda_graph"]
 
 
@@ -381,7 +381,7 @@ def test_random_weights_are_refused_with_advice() -> None:
 
 @pytest.mark.long
 @pytest.mark.own_convolutions
-def test_alone_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_script_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "draw.py").write_text(write("tiny-sd", "tiny_vae+bf16@vae+steps(3)").text)
     subprocess.run([sys.executable, "draw.py"], cwd=tmp_path, check=True, capture_output=True)
     with Image.open(tmp_path / "picture.png") as picture:
@@ -392,11 +392,11 @@ def test_the_docs_show_what_is_really_written() -> None:
     page = (ROOT / "docs" / "export.md").read_text()
     recipe = "tiny_vae+channels_last+scheduler(dpmpp_2m)+steps(20)"
     assert f'vivace export --recipe "{recipe}" --device cpu -o draw.py' in page
-    shown = page.partition("```python\n")[2].partition("```")[0]
+    example = page.partition("```python\n")[2].partition("```")[0]
     text = write_script(
         find_model("tiny-sd"), resolve(recipe), "cpu", prompt=PROMPT, threads=1, about=["Written by"]
     ).text
-    assert re.sub(r"Written by .*?\n\"", 'Written by\n"', shown, flags=re.DOTALL) == text
+    assert re.sub(r"Written by .*?\n\"", 'Written by\n"', example, flags=re.DOTALL) == text
 
 
 @pytest.mark.long

@@ -37,17 +37,17 @@ def one_call(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return a transformer, and the arguments of the first call that its pipeline makes."""
     opened = session(model)
     transformer = opened.pipe.transformer
-    found: list[Any] = []
+    call: list[Any] = []
 
     def keep(_: Any, args: Any, kwargs: Any) -> None:
-        found.extend((args, kwargs))
+        call.extend((args, kwargs))
         raise _Enough
 
     hook = transformer.register_forward_pre_hook(keep, with_kwargs=True)
     with pytest.raises(_Enough):
         draw(opened, num_inference_steps=2)
     hook.remove()
-    return transformer, found[0], found[1]
+    return transformer, call[0], call[1]
 
 
 TEXT_FIRST = ("qwen-image-2.1", "krea-2-turbo", "krea-2-raw")
@@ -107,13 +107,13 @@ def vae_cell(model: str) -> int:
 @pytest.mark.parametrize("model", ["z-image-turbo", "sana-1600m"])
 def test_a_calibration_sees_what_a_cache_looks_at(model: str) -> None:
     transformer, args, kwargs = one_call(model)
-    with torch.no_grad(), watching_modulated(transformer) as seen:
+    with torch.no_grad(), watching_modulated(transformer) as modulated:
         transformer(*args, **kwargs)
     assert not transformer.training
     look = residual_forwards(transformer).look
     assert look is not None
     with torch.no_grad():
-        assert torch.equal(seen[0], look(*args, **kwargs | {"return_dict": False}))
+        assert torch.equal(modulated[0], look(*args, **kwargs | {"return_dict": False}))
 
 
 @pytest.mark.parametrize("model", ["z-image-turbo", "qwen-image"])
@@ -223,9 +223,9 @@ def test_its_prompts_are_encoded_ahead(model: str) -> None:
 
     opened = session(model)
     prompts = ["a red circle", "a blue square"]
-    given = encode(opened, prompts)
+    embeddings = encode(opened, prompts)
     torch.set_num_threads(1)
     generators = [torch.Generator().manual_seed(k) for k in range(2)]
-    ahead = opened(**given, generator=generators, output_type="np", num_inference_steps=2).images
+    ahead = opened(**embeddings, generator=generators, output_type="np", num_inference_steps=2).images
     plain = draw(session(model), prompts, num_inference_steps=2)
     assert np.allclose(ahead, plain, atol=1e-5)

@@ -61,7 +61,7 @@ def parsed(text: str) -> float | Gpu | None:
 
 
 @pytest.mark.parametrize(
-    ("name", "written"), [(name, one) for name, several in WRITTEN.items() for one in several]
+    ("name", "written"), [(name, written) for name, several in WRITTEN.items() for written in several]
 )
 def test_names_are_read_as_people_write_them(name: str, written: str) -> None:
     for each in (written, written.lower(), written.upper(), f"  {written} "):
@@ -69,7 +69,7 @@ def test_names_are_read_as_people_write_them(name: str, written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("text", "says"),
     [
         ("banana", "give a name such as H100"),
         ("", "give a name such as H100"),
@@ -94,13 +94,13 @@ def test_names_are_read_as_people_write_them(name: str, written: str) -> None:
         ("\x1b[31mH100", "give a name such as"),
     ],
 )
-def test_other_names_are_refused_in_words(given: str, says: str) -> None:
+def test_other_names_are_refused_in_words(text: str, says: str) -> None:
     with pytest.raises(UsageError, match="--gpu") as failed:
-        named_gpu(given)
+        named_gpu(text)
     assert says in str(failed.value)
     assert "\x1b" not in str(failed.value)
     assert failed.value.exit_code == 2
-    assert known_gpu(given) is None
+    assert known_gpu(text) is None
 
 
 def test_the_table_is_of_one_piece() -> None:

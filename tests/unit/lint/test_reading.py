@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.lint.check import checked, lint
 from vivace.lint.columns import column_of
 from vivace.lint.findings import Finding
@@ -22,13 +22,13 @@ HYPERFINE = {
 }  # fmt: skip
 
 
-def found_in(folder: Path, name: str, content: str) -> list[Finding]:
+def findings_in(folder: Path, name: str, content: str) -> list[Finding]:
     (folder / name).write_text(content)
     return lint([folder / name])
 
 
-def rules(found: list[Finding]) -> list[tuple[str, str]]:
-    return [(one.rule, one.severity) for one in found]
+def rules(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.rule, finding.severity) for finding in findings]
 
 
 RIGHT = {
@@ -70,8 +70,8 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_table_is_not_impossible_and_is_read(name: str, tmp_path: Path) -> None:
-    found = found_in(tmp_path, "table.csv", RIGHT[name])
-    assert [one for one in found if one.severity == "impossible"] == []
+    findings = findings_in(tmp_path, "table.csv", RIGHT[name])
+    assert [finding for finding in findings if finding.severity == "impossible"] == []
     (table,) = read_tables(tmp_path / "table.csv")
     assert checked(table).coverage.figures
 
@@ -100,21 +100,23 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_table_is_impossible(name: str, tmp_path: Path) -> None:
     content, rule = WRONG[name]
-    assert (rule, "impossible") in rules(found_in(tmp_path, "table.csv", content))
+    assert (rule, "impossible") in rules(findings_in(tmp_path, "table.csv", content))
 
 
 def test_what_can_be_read_in_two_ways_is_said_and_not_held_against_anybody(tmp_path: Path) -> None:
     # 30 steps of 0.045 s are 1.35 s: longer than 1.234 s, and not than 1234 s.
     content = 'recipe,s/step,steps,time (s)\na,45 ms,30,"1,234"\n'
-    assert [one for one in found_in(tmp_path, "table.csv", content) if one.severity == "impossible"] == []
-    done = said(tmp_path, "lint", "table.csv")
+    assert [
+        finding for finding in findings_in(tmp_path, "table.csv", content) if finding.severity == "impossible"
+    ] == []
+    done = run_vivace(tmp_path, "lint", "table.csv")
     assert "figures such as 1,234 can be 1234 or 1.234 here" in done.stderr
 
 
 def test_a_speed_up_that_is_a_relative_time_is_doubtful(tmp_path: Path) -> None:
-    found = found_in(tmp_path, "a.csv", "recipe,time (s),speed-up\nbase,2.0,1\nb,1.6,0.80\nc,1.0,0.5\n")
-    assert rules(found) == [("speedup", "doubtful")]
-    assert "a relative time, not a speed-up" in found[0].why
+    findings = findings_in(tmp_path, "a.csv", "recipe,time (s),speed-up\nbase,2.0,1\nb,1.6,0.80\nc,1.0,0.5\n")
+    assert rules(findings) == [("speedup", "doubtful")]
+    assert "a relative time, not a speed-up" in findings[0].why
 
 
 JSON: dict[str, tuple[Any, int]] = {
@@ -140,7 +142,7 @@ def test_json_of_any_shape_is_read_or_said_to_hold_nothing(name: str, tmp_path: 
     content, figures = JSON[name]
     (tmp_path / "a.json").write_text(json.dumps(content))
     assert sum(checked(table).coverage.figures for table in read_tables(tmp_path / "a.json")) == figures
-    done = said(tmp_path, "lint", "a.json")
+    done = run_vivace(tmp_path, "lint", "a.json")
     assert ("vivace: warning: a.json: no" in done.stderr) == (not figures)
 
 
@@ -148,14 +150,16 @@ def test_times_of_different_things_in_json_are_not_held_against_each_other(tmp_p
     content = [
         {"recipe": "a", "load_time": {"mean_s": 3.0}, "latency": {"mean_s": 2.0, "min_s": 1.9, "max_s": 2.1}}
     ]
-    assert found_in(tmp_path, "a.json", json.dumps(content)) == []
+    assert findings_in(tmp_path, "a.json", json.dumps(content)) == []
     content[0]["latency"] = {"mean_s": 2.3, "min_s": 1.9, "max_s": 2.1}
-    assert [rule for rule, _ in rules(found_in(tmp_path, "a.json", json.dumps(content)))] == ["mean-in-range"]
+    assert [rule for rule, _ in rules(findings_in(tmp_path, "a.json", json.dumps(content)))] == [
+        "mean-in-range"
+    ]
 
 
 def test_a_line_of_json_may_hold_a_line_separator(tmp_path: Path) -> None:
     row = json.dumps({"recipe": "a\u2028b", "mean_s": 2.05, "min_s": 2.09}, ensure_ascii=False)
-    assert rules(found_in(tmp_path, "a.jsonl", f"{row}\n{row}\n"))[0] == ("mean-in-range", "impossible")
+    assert rules(findings_in(tmp_path, "a.jsonl", f"{row}\n{row}\n"))[0] == ("mean-in-range", "impossible")
 
 
 def test_tables_of_hyperfine_in_markdown(tmp_path: Path) -> None:
@@ -163,9 +167,9 @@ def test_tables_of_hyperfine_in_markdown(tmp_path: Path) -> None:
         "| Command | Mean [ms] | Min [ms] | Max [ms] | Relative |\n|:---|---:|---:|---:|---:|\n"
         "| `a` | 103.3 ± 0.5 | 102.2 | 104.0 | 1.00 |\n| `b \\| c` | {mean} ± 0.9 | 205.0 | 208.0 | 2.00 ± 0.01 |\n"
     )
-    assert found_in(tmp_path, "a.md", text.format(mean="206.5")) == []
-    found = found_in(tmp_path, "a.md", text.format(mean="203.5"))
-    assert [(one.rule, one.label) for one in found] == [("mean-in-range", "b | c")]
+    assert findings_in(tmp_path, "a.md", text.format(mean="206.5")) == []
+    findings = findings_in(tmp_path, "a.md", text.format(mean="203.5"))
+    assert [(finding.rule, finding.label) for finding in findings] == [("mean-in-range", "b | c")]
 
 
 @pytest.mark.parametrize("name", ["a.html", "a.md"])
@@ -174,15 +178,15 @@ def test_tables_of_html(name: str, tmp_path: Path) -> None:
         "<h2>Results</h2>\n<table><thead><tr><th>recipe</th><th>mean&nbsp;(s)</th><th>min<br>(s)</th></tr></thead>\n"
         "<tr><td><b>a</b></td><td>2.05</td><td>2.09</td></tr>\n<tr><td>b<td>1.0<td>0.9\n</table>"
     )
-    found = found_in(tmp_path, name, text)
-    assert [(one.rule, one.label, one.row) for one in found] == [("mean-in-range", "a", 3)]
+    findings = findings_in(tmp_path, name, text)
+    assert [(finding.rule, finding.label, finding.row) for finding in findings] == [("mean-in-range", "a", 3)]
 
 
 def test_what_was_read_is_said_and_what_was_not_and_why(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "Recipe,Mean (s),Sharpness,Average (s),Time (ms)\na,1.2,3,1.3,fast\nb,1.3,4,1.4,1400\nc,1,2,3,4,5\n"
     )
-    done = said(tmp_path, "lint", "a.csv")
+    done = run_vivace(tmp_path, "lint", "a.csv")
     assert done.stdout.splitlines()[0] == "a.csv:2: read Recipe (label), Mean (s) (mean), Time (ms) (time)"
     assert done.stderr.splitlines()[:1] == [
         "a.csv:2: not read: Sharpness: vivace does not know this heading; Average (s): means the same as 'Mean (s)'; "
@@ -205,7 +209,7 @@ def test_a_file_of_which_nothing_was_read_does_not_pass_in_silence(
     name: str, content: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content)
-    done = said(tmp_path, "lint", name)
+    done = run_vivace(tmp_path, "lint", name)
     assert f"warning: {name}: nothing was checked, as no figure in it was read" in done.stderr
 
 

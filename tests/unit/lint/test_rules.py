@@ -8,7 +8,7 @@ import pytest
 
 import vivace
 from tests.narrow import FLOW
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.errors import UsageError
 from vivace.hardware import named_gpu
 from vivace.lint.check import lint
@@ -101,9 +101,9 @@ def test_the_fault_is_found_and_its_absence_is_not(rule: str, tmp_path: Path) ->
     with_fault, without = CASES[rule]
     path = tmp_path / "table.csv"
     path.write_text(with_fault)
-    found = [one for one in lint([path]) if one.rule == rule]
-    assert found
-    assert all(one.numbers and one.why and one.check and one.row for one in found)
+    findings = [finding for finding in lint([path]) if finding.rule == rule]
+    assert findings
+    assert all(finding.numbers and finding.why and finding.check and finding.row for finding in findings)
     path.write_text(without)
     assert lint([path]) == []
 
@@ -113,7 +113,7 @@ def test_rounding_is_no_fault(tmp_path: Path) -> None:
     path.write_text("recipe,mean (s),min (s)\na,2.0,2.04\n")
     assert lint([path]) == []
     path.write_text("recipe,mean (s),min (s)\na,2.00,2.04\n")
-    assert [one.rule for one in lint([path])] == ["mean-in-range"]
+    assert [finding.rule for finding in lint([path])] == ["mean-in-range"]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_rounding_is_no_fault(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_cells(text: str, value: float | None, kind: str | None) -> None:
-    found = read_number(text)
-    assert (None if found is None else (found.value, found.kind)) == (
+    number = read_number(text)
+    assert (None if number is None else (number.value, number.kind)) == (
         None if value is None else (pytest.approx(value), kind)
     )
 
@@ -173,9 +173,9 @@ def test_flop_of_models_are_those_of_the_record() -> None:
     assert len({flops_of(name) for name in FLOW}) == len(FLOW), "each its own"
     older = json.loads((ROOT / "results" / "skipped-work-operations.json").read_text())
     for name, of in older.items():
-        known = flops_of(name)
-        assert known is not None
-        assert next(iter(of.values()))["step"] == known.step, "counted in another way"
+        flops = flops_of(name)
+        assert flops is not None
+        assert next(iter(of.values()))["step"] == flops.step, "counted in another way"
 
 
 @pytest.mark.parametrize(
@@ -198,25 +198,27 @@ def test_flop_of_models_are_those_of_the_record() -> None:
     ],
 )
 def test_models_are_known_by_their_names(text: str, name: str | None) -> None:
-    found = flops_of(text)
-    assert (None if found is None else found.name) == name
+    flops = flops_of(text)
+    assert (None if flops is None else flops.name) == name
 
 
 def test_the_command_names_file_and_line_and_its_exit_code_tells(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("recipe,mean_s,min_s\nslow,2.05,2.09\n")
     (tmp_path / "b.md").write_text("text\n\n| recipe | p99 (s) | n |\n|---|---|---|\n| a | 1.2 | 10 |\n")
-    done = said(tmp_path, "lint", "a.csv", "b.md", code=1)
+    done = run_vivace(tmp_path, "lint", "a.csv", "b.md", code=1)
     assert "a.csv:2 (slow): impossible, mean-in-range\n  mean 2.05, min 2.09\n" in done.stdout
     assert "b.md:5 (a): doubtful, tail-samples" in done.stdout
     assert "1 impossible, 1 doubtful in 2 files" in done.stderr
-    found = json.loads(said(tmp_path, "lint", "b.md", "--format", "json").stdout)
-    assert [(one["rule"], one["row"], one["severity"]) for one in found] == [("tail-samples", 5, "doubtful")]
+    answer = json.loads(run_vivace(tmp_path, "lint", "b.md", "--format", "json").stdout)
+    assert [(finding["rule"], finding["row"], finding["severity"]) for finding in answer] == [
+        ("tail-samples", 5, "doubtful")
+    ]
 
 
 def test_a_text_has_tables_or_is_said_to_have_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text\n\n| recipe | p99 (s) | n |\n|---|---|---|\n| a | 1.2 | 10 |\n")
     (tmp_path / "b.txt").write_text("1.30 s an image at first, 0.30 s at last\n")
-    done = said(tmp_path, "lint", "a.txt", "b.txt")
+    done = run_vivace(tmp_path, "lint", "a.txt", "b.txt")
     assert "a.txt:5 (a): doubtful, tail-samples" in done.stdout
     assert "b.txt: no table in it" in done.stderr
     assert "a.txt" not in done.stderr
@@ -224,8 +226,10 @@ def test_a_text_has_tables_or_is_said_to_have_none(tmp_path: Path) -> None:
 
 def test_what_the_rows_do_not_name_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("recipe,time (s)\nbf16,0.5\n")
-    said(tmp_path, "lint", "a.csv")
-    done = said(tmp_path, "lint", "a.csv", "--model", "flux-dev", "--gpu", "H100", "--steps", "28", code=1)
+    run_vivace(tmp_path, "lint", "a.csv")
+    done = run_vivace(
+        tmp_path, "lint", "a.csv", "--model", "flux-dev", "--gpu", "H100", "--steps", "28", code=1
+    )
     assert "3,787 TFLOP/s; the chip has 990 in 16 bits" in done.stdout
 
 
@@ -248,8 +252,8 @@ def test_files_that_cannot_be_read(name: str, content: bytes | None, message: st
 def test_nothing_that_vivace_publishes_is_impossible() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     records = sorted((ROOT / "results").glob("techniques-*.json"))
-    found = lint([*pages, ROOT / "results" / "demo-cpu.json", *records])
-    assert [one for one in found if one.severity == "impossible"] == []
+    findings = lint([*pages, ROOT / "results" / "demo-cpu.json", *records])
+    assert [finding for finding in findings if finding.severity == "impossible"] == []
 
 
 @pytest.mark.soak
@@ -265,11 +269,11 @@ def test_vivace_s_own_output_passes(tmp_path: Path) -> None:
         writer.writerows(rows)
     (tmp_path / "rows.json").write_text(json.dumps([row.to_json() for row in run.rows()]))
     (tmp_path / "rows.md").write_text(str(run))
-    found = lint([tmp_path / name for name in ("rows.csv", "rows.json", "rows.md")])
-    assert [one for one in found if one.severity == "impossible"] == []
+    findings = lint([tmp_path / name for name in ("rows.csv", "rows.json", "rows.md")])
+    assert [finding for finding in findings if finding.severity == "impossible"] == []
     swapped = (tmp_path / "rows.csv").read_text().replace("mean_s,min_s,max_s", "mean_s,max_s,min_s")
     (tmp_path / "rows.csv").write_text(swapped)
-    assert "mean-in-range" in {one.rule for one in lint([tmp_path / "rows.csv"])}
+    assert "mean-in-range" in {finding.rule for finding in lint([tmp_path / "rows.csv"])}
 
 
 @pytest.mark.parametrize("gpu", ["B200", "RTX 5090", "Tesla T4", "RTX 6000 Ada"])
@@ -281,4 +285,4 @@ def test_chips_of_all_generations_have_a_limit(gpu: str, label: str, rate: str, 
     for factor, rules in ((0.9, ["chip-limit"]), (1.1, [])):
         file = tmp_path / "table.csv"
         file.write_text(f"recipe,model,gpu,steps,mean (s)\n{label},flux-dev,{gpu},28,{factor * least:.5f}\n")
-        assert [one.rule for one in lint([file])] == rules
+        assert [finding.rule for finding in lint([file])] == rules

@@ -61,46 +61,46 @@ Flux.1 Dev,fp8_static,4.75,0.1698,28,24.4,21.8,-
 """
 
 
-def found_in(folder: Path, text: str, name: str = "table.md") -> list[Finding]:
+def findings_in(folder: Path, text: str, name: str = "table.md") -> list[Finding]:
     (folder / name).write_text(text)
     return lint([folder / name])
 
 
-def rules(found: list[Finding]) -> dict[str, str]:
-    return {one.rule: one.severity for one in found}
+def rules(findings: list[Finding]) -> dict[str, str]:
+    return {finding.rule: finding.severity for finding in findings}
 
 
 def test_a_label_of_105_percent_and_a_kernel_that_counts_twice(tmp_path: Path) -> None:
-    found = found_in(tmp_path, PROFILE_HEADINGS + COMPILED)
-    assert rules(found) == {
+    findings = findings_in(tmp_path, PROFILE_HEADINGS + COMPILED)
+    assert rules(findings) == {
         "percentage": "impossible", "self-percentages": "impossible", "counted-twice": "doubtful"
     }  # fmt: skip
-    (label,) = (one for one in found if one.rule == "percentage")
+    (label,) = (finding for finding in findings if finding.rule == "percentage")
     assert (label.row, label.label, label.numbers) == (3, "model_inference", "self cuda percent 105.62%")
-    (total,) = (one for one in found if one.rule == "self-percentages")
+    (total,) = (finding for finding in findings if finding.rule == "self-percentages")
     assert "200.51 % together" in total.numbers
 
 
 def test_the_eager_profile_is_possible(tmp_path: Path) -> None:
-    assert found_in(tmp_path, PROFILE_HEADINGS + EAGER) == []
+    assert findings_in(tmp_path, PROFILE_HEADINGS + EAGER) == []
 
 
 def test_a_profile_that_tunes_inside_its_window(tmp_path: Path) -> None:
-    found = found_in(tmp_path, PROFILE_HEADINGS + TUNED)
-    assert rules(found)["tuning-inside"] == "doubtful"
-    assert any("270.83%" in one.numbers for one in found)
+    findings = findings_in(tmp_path, PROFILE_HEADINGS + TUNED)
+    assert rules(findings)["tuning-inside"] == "doubtful"
+    assert any("270.83%" in finding.numbers for finding in findings)
 
 
 def test_a_mean_below_the_minimum(tmp_path: Path) -> None:
-    found = found_in(tmp_path, LATENCIES)
-    (wrong,) = (one for one in found if one.severity == "impossible")
+    findings = findings_in(tmp_path, LATENCIES)
+    (wrong,) = (finding for finding in findings if finding.severity == "impossible")
     assert (wrong.rule, wrong.row, wrong.label) == ("mean-in-range", 7, "FBCache (0.3)")
     assert wrong.numbers == "mean 2.05, min 2.09"
-    assert rules(found)["tail-samples"] == "doubtful", "nobody knows of how many samples the p99 is"
+    assert rules(findings)["tail-samples"] == "doubtful", "nobody knows of how many samples the p99 is"
 
 
 def test_a_higher_threshold_that_is_slower(tmp_path: Path) -> None:
-    (row,) = (one for one in found_in(tmp_path, A100) if one.rule == "threshold-order")
+    (row,) = (finding for finding in findings_in(tmp_path, A100) if finding.rule == "threshold-order")
     assert row.label == "FBCache (0.2)"
     assert row.severity == "doubtful"
 
@@ -112,7 +112,9 @@ def test_a_label_that_another_recipe_contradicts(tmp_path: Path) -> None:
 | TeaCache+FA2 (0.6)   | 2.63 | 2.45 | 2.70 | 2.73 | 2.73 |
 | FBCache+FA2 (0.2)    | 3.20 | 3.02 | 3.27 | 3.28 | 3.28 |
 """
-    (row,) = (one for one in found_in(tmp_path, LATENCIES + rows) if one.rule == "added-technique")
+    (row,) = (
+        finding for finding in findings_in(tmp_path, LATENCIES + rows) if finding.rule == "added-technique"
+    )
     assert (row.label, row.severity) == ("FBCache+FA2 (0.2)", "doubtful")
     assert "1.27 times as long" in row.why
 
@@ -120,27 +122,27 @@ def test_a_label_that_another_recipe_contradicts(tmp_path: Path) -> None:
 def test_four_bits_that_take_more_than_sixteen(tmp_path: Path) -> None:
     text = "Model,Quant,VRAM peak (GB),VRAM model (GB)\nSDXL,fp16,11.1,6.9\nSDXL,int8,8.9,4.7\n"
     text += "SDXL,int4_gemm,11.4,7.3\n"
-    (row,) = found_in(tmp_path, text, "table.csv")
+    (row,) = findings_in(tmp_path, text, "table.csv")
     assert (row.rule, row.label) == ("quantised-memory", "SDXL, int4_gemm")
 
 
 def test_calls_without_activations(tmp_path: Path) -> None:
-    found = found_in(tmp_path, MEMORY)
-    assert [(one.rule, one.label) for one in found] == [
+    findings = findings_in(tmp_path, MEMORY)
+    assert [(finding.rule, finding.label) for finding in findings] == [
         ("peak-memory", "FLUX Dev, Config 3, A100"),
         ("peak-memory", "FLUX Dev, Full Opt, A100"),
         ("peak-memory", "FLUX Dev, Full Opt, RTX 4090"),
     ]
-    assert {one.severity for one in found} == {"doubtful"}
+    assert {finding.severity for finding in findings} == {"doubtful"}
 
 
 def test_a_step_that_is_the_total_divided_and_a_ruined_image(tmp_path: Path) -> None:
-    found = found_in(tmp_path, STEPS, "table.csv")
-    assert rules(found) == {"steps-total": "doubtful", "ruined-images": "doubtful"}
-    (ruined,) = (one for one in found if one.rule == "ruined-images")
+    findings = findings_in(tmp_path, STEPS, "table.csv")
+    assert rules(findings) == {"steps-total": "doubtful", "ruined-images": "doubtful"}
+    (ruined,) = (finding for finding in findings if finding.rule == "ruined-images")
     assert (ruined.row, ruined.label) == (3, "LCM-SDXL, int8")
 
 
 @pytest.mark.parametrize("text", [LATENCIES.replace("2.05", "2.11"), PROFILE_HEADINGS + EAGER])
 def test_nothing_is_impossible_without_the_fault(tmp_path: Path, text: str) -> None:
-    assert all(one.severity == "doubtful" for one in found_in(tmp_path, text))
+    assert all(finding.severity == "doubtful" for finding in findings_in(tmp_path, text))

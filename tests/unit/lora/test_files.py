@@ -22,15 +22,15 @@ OURS = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.saf
 
 @pytest.fixture
 def served(client: Hub, tmp_path: Path) -> Hub:
-    one, several = tmp_path / "one", tmp_path / "several"
-    for folder in (one, several):
+    single, several = tmp_path / "one", tmp_path / "several"
+    for folder in (single, several):
         (folder / "sub").mkdir(parents=True)
         (folder / "README.md").write_text("a LoRA")
         (folder / "old.bin").write_bytes(b"never to be fetched")
-    shutil.copy(OURS, one / "ink.safetensors")
+    shutil.copy(OURS, single / "ink.safetensors")
     for name in ("a.safetensors", "sub/b-c.safetensors"):
         shutil.copy(OURS, several / name)
-    client.repositories["org/ink"] = Repository({"main": one, "v2": several})
+    client.repositories["org/ink"] = Repository({"main": single, "v2": several})
     client.repositories["org/several"] = Repository({"main": several})
     return client
 
@@ -43,12 +43,12 @@ def test_a_repository_or_one_of_its_files_is_a_lora(served: Hub) -> None:
         ("org/ink/a.safetensors@v2", "a.safetensors"),
         (f"org/ink/a.safetensors@{commit_of('v2')}", "a.safetensors"),
     ):
-        found = locate_lora(text)
-        assert (found.name, found.read_bytes()) == (name, OURS.read_bytes())
+        lora = locate_lora(text)
+        assert (lora.name, lora.read_bytes()) == (name, OURS.read_bytes())
     assert "old.bin" not in served.files
-    asked = len(served.asked)
+    num_requests = len(served.requests)
     locate_lora(f"org/ink/a.safetensors@{commit_of('v2')}")
-    assert len(served.asked) == asked, "it is in the cache"
+    assert len(served.requests) == num_requests, "it is in the cache"
     session = vivace.apply(build("sd"), "lora('org/ink', 0.5)")
     assert session.effects["lora(ink)"]["denoiser.merged_layers"]
 
@@ -76,7 +76,7 @@ def test_pefts_json_comes_with_its_adapter_and_with_no_other_file(served: Hub, t
     assert scale("org/adapter/adapter_model.safetensors") == 8
 
 
-def test_what_is_not_there_is_said(served: Hub) -> None:
+def test_a_lora_that_is_not_there_is_refused_with_a_reason(served: Hub) -> None:
     with pytest.raises(UnusableModel, match=r"has 2 files in \.safetensors format .*give one file"):
         locate_lora("org/several")
     with pytest.raises(Unsupported, match="has no nothing"):

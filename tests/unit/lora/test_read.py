@@ -311,11 +311,11 @@ def test_convolutions_with_a_core(path: Path) -> None:
     cores = rand(RANK, RANK, *kernel), rand(RANK, RANK, *kernel)
     names = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2")
     save({f"{name}.{key}": v for key, v in zip(names, (first, a, b, t, *cores), strict=True)}, path)
-    one, other = (
+    first_core, other = (
         torch.einsum("ijkl,jr,ip->prkl", c, w_b, w_a)
         for c, w_a, w_b in ((cores[0], first, a), (cores[1], b, t))
     )
-    check_merged(pipe, path, {f"unet.{layer}.weight": one * other})
+    check_merged(pipe, path, {f"unet.{layer}.weight": first_core * other})
 
 
 def test_biases_and_norms_are_added(path: Path) -> None:
@@ -351,20 +351,20 @@ def test_a_file_that_mixes_block_names_is_read_whole(path: Path) -> None:
     pipe = build("sdxl")
     width = pipe.unet.get_submodule(Q).in_features
     torch.manual_seed(0)
-    one, first = pair(
+    query, first = pair(
         "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q", width, (width,), KOHYA, ALPHA
     )
     other, second = pair(
         f"lora_unet_{Q.replace('to_q', 'to_k').replace('.', '_')}", width, (width,), KOHYA, ALPHA
     )
-    save(one | other, path)
+    save(query | other, path)
     check_merged(pipe, path, {f"unet.{Q}.weight": first, f"unet.{Q.replace('to_q', 'to_k')}.weight": second})
-    both = one | {
-        key.replace("input_blocks_4_1", "down_blocks_1_attentions_0"): value for key, value in one.items()
+    both = query | {
+        key.replace("input_blocks_4_1", "down_blocks_1_attentions_0"): value for key, value in query.items()
     }
     save(both, path)
     assert not read_lora(build("sdxl"), path).problems, "the same layer under two names, with the same values"
-    save(both | {key: value * 2 for key, value in one.items() if "up" in key}, path)
+    save(both | {key: value * 2 for key, value in query.items() if "up" in key}, path)
     with pytest.raises(
         UnusableModel,
         match=r"names .*attn1.to_q twice with different values, as .* and as",

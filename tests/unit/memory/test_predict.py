@@ -40,21 +40,21 @@ PUBLISHED = [
 
 
 @functools.cache
-def of(model: str, recipe: str = "baseline", **given: Any) -> Prediction:
-    return predict(find_weightless(model), resolve(recipe), **given)
+def of(model: str, recipe: str = "baseline", **arguments: Any) -> Prediction:
+    return predict(find_weightless(model), resolve(recipe), **arguments)
 
 
 @pytest.mark.parametrize(("model", "recipe", "model_gib", "peak_gib"), PUBLISHED)
 @pytest.mark.slow("flux-dev*", "sdxl*")
 def test_published_figures(model: str, recipe: str, model_gib: float, peak_gib: float) -> None:
-    found = of(model, recipe, text="embeddings")
-    encoders = sum(c.num_bytes for c in found.components if c.name.startswith("text_encoder"))
-    weights = found.model_bytes - encoders + CUBLAS_WORKSPACE
-    peak = found.peak_bytes - encoders
+    prediction = of(model, recipe, text="embeddings")
+    encoders = sum(c.num_bytes for c in prediction.components if c.name.startswith("text_encoder"))
+    weights = prediction.model_bytes - encoders + CUBLAS_WORKSPACE
+    peak = prediction.peak_bytes - encoders
     print(f"{model} {recipe}: {weights / GIB:.3f} of {model_gib:.3f}, {peak / GIB:.3f} of {peak_gib:.3f} GiB")
     assert weights == pytest.approx(model_gib * GIB, rel=0.03)
     assert peak == pytest.approx(peak_gib * GIB, rel=0.10)
-    assert found.peak_stage == "vae"
+    assert prediction.peak_stage == "vae"
 
 
 STORED = {
@@ -73,10 +73,10 @@ STORED = {
 @pytest.mark.slow("tiny_vae", "*convolutions=True*", "quantize(int8_dynamic)", "quantize(fp8_weight)")
 def test_weights_are_those_of_the_model_when_it_is_loaded(recipe: str) -> None:
     """fp32 on both sides: that is what a CPU runs. Blocks of 512 bytes are 5 % of so small a model at most."""
-    wanted = "dtype(fp32)" if recipe == "baseline" else f"dtype(fp32)+{recipe}"
-    predicted = of("tiny-sd", wanted)
-    found = find_model("tiny-sd")
-    session = session_of(load_pipeline(found, "cpu"), found, resolve(recipe), "cpu")
+    expected = "dtype(fp32)" if recipe == "baseline" else f"dtype(fp32)+{recipe}"
+    predicted = of("tiny-sd", expected)
+    located = find_model("tiny-sd")
+    session = session_of(load_pipeline(located, "cpu"), located, resolve(recipe), "cpu")
     real = weights_bytes(session.pipe)
     assert real <= sum(c.num_bytes for c in predicted.components) < 1.05 * real
     for component in predicted.components:
@@ -120,8 +120,8 @@ def test_nothing_is_computed_and_the_random_numbers_stay() -> None:
 
 
 def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
-    found = find_model("tiny-sd")
-    for name, path in found.files.items():
+    located = find_model("tiny-sd")
+    for name, path in located.files.items():
         if path.suffix != ".safetensors":
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, tmp_path / name)
@@ -157,9 +157,9 @@ def test_one_image_has_no_batch_to_slice() -> None:
 
 @pytest.mark.parametrize("name", ["tiny-sd", "tiny-flux"])
 def test_a_scheduler_is_what_its_configuration_says(name: str) -> None:
-    found = find_model(name)
+    located = find_model(name)
     built = find_weightless(name).build().scheduler
-    read = type(built).from_pretrained(str(found.files["scheduler/scheduler_config.json"].parent))
+    read = type(built).from_pretrained(str(located.files["scheduler/scheduler_config.json"].parent))
     assert {k: v for k, v in built.config.items() if k[0] != "_"} == {
         k: v for k, v in read.config.items() if k[0] != "_"
     }
@@ -199,17 +199,17 @@ def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was predicted for one card is not computed again for the next."""
     kept: dict[object, Prediction | Exception] = {}
 
-    def once(model: Any, recipe: Any, **given: Any) -> Prediction:
-        key = (model.name, recipe.text, *given.items())
+    def once(model: Any, recipe: Any, **arguments: Any) -> Prediction:
+        key = (model.name, recipe.text, *arguments.items())
         if key not in kept:
             try:
-                kept[key] = predict(model, recipe, **given)
+                kept[key] = predict(model, recipe, **arguments)
             except (NoEffect, Unsupported, WorkloadError) as error:
                 kept[key] = error
-        found = kept[key]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        stored = kept[key]
+        if isinstance(stored, Exception):
+            raise stored
+        return stored
 
     monkeypatch.setattr(fit, "predicted", once)
 
@@ -221,9 +221,9 @@ def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
         find_weightless("tiny-flux"),
         resolve("tiny_vae+bf16+int8@denoiser,text_encoder_2+compile"),
     )
-    found = changes(model, recipe, predict(model, recipe), RESERVE_BYTES, lambda _: None)
-    before = [change.what for change in found].index("offload(model)")
-    by_part, by_layer = found[before : before + 2]
+    proposals = changes(model, recipe, predict(model, recipe), RESERVE_BYTES, lambda _: None)
+    before = [change.what for change in proposals].index("offload(model)")
+    by_part, by_layer = proposals[before : before + 2]
     assert by_part.prediction.recipe.endswith("+compile+offload(model)")
     assert by_layer.what == "compile(blocks=repeated)+offload(group)"
     assert by_layer.prediction.recipe.endswith("+channels_last@vae+compile(blocks=repeated)+offload(group)")
@@ -237,8 +237,8 @@ def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = resolve("bf16+int8@denoiser,text_encoder_2+channels_last@vae+offload(model)")
     whole = predict(model, recipe, height=64, width=64)
     card = RESERVE_BYTES + whole.peak_bytes - 1e5
-    found = changes(model, recipe, whole, card, lambda _: None)
-    *smaller, filled = found
+    proposals = changes(model, recipe, whole, card, lambda _: None)
+    *smaller, filled = proposals
     assert not any(change.fills for change in smaller)
     assert filled.fills
     before, after = smaller[-1].prediction, filled.prediction
@@ -254,13 +254,13 @@ def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("encoder", ["text_encoder", "text_encoder_2", "text_encoder_3", None])
 def test_what_is_for_the_largest_text_encoder_is_aimed_at_it(encoder: str | None) -> None:
-    recipes = [one for one in fit._saving_recipes(lambda _: None, encoder) if "quantize" in one]
+    recipes = [recipe for recipe in fit._saving_recipes(lambda _: None, encoder) if "quantize" in recipe]
     both = "" if encoder is None else f"@denoiser,{encoder}"
     assert recipes[1:] == [
         f"quantize(int8){both or '@denoiser'}",
         f"quantize(nf4){both or '@denoiser'}",
     ]
-    assert all(resolve(one) for one in recipes)
+    assert all(resolve(recipe) for recipe in recipes)
 
 
 @pytest.mark.long
@@ -274,12 +274,12 @@ def test_the_largest_text_encoder_of_sd35_is_the_third(monkeypatch: pytest.Monke
 @pytest.mark.exhaustive("z-image*")
 @pytest.mark.parametrize(("model", "card"), [("flux2-klein-4b", 12e9), ("z-image-turbo", 16e9)])
 def test_a_language_model_of_full_size_is_quantised_to_fit(model: str, card: float) -> None:
-    found, recipe = find_weightless(model), resolve("channels_last@vae")
-    now = predict(found, recipe)
-    steps = changes(found, recipe, now, card, lambda _: None)
+    weightless, recipe = find_weightless(model), resolve("channels_last@vae")
+    now = predict(weightless, recipe)
+    steps = changes(weightless, recipe, now, card, lambda _: None)
     both = next(step for step in steps if step.what == "quantize(int8)@denoiser,text_encoder")
-    encoder = next(one for one in both.prediction.components if one.name == "text_encoder")
-    before = next(one for one in now.components if one.name == "text_encoder")
+    encoder = next(component for component in both.prediction.components if component.name == "text_encoder")
+    before = next(component for component in now.components if component.name == "text_encoder")
     # Tables of words stay as they are, and a head that shares one.
     assert 0.5 * before.num_bytes < encoder.num_bytes < 0.62 * before.num_bytes
     assert fits(steps[-1].prediction, card)
@@ -302,21 +302,21 @@ def test_changes_come_in_order_of_harmlessness_and_each_lowers_the_peak() -> Non
     assert fits(now, now.needed_bytes + RESERVE_BYTES)
     assert not fits(now, now.needed_bytes + RESERVE_BYTES - 1)
     tried: list[str] = []
-    found = changes(model, recipe, now, RESERVE_BYTES, tried.append)
-    assert not fits(found[-1].prediction, RESERVE_BYTES), "nothing fits a card of nothing"
-    kinds = [change.what for change in found]
+    proposals = changes(model, recipe, now, RESERVE_BYTES, tried.append)
+    assert not fits(proposals[-1].prediction, RESERVE_BYTES), "nothing fits a card of nothing"
+    kinds = [change.what for change in proposals]
     assert kinds[0] == "dtype(bf16)"
-    wanted = ["vae_slicing", "offload(model)", "offload(group)", "tiny_vae"]
-    assert [what for what in kinds if what in wanted] == wanted, "what keeps the image comes first"
-    assert "offload(model)" not in found[-1].prediction.recipe, (
+    expected = ["vae_slicing", "offload(model)", "offload(group)", "tiny_vae"]
+    assert [what for what in kinds if what in expected] == expected, "what keeps the image comes first"
+    assert "offload(model)" not in proposals[-1].prediction.recipe, (
         "one way of offloading takes the other's place"
     )
-    barely = RESERVE_BYTES + found[-1].prediction.loading_bytes
+    barely = RESERVE_BYTES + proposals[-1].prediction.loading_bytes
     many = [change.what for change in changes(model, recipe, now, barely, tried.append)]
     assert many[-2:] == ["tiny_vae", "batch 2"], "recipes before the workload"
     assert not any("batch" in what for what in kinds), "a smaller batch loads the same weights"
-    peaks = [now.peak_bytes, *(change.prediction.peak_bytes for change in found)]
+    peaks = [now.peak_bytes, *(change.prediction.peak_bytes for change in proposals)]
     assert peaks == sorted(peaks, reverse=True)
-    assert "fp32" not in found[-1].prediction.recipe, "one dtype takes the other's place"
+    assert "fp32" not in proposals[-1].prediction.recipe, "one dtype takes the other's place"
     first = changes(model, recipe, now, now.needed_bytes + RESERVE_BYTES - 1, tried.append)
     assert [change.what for change in first] == ["dtype(bf16)"], "no more than is needed"

@@ -37,10 +37,10 @@ class Predictor:
 
     def __init__(self, answer: Prediction | Exception = PREDICTION) -> None:
         self.answer = answer
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
-    def __call__(self, model: Any, recipe: Any, **asked: Any) -> Prediction:
-        self.asked.append(f"{model.name} {recipe.text} {asked}")
+    def __call__(self, model: Any, recipe: Any, **request: Any) -> Prediction:
+        self.requests.append(f"{model.name} {recipe.text} {request}")
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -58,20 +58,20 @@ def predictor(monkeypatch: pytest.MonkeyPatch, answer: Prediction | Exception = 
     return made
 
 
-def ask(model: str = "tiny-sd", recipe: str = "baseline", **asked: Any) -> Prediction:
-    return remembered.predicted(find_weightless(model), resolve(recipe), **asked)
+def ask(model: str = "tiny-sd", recipe: str = "baseline", **request: Any) -> Prediction:
+    return remembered.predicted(find_weightless(model), resolve(recipe), **request)
 
 
 def test_the_same_question_is_answered_from_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = predictor(monkeypatch)
     assert ask(batch=2) == ask(batch=2) == PREDICTION
-    assert len(made.asked) == 1
+    assert len(made.requests) == 1
     for other in ({"batch": 3}, {"recipe": "fp16"}, {"model": "tiny-flux"}):
         ask(**({"batch": 2} | other))
-    assert len(made.asked) == 4, "another question"
+    assert len(made.requests) == 4, "another question"
     monkeypatch.setattr(remembered, "_installed", lambda: "another vivace, or another diffusers")
     ask(batch=2)
-    assert len(made.asked) == 5
+    assert len(made.requests) == 5
 
 
 def test_a_changed_configuration_is_another_model(
@@ -82,12 +82,12 @@ def test_a_changed_configuration_is_another_model(
     made = predictor(monkeypatch)
     ask(str(folder))
     ask(str(folder))
-    assert len(made.asked) == 1
+    assert len(made.requests) == 1
     path = folder / "unet" / "config.json"
     config = json.loads(path.read_text()) | {"norm_eps": 2e-5}
     path.write_text(json.dumps(config))
     ask(str(folder))
-    assert len(made.asked) == 2
+    assert len(made.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_that_there_is_no_answer_is_remembered(
         with pytest.raises(type(refusal), match=str(refusal)) as caught:
             ask()
         assert getattr(caught.value, "already_so", None) == getattr(refusal, "already_so", None)
-    assert len(made.asked) == 1
+    assert len(made.requests) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"model": 1}', b'["Unheard", "of", null]', b"\xff"])
@@ -112,9 +112,9 @@ def test_a_damaged_answer_is_made_again(cache: Path, monkeypatch: pytest.MonkeyP
     (path,) = cache.iterdir()
     path.write_bytes(content)
     assert ask() == PREDICTION
-    assert len(made.asked) == 2
+    assert len(made.requests) == 2
     assert ask() == PREDICTION
-    assert len(made.asked) == 2
+    assert len(made.requests) == 2
 
 
 def test_what_depends_on_the_real_model_is_not_remembered(
@@ -123,7 +123,7 @@ def test_what_depends_on_the_real_model_is_not_remembered(
     made = predictor(monkeypatch)
     ask(recipe="prune(0.1)")
     ask(recipe="prune(0.1)")
-    assert len(made.asked) == 2
+    assert len(made.requests) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
     made = predictor(monkeypatch)
     assert ask() == ask() == PREDICTION
-    assert len(made.asked) == 2
+    assert len(made.requests) == 2
 
 
 def test_the_oldest_answers_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_the_oldest_answers_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_answer_from_disk_needs_no_torch(cache: Path) -> None:
     """The real prediction here, the answer in a new process."""
-    found = ask(recipe="bf16", batch=1)
+    prediction = ask(recipe="bf16", batch=1)
     code = (
         "import sys; from vivace.memory.remembered import predicted; from vivace.recipes.resolve import resolve; "
         "from vivace.memory.weightless import find_weightless; "
@@ -154,4 +154,4 @@ def test_an_answer_from_disk_needs_no_torch(cache: Path) -> None:
         "print([name for name in ('torch', 'diffusers', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == [str(found.peak_bytes), "[]"]
+    assert done.stdout.split("\n")[:2] == [str(prediction.peak_bytes), "[]"]

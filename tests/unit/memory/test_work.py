@@ -8,7 +8,7 @@ import pytest
 
 from tests.flow_models import EDITING, MODELS, _small, draw, session
 from tests.make import make_environment, make_trial
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.benchmark.work import count_work
 from vivace.errors import UsageError
 from vivace.hardware import Chip, named_gpu
@@ -23,17 +23,17 @@ RECORD = json.loads((Path(__file__).parents[3] / "results" / "model-flops.json")
 IMAGE_TOKENS = (1024 // 16) ** 2
 
 
-def part(found: Prediction, name: str = "denoiser") -> ComponentWork:
-    return next(one for one in found.work.components if one.component == name)
+def part(prediction: Prediction, name: str = "denoiser") -> ComponentWork:
+    return next(component for component in prediction.work.components if component.component == name)
 
 
-def flop(one: ComponentWork) -> int:
-    return one.gemm_flop + one.conv_flop + one.attention_flop
+def flop(work: ComponentWork) -> int:
+    return work.gemm_flop + work.conv_flop + work.attention_flop
 
 
 def recorded(model: str, name: str) -> tuple[int, int, int, int]:
-    one = RECORD[model]["components"][name]
-    return one["calls"], one["gemm"], one["conv"], one["attention"]
+    component = RECORD[model]["components"][name]
+    return component["calls"], component["gemm"], component["conv"], component["attention"]
 
 
 def test_sd35_large_by_hand() -> None:
@@ -66,28 +66,28 @@ def test_the_language_model_of_flux2_klein_by_hand() -> None:
 @pytest.mark.parametrize("model", ["flux2-klein-4b", "sana-sprint-1600m"])
 @pytest.mark.slow("flux2*")
 def test_the_record_is_what_is_counted(model: str) -> None:
-    found = predict(find_weightless(model), resolve("baseline"))
-    for one in found.work.components:
-        assert recorded(model, one.component) == (
-            one.calls,
-            one.gemm_flop,
-            one.conv_flop,
-            one.attention_flop,
-        ), one.component
+    weightless = predict(find_weightless(model), resolve("baseline"))
+    for component in weightless.work.components:
+        assert recorded(model, component.component) == (
+            component.calls,
+            component.gemm_flop,
+            component.conv_flop,
+            component.attention_flop,
+        ), component.component
 
 
 def test_a_source_is_as_many_tokens_as_the_image() -> None:
     def per_call(model: str, kind: str) -> float:
-        one = RECORD[model]["components"]["denoiser"]
-        return float(one[kind]) / one["calls"]
+        denoiser = RECORD[model]["components"]["denoiser"]
+        return float(denoiser[kind]) / denoiser["calls"]
 
     plain, edits = IMAGE_TOKENS + 512, 2 * IMAGE_TOKENS + 512
     assert per_call("flux-kontext", "attention") / per_call("flux-dev", "attention") == (edits / plain) ** 2
     assert per_call("flux-kontext", "gemm") / per_call("flux-dev", "gemm") == pytest.approx(
         edits / plain, rel=0.01
     )
-    seen = RECORD["qwen-image-edit"]["components"]["text_encoder"]["gemm"]
-    assert seen > 20 * RECORD["qwen-image"]["components"]["text_encoder"]["gemm"], "the image's 1,369 tokens"
+    gemm = RECORD["qwen-image-edit"]["components"]["text_encoder"]["gemm"]
+    assert gemm > 20 * RECORD["qwen-image"]["components"]["text_encoder"]["gemm"], "the image's 1,369 tokens"
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "cfg_cutoff(0.4)", "tiny_vae+steps(7)", "scheduler(heun)"])
@@ -104,10 +104,13 @@ def test_the_count_is_that_of_the_benchmark(recipe: str) -> None:
     calls = part(mine).calls
     theirs = count_work(trial, make_environment(), None, calls)
     assert theirs.reason is None
-    for one in theirs.components:
-        found = part(mine, one.component)
-        assert (found.calls, flop(found)) == (one.calls, one.gemm_flop + one.conv_flop + one.attention_flop)
-        assert found.attention_flop == one.attention_flop
+    for component in theirs.components:
+        counted = part(mine, component.component)
+        assert (counted.calls, flop(counted)) == (
+            component.calls,
+            component.gemm_flop + component.conv_flop + component.attention_flop,
+        )
+        assert counted.attention_flop == component.attention_flop
 
 
 @pytest.mark.parametrize("model", [*MODELS, *EDITING])
@@ -118,8 +121,8 @@ def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
     opened.pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     draw(opened)
     with _small(model):
-        found = predict(find_weightless(model), resolve("baseline"), height=128, width=128)
-    assert part(found).calls == len(calls)
+        weightless = predict(find_weightless(model), resolve("baseline"), height=128, width=128)
+    assert part(weightless).calls == len(calls)
 
 
 def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
@@ -128,9 +131,13 @@ def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
     blackwell = named_gpu("B200").chip
 
     def least(recipe: str, chip: Chip = chip) -> tuple[Any, ...]:
-        found = predict(find_weightless("tiny-flux"), resolve(recipe))
-        one = part(found)
-        return (one.gemm, one.attention), least_seconds(found.work, chip), found.work_is_bound
+        weightless = predict(find_weightless("tiny-flux"), resolve(recipe))
+        denoiser = part(weightless)
+        return (
+            (denoiser.gemm, denoiser.attention),
+            least_seconds(weightless.work, chip),
+            weightless.work_is_bound,
+        )
 
     half, half_s, _ = least("bf16")
     eight, eight_s, _ = least("bf16+quantize(fp8)")
@@ -143,14 +150,14 @@ def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
 
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
-    out = said(tmp_path, "plan", "tiny-flux", "--gpu", "h100").stdout
+    out = run_vivace(tmp_path, "plan", "tiny-flux", "--gpu", "h100").stdout
     (compute,) = (line for line in out.splitlines() if line.startswith("compute"))
     assert "28 steps (denoiser 28 x " in compute
     assert "by the data sheet of H100: 989.5 TFLOP/s in 16 bits, 1979 in 8" in out
-    told = json.loads(said(tmp_path, "plan", "tiny-flux", "--gpu", "H100", "--json").stdout)
-    assert told["least_s"] > 0
-    assert told["work"]["components"][0]["component"] == "denoiser"
-    wrong = said(tmp_path, "plan", "tiny-flux", "--gpu", "H10", code=UsageError.exit_code)
+    answer = json.loads(run_vivace(tmp_path, "plan", "tiny-flux", "--gpu", "H100", "--json").stdout)
+    assert answer["least_s"] > 0
+    assert answer["work"]["components"][0]["component"] == "denoiser"
+    wrong = run_vivace(tmp_path, "plan", "tiny-flux", "--gpu", "H10", code=UsageError.exit_code)
     assert "--gpu 'H10': no such GPU is known; did you mean 'H100'?" in wrong.stderr
 
 

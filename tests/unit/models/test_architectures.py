@@ -124,10 +124,10 @@ def test_configs_name_only_what_their_classes_know(architecture: Architecture) -
     for component in [architecture.scheduler, architecture.tiny_vae, *architecture.components.values()]:
         if component is not None and component.library == "diffusers":
             # Unknown arguments would be swallowed by the config and change nothing.
-            known = getattr(diffusers, component.class_name)._get_init_keys(
+            keys = getattr(diffusers, component.class_name)._get_init_keys(
                 getattr(diffusers, component.class_name)
             )
-            assert set(component.config) <= set(known)
+            assert set(component.config) <= set(keys)
     assert hasattr(diffusers, architecture.pipeline)
     assert architecture.denoiser in architecture.components
 
@@ -152,8 +152,8 @@ def test_they_are_plain_data(architecture: Architecture) -> None:
 def test_few_step_models_start_where_they_were_trained_to(
     name: str, steps: int, timesteps: list[float]
 ) -> None:
-    wanted = ARCHITECTURES[name].scheduler
-    scheduler = getattr(diffusers, wanted.class_name)(**wanted.config)
+    expected = ARCHITECTURES[name].scheduler
+    scheduler = getattr(diffusers, expected.class_name)(**expected.config)
     scheduler.set_timesteps(steps)
     assert scheduler.timesteps.tolist() == timesteps
 

@@ -126,8 +126,14 @@ def served(client: Hub, folders: dict[str, Path]) -> Hub:
 
 def draw(session: Any, **call: Any) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)
-    given = {"height": 32, "width": 32, "num_inference_steps": 2, "output_type": "np", "generator": generator}
-    return np.asarray(session("a red circle", **given | call).images)
+    arguments = {
+        "height": 32,
+        "width": 32,
+        "num_inference_steps": 2,
+        "output_type": "np",
+        "generator": generator,
+    }
+    return np.asarray(session("a red circle", **arguments | call).images)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,13 +170,13 @@ def test_it_loads_and_draws(name: str, served: Hub) -> None:
 @pytest.mark.quick("sd15", "sdxl", "flux-dev")
 def test_its_tiny_vae_is_fetched_when_it_is_asked_for(name: str, served: Hub) -> None:
     checked_request(name, "baseline")
-    taken = {file for file in served.files if "/" not in file and file != "model_index.json"}
+    decoder_files = {file for file in served.files if "/" not in file and file != "model_index.json"}
     session = vivace.load(name, "tiny_vae", device="cpu")
     assert type(session.pipe.vae).__name__ == "AutoencoderTiny"
     # FLUX's in miniature has fewer levels than the tiny one, which doubles the size three times.
     assert np.isfinite(draw(session)).all()
     assert {"config.json", "diffusion_pytorch_model.safetensors"} <= served.files
-    assert "diffusion_pytorch_model.safetensors" not in taken
+    assert "diffusion_pytorch_model.safetensors" not in decoder_files
 
 
 def test_a_tiny_vae_that_cannot_be_had(served: Hub) -> None:
@@ -248,24 +254,24 @@ def test_a_gated_entry(served: Hub) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick("sd15*", "flux-dev*", "sdxl*")
 @pytest.mark.slow("sdxl-*")
-def test_a_script_of_it_draws_the_same(
+def test_a_script_of_a_catalogue_model_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin = origin_of(name)
     if origin.lora is not None and importlib.util.find_spec("peft") is None:
         pytest.skip("diffusers merges LoRAs with peft, which is not installed")
-    found = checked_request(name, "baseline").located
+    located = checked_request(name, "baseline").located
     recipe = resolve("baseline" if origin.tiny_vae is None else "tiny_vae")
     call = {"height": 32, "width": 32, "num_inference_steps": 2}
-    session = open_session(found, recipe, "cpu", call)
+    session = open_session(located, recipe, "cpu", call)
     drawn = np.asarray(session("a red circle", generator=torch.Generator().manual_seed(0)).images[0])
-    text = write_script(found, recipe, "cpu", prompt="a red circle", call=call).text
+    text = write_script(located, recipe, "cpu", prompt="a red circle", call=call).text
     assert "import vivace" not in text
     assert str(served.url) not in text
     assert str(tmp_path) not in text, "nothing of this machine"
     (tmp_path / "draw.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    served.asked.clear()
+    served.requests.clear()
     runpy.run_path("draw.py")
     with Image.open("picture.png") as picture:
         assert np.array_equal(np.asarray(picture), drawn), np.abs(

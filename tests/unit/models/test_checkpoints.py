@@ -16,7 +16,7 @@ import vivace
 from tests import shrunken
 from tests.hub_server import Hub
 from tests.original_layout import save_sd2, save_sd15, save_sdxl
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.errors import UnusableModel, UsageError
 from vivace.export.script import write_script
 from vivace.models import find_model, load_pipeline
@@ -113,11 +113,11 @@ def test_what_an_sdxl_file_predicts(
     state = load_file(sdxl_file) | {name: torch.zeros(0) for name in markers}
     own = sdxl_file.parent / f"{tmp_path.name}.safetensors"
     save_file(state, own, metadata=metadata or None)
-    found = find_model(str(own))
-    config = load_pipeline(found, "cpu").scheduler.config
+    located = find_model(str(own))
+    config = load_pipeline(located, "cpu").scheduler.config
     assert (config.prediction_type, config.rescale_betas_zero_snr, config.timestep_spacing) == expected
-    assert bool(found.notes) == (expected[0] != "epsilon")
-    text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call={}).text
+    assert bool(located.notes) == (expected[0] != "epsilon")
+    text = write_script(located, resolve("baseline"), "cpu", prompt="a red circle", call={}).text
     assert ("v_prediction" in text) == (expected[0] != "epsilon"), "a script draws what vivace draws"
     own.unlink()
 
@@ -193,25 +193,25 @@ def test_fp8_weights_are_multiplied_by_their_scales(
             state[f"{LAYER}.comfy_quant"] = torch.tensor(list(description), dtype=torch.uint8)
 
     assert load_file(file)[f"{LAYER}.weight"].shape == (8, 8)
-    found = find_model(str(rewritten(file, change)))
-    loaded = load_pipeline(found, "cpu")
+    located = find_model(str(rewritten(file, change)))
+    loaded = load_pipeline(located, "cpu")
     read = loaded.unet.down_blocks[0].attentions[0].transformer_blocks[0].attn2.to_q.weight
     assert float(read.std()) == pytest.approx(float(own.std()), rel=0.05)
     assert torch.allclose(read, own, rtol=0.07, atol=2e-3 * float(scale.max()))
     others = loaded.unet.state_dict()
     assert sum(not torch.equal(value, others[key]) for key, value in pipe.unet.state_dict().items()) == 1
-    assert any("multiplied by their scales" in note for note in found.notes)
+    assert any("multiplied by their scales" in note for note in located.notes)
     with pytest.raises(UsageError, match="its weights have scales"):
-        write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call={})
+        write_script(located, resolve("baseline"), "cpu", prompt="a red circle", call={})
 
 
 def test_plain_fp8_is_read_as_it_is(file: Path, pipe: Any) -> None:
     def change(state: State) -> None:
         state.update({key: value.to(FP8) for key, value in state.items() if value.is_floating_point()})
 
-    found = find_model(str(rewritten(file, change)))
-    assert found.notes == ()
-    read = load_pipeline(found, "cpu").unet.state_dict()
+    located = find_model(str(rewritten(file, change)))
+    assert located.notes == ()
+    read = load_pipeline(located, "cpu").unet.state_dict()
     assert all(torch.equal(read[key], value.to(FP8).float()) for key, value in pipe.unet.state_dict().items())
 
 
@@ -286,11 +286,15 @@ def test_scales_without_a_weight_or_of_other_parts_are_refused(file: Path) -> No
             find_model(str(rewritten(file, change)))
     file.write_bytes(whole)
     layers = {LAYER.removeprefix(UNET): {"format": "float8_e4m3fn"}}
-    told = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
+    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
     with pytest.raises(UnusableModel, match="but has no scale"):
-        find_model(str(rewritten(file, lambda state: None, **told)))
+        find_model(str(rewritten(file, lambda state: None, **metadata)))
     find_model(
-        str(rewritten(file, lambda state: scaled(state, LAYER, torch.tensor(0.001), "weight_scale"), **told))
+        str(
+            rewritten(
+                file, lambda state: scaled(state, LAYER, torch.tensor(0.001), "weight_scale"), **metadata
+            )
+        )
     )
 
 
@@ -326,8 +330,8 @@ def test_another_prefix_of_the_denoiser_is_read(file: Path, pipe: Any) -> None:
         for name in [name for name in state if name.startswith(UNET)]:
             state[name.removeprefix("model.")] = state.pop(name)
 
-    found = find_model(str(rewritten(file, change)))
-    read = load_pipeline(found, "cpu").unet.state_dict()
+    located = find_model(str(rewritten(file, change)))
+    read = load_pipeline(located, "cpu").unet.state_dict()
     assert all(torch.equal(read[key], value) for key, value in pipe.unet.state_dict().items())
 
 
@@ -462,7 +466,7 @@ def test_flux_without_a_guidance_input_says_how_it_is_read(tmp_path: Path) -> No
 def test_notes_are_shown(file: Path, tmp_path: Path) -> None:
     rewritten(file, marked("v_pred", "ztsnr"))
     small = ["--num-inference-steps", "1", "--height", "64", "--width", "64", "--device", "cpu"]
-    done = said(
+    done = run_vivace(
         tmp_path, "generate", "a red circle", "--model", str(file), *small, "--out", str(tmp_path / "out")
     )
     assert "note: model.safetensors: v-prediction, zero terminal SNR: the tensor v_pred" in done.stderr
@@ -510,10 +514,10 @@ def test_sd_2_predicts_what_the_configuration_beside_it_says(
 ) -> None:
     pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, prediction_type=predicts)
     file = save_sd2(pipe, shrunken.save(pipe, tmp_path / "folder") / "model.safetensors")
-    found = find_model(str(file))
-    loaded = load_pipeline(found, "cpu")
+    located = find_model(str(file))
+    loaded = load_pipeline(located, "cpu")
     assert loaded.scheduler.config.prediction_type == predicts
-    assert f"predicts {predicts}" in found.notes[0]
+    assert f"predicts {predicts}" in located.notes[0]
     for name in ("unet", "vae"):
         ours, theirs = getattr(loaded, name).state_dict(), getattr(pipe, name).state_dict()
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name

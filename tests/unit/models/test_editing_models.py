@@ -60,12 +60,12 @@ def test_the_text_encoder_sees_as_many_tokens_as_when_published(model: str) -> N
     assert len(processor.tokenizer.tokenize(before)) == pipe.prompt_template_encode_start_idx + 3
     side, tokens = (1024, 37 * 37) if model == "qwen-image-edit" else (384, 14 * 14)
     text = "<|vision_start|><|image_pad|><|vision_end|>"
-    found = processor(text=[text + PROMPT, text], images=[Image.new("RGB", (side, side))] * 2, padding=True)
-    assert found.input_ids.shape == (2, tokens + 2 + 7)
-    assert (found.input_ids == config.image_token_id).sum(dim=1).tolist() == [tokens, tokens]
-    assert found["attention_mask"].sum(dim=1).tolist() == [tokens + 9, tokens + 2]
-    assert found["pixel_values"].shape == (2 * 4 * tokens, 3 * 2 * 14 * 14)
-    assert int(found.input_ids.max()) == config.image_token_id, "no word has the id of a mark"
+    inputs = processor(text=[text + PROMPT, text], images=[Image.new("RGB", (side, side))] * 2, padding=True)
+    assert inputs.input_ids.shape == (2, tokens + 2 + 7)
+    assert (inputs.input_ids == config.image_token_id).sum(dim=1).tolist() == [tokens, tokens]
+    assert inputs["attention_mask"].sum(dim=1).tolist() == [tokens + 9, tokens + 2]
+    assert inputs["pixel_values"].shape == (2 * 4 * tokens, 3 * 2 * 14 * 14)
+    assert int(inputs.input_ids.max()) == config.image_token_id, "no word has the id of a mark"
 
 
 @pytest.mark.parametrize("model", QWEN)
@@ -76,8 +76,10 @@ def test_prompts_are_kept_with_the_picture_that_they_go_with(model: str) -> None
     assert np.array_equal(draw(opened), reference(model))
     assert np.array_equal(draw(opened, image=source(1)), other)
     assert np.array_equal(draw(opened), reference(model))
-    found = opened.evidence()
-    assert (found["prompt_cache_misses"], found["prompt_cache_hits"]) == (4, 2), "prompt and negative prompt"
+    evidence = opened.evidence()
+    assert (evidence["prompt_cache_misses"], evidence["prompt_cache_hits"]) == (4, 2), (
+        "prompt and negative prompt"
+    )
 
 
 @pytest.mark.long

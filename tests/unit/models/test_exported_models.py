@@ -91,14 +91,14 @@ def test_the_tiny_vae_is_exported_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_vivace_takes_the_folder_for_the_same_model(flux_family: Path, tmp_path: Path, name: str) -> None:
-    found, again = find_model(name), find_model(str(export(name, tmp_path / "out").folder))
-    assert {name: path.read_bytes() for name, path in found.files.items()} == {
+    located, again = find_model(name), find_model(str(export(name, tmp_path / "out").folder))
+    assert {name: path.read_bytes() for name, path in located.files.items()} == {
         name: path.read_bytes()
         for name, path in again.files.items()
         if not name.startswith("tiny_vae/") and name != "vivace.json"
     }
-    assert again.defaults == found.defaults
-    assert again.call == found.call == {"max_sequence_length": 32}
+    assert again.defaults == located.defaults
+    assert again.call == located.call == {"max_sequence_length": 32}
     assert (again.defaults["height"], again.defaults["width"]) == (128, 128)
 
 

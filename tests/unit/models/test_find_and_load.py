@@ -47,8 +47,8 @@ def test_a_saved_pipeline_is_benched_like_any_other(folder: Path, tmp_path: Path
 
 def test_a_folders_defaults_are_its_pipelines_own(folder: Path) -> None:
     config = folder / "unet" / "config.json"
-    known = json.loads(config.read_text())
-    config.write_text(json.dumps(known | {"layers_per_block": 2}))  # else its denoiser is known,
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps(fields | {"layers_per_block": 2}))  # else its denoiser is known,
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")  # or its weights
     assert find_model(str(folder)).defaults == {
@@ -67,7 +67,7 @@ def test_a_folders_defaults_are_its_pipelines_own(folder: Path) -> None:
     assert find_model(str(folder)).defaults["width"] == 1024
 
 
-def test_other_weights_are_another_model(folder: Path) -> None:
+def test_a_folder_with_other_weights_is_another_model(folder: Path) -> None:
     before = find_model(str(folder)).model
     assert before.revision == find_model("tiny-sd").model.revision, "the same files"
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"

@@ -129,7 +129,7 @@ def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
     ],
 )
 @pytest.mark.slow("qwen*", "sana-1600m*", "flux2-klein*")
-def test_its_memory_is_predicted(model: str, model_gb: float, peak_gb: float) -> None:
+def test_memory_of_a_flow_model_is_predicted(model: str, model_gb: float, peak_gb: float) -> None:
     """At full size. The model's bytes follow from the number of parameters; the peak was not measured yet."""
     predicted = predict(find_weightless(model), resolve("baseline"))
     assert predicted.model_bytes / 1e9 == pytest.approx(model_gb, abs=0.02)

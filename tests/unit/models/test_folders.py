@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import shrunken
 from tests.hub_server import Hub, Repository
-from tests.typed import said
+from tests.typed import run_vivace
 from tinyworld import flux
 from vivace.errors import UnusableModel, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
@@ -54,9 +54,9 @@ def test_an_export_runs_as_it_does_by_name(tmp_path: Path, name: str, has_defaul
 
 
 def test_a_trained_export_keeps_its_defaults_and_they_can_be_changed(exported: Path) -> None:
-    found = find_model(str(changed(exported)))
-    assert found.same_as is None, "its weights are others"
-    assert found.defaults == find_model("tiny-sd").defaults
+    located = find_model(str(changed(exported)))
+    assert located.same_as is None, "its weights are others"
+    assert located.defaults == find_model("tiny-sd").defaults
     content = json.loads((exported / NAME).read_text())
     (exported / NAME).write_text(json.dumps(content | {"num_inference_steps": 9}))
     assert find_model(str(exported)).defaults["num_inference_steps"] == 9
@@ -64,10 +64,10 @@ def test_a_trained_export_keeps_its_defaults_and_they_can_be_changed(exported: P
     assert find_model(str(exported)).defaults["num_inference_steps"] == 25, "its denoiser is known"
     config = exported / "unet" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"layers_per_block": 9}))
-    found = find_model(str(exported))
-    assert found.entry is None
-    assert found.defaults["num_inference_steps"] == 50, "the class's own"
-    assert default_threads(found) == 1, "it is as small as by name"
+    located = find_model(str(exported))
+    assert located.entry is None
+    assert located.defaults["num_inference_steps"] == 50, "the class's own"
+    assert default_threads(located) == 1, "it is as small as by name"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_copy_draws_the_same_bytes(exported: Path, tmp_path: Path) -> None:
     paths = []
     for model in ("tiny-sd", str(exported)):
         few = ["--num-inference-steps", "2", "--device", "cpu", "--out", str(tmp_path / Path(model).name)]
-        done = said(tmp_path, "generate", "a red circle", "--model", model, *few)
+        done = run_vivace(tmp_path, "generate", "a red circle", "--model", model, *few)
         paths.append(Path(done.stdout.strip()))
     from PIL import Image
 
@@ -113,8 +113,8 @@ def test_other_models_of_a_class_are_told_by_their_configuration(flux_weights: P
     content = json.loads(config.read_text())
     assert find_model(str(folder)).defaults["num_inference_steps"] == 28
     config.write_text(json.dumps(content | {"guidance_embeds": False}))
-    found = find_model(str(folder))
-    assert (found.defaults["num_inference_steps"], found.defaults["guidance_scale"]) == (4, 0.0)
+    located = find_model(str(folder))
+    assert (located.defaults["num_inference_steps"], located.defaults["guidance_scale"]) == (4, 0.0)
     playground = find_model(str(shrunken.save(shrunken.playground(), tmp_path / "playground")))
     assert playground.defaults["guidance_scale"] == CATALOGUE["playground"].guidance_scale
 
@@ -122,10 +122,10 @@ def test_other_models_of_a_class_are_told_by_their_configuration(flux_weights: P
 def test_a_repository_of_the_catalogue_runs_as_by_name(client: Hub, tmp_path: Path) -> None:
     folder = shrunken.save(shrunken.sdxl(), tmp_path / "turbo", variants=("fp16",))
     client.repositories["stabilityai/sdxl-turbo"] = Repository({"main": folder})
-    found = find_model("stabilityai/sdxl-turbo")
-    assert found.entry is CATALOGUE["sdxl-turbo"]
-    assert found.defaults["num_inference_steps"] == CATALOGUE["sdxl-turbo"].num_inference_steps
-    assert not is_trusted(found), "its commit is not pinned"
+    located = find_model("stabilityai/sdxl-turbo")
+    assert located.entry is CATALOGUE["sdxl-turbo"]
+    assert located.defaults["num_inference_steps"] == CATALOGUE["sdxl-turbo"].num_inference_steps
+    assert not is_trusted(located), "its commit is not pinned"
 
 
 def test_recommend_reads_a_folder_by_its_weights(exported: Path) -> None:
@@ -159,14 +159,14 @@ class Silent:
 
 
 def test_a_first_image_tells_the_time_of_later_ones() -> None:
-    told: list[tuple[float, float]] = []
-    calls = FirstCalls(Silent(), lambda least, likely: told.append((least, likely)))
+    reports: list[tuple[float, float]] = []
+    calls = FirstCalls(Silent(), lambda least, likely: reports.append((least, likely)))
     calls.event({"event": "phase", "phase": "first call", "done": 0})
-    assert told == []
+    assert reports == []
     calls.event({"event": "phase", "phase": "warm-up", "done": 1})
     calls.event({"event": "phase", "phase": "warm-up", "done": 2})
     calls.event({"event": "sample", "phase": "timing", "done": 1})
-    (first, second) = told
+    (first, second) = reports
     assert first[0] == pytest.approx(first[1] / 2)
     assert second[0] == second[1]
 

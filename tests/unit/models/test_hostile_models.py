@@ -72,8 +72,8 @@ def refused(folder: Path) -> str:
 )
 def test_numbers_that_no_model_has(model: Path, file: str, key: str, value: Any) -> None:
     edit(model / file, **{key: value})
-    said = refused(model)
-    assert f"{model / file} cannot be used: its {key} " in said
+    message = refused(model)
+    assert f"{model / file} cannot be used: its {key} " in message
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_the_embedded_scorer_has_a_name() -> None:
     assert find_scorer("embedded") == find_scorer("tiny-clip")
 
 
-def test_users_that_do_not_exist() -> None:
+def test_a_model_of_a_user_that_does_not_exist() -> None:
     with pytest.raises(UnknownModel, match="no model '~nobody-here/x'"):
         find_model("~nobody-here/x")
     with pytest.raises(UnknownModel, match="no scorer '~nobody-here/x'"):
@@ -256,6 +256,10 @@ def test_published_configurations_are_within_the_bounds() -> None:
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    given = inspect.signature(kind.__init__).parameters.values()
-    found = {one.name: one.default for one in given if one.default is not inspect.Parameter.empty}
-    return dict(json.loads(json.dumps(found, default=str)))
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
+    }
+    return dict(json.loads(json.dumps(defaults, default=str)))

@@ -63,7 +63,7 @@ def draw(model: str) -> np.ndarray:
     return np.asarray(session(PROMPT, generator=generator, **call).images)
 
 
-def test_it_draws_what_the_folder_draws(served: Hub) -> None:
+def test_a_hub_model_draws_what_the_folder_draws(served: Hub) -> None:
     expected = draw(str(WEIGHTS / "tiny-sd"))
     assert np.array_equal(draw("org/model"), expected)
     assert served.files == FILES, "each once, nothing else"
@@ -74,29 +74,29 @@ def test_it_draws_what_the_folder_draws(served: Hub) -> None:
 
 
 def test_weights_wait_until_somebody_wants_to_draw(served: Hub) -> None:
-    found = find_model("org/model")
-    assert (found.model.name, found.model.source) == ("org/model", "hub")
-    assert found.model.revision == commit_of("main")[:12]
-    assert found.defaults["height"] == 128
-    assert found.defaults["guidance_scale"] == 7.5
+    located = find_model("org/model")
+    assert (located.model.name, located.model.source) == ("org/model", "hub")
+    assert located.model.revision == commit_of("main")[:12]
+    assert located.defaults["height"] == 128
+    assert located.defaults["guidance_scale"] == 7.5
     assert {name for name in served.files if name.endswith(".safetensors")} == set()
     with pytest.raises(WorkloadError):
         checked_request("org/model", "baseline", height=100)
     assert UNET not in served.files, "not for a question that cannot be asked"
-    complete = obtain(found)
-    assert complete.model == found.model
+    complete = obtain(located)
+    assert complete.model == located.model
     assert not complete.downloads
     assert UNET in served.files
 
 
 def test_the_cache_needs_no_network(served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = obtain(find_model("org/model"))
-    num_asked = len(served.asked)
-    assert find_model("org/model") == found
-    assert find_model("org/model", download=False) == found
+    obtained = obtain(find_model("org/model"))
+    num_requests = len(served.requests)
+    assert find_model("org/model") == obtained
+    assert find_model("org/model", download=False) == obtained
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load_pipeline(find_model("org/model"), "cpu").unet is not None
-    assert len(served.asked) == num_asked
+    assert len(served.requests) == num_requests
 
 
 def test_what_another_program_cached_is_enough(
@@ -110,13 +110,13 @@ def test_what_another_program_cached_is_enough(
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text(commit_of("main"))
     assert load_pipeline(find_model("org/model"), "cpu").unet is not None
-    assert served.asked == []
+    assert served.requests == []
     (snapshot / UNET).unlink()
     assert load_pipeline(find_model("org/model"), "cpu").unet is not None
     assert served.files == {UNET}, "the rest stays"
 
 
-def test_revisions(served: Hub, folder: Path, tmp_path: Path) -> None:
+def test_revisions_of_a_model(served: Hub, folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     config = other / "scheduler" / "scheduler_config.json"
     config.write_text(config.read_text().replace("trailing", "leading"))
@@ -136,19 +136,19 @@ def test_revisions(served: Hub, folder: Path, tmp_path: Path) -> None:
 def test_the_smaller_variant_is_fetched_where_there_is_one(served: Hub, folder: Path) -> None:
     for name in ("unet/diffusion_pytorch_model", "text_encoder/model"):
         shutil.copy(folder / f"{name}.safetensors", folder / f"{name}.fp16.safetensors")
-    found = obtain(find_model("org/model"))
-    assert found.variant == "fp16"
+    obtained = obtain(find_model("org/model"))
+    assert obtained.variant == "fp16"
     weights = {name for name in served.files if name.endswith(".safetensors")}
     assert weights == {
         "unet/diffusion_pytorch_model.fp16.safetensors",
         "text_encoder/model.fp16.safetensors",
         "vae/diffusion_pytorch_model.safetensors",
     }
-    assert {path.relative_to(found.folder).as_posix() for path in found.weights} == weights
-    assert load_pipeline(found, "cpu").dtype == torch.float32
+    assert {path.relative_to(obtained.folder).as_posix() for path in obtained.weights} == weights
+    assert load_pipeline(obtained, "cpu").dtype == torch.float32
 
 
-def test_repositories_that_cannot_be_had(served: Hub, folder: Path) -> None:
+def test_model_repositories_that_cannot_be_had(served: Hub, folder: Path) -> None:
     served.repositories |= {
         "org/gated": Repository({"main": folder}, refuse=(401, "GatedRepo")),
         "org/asked": Repository({"main": folder}, refuse=(403, "GatedRepo")),
@@ -227,8 +227,8 @@ def test_too_little_disk_is_known_before_anything_large_is_fetched(served: Hub) 
 
 
 def test_a_cached_file_that_was_cut_short(served: Hub) -> None:
-    found = obtain(find_model("org/model"))
-    blob = (found.folder / UNET).resolve()
+    obtained = obtain(find_model("org/model"))
+    blob = (obtained.folder / UNET).resolve()
     whole = blob.read_bytes()
     blob.write_bytes(whole[:-100])
     with pytest.raises(UnusableModel) as caught:
@@ -238,7 +238,7 @@ def test_a_cached_file_that_was_cut_short(served: Hub) -> None:
     assert advice
     Path(advice.group(1)).unlink()
     checked_request("org/model", "baseline")
-    assert (found.folder / UNET).read_bytes() == whole
+    assert (obtained.folder / UNET).read_bytes() == whole
 
 
 def test_an_interrupted_download_keeps_what_arrived(
@@ -268,7 +268,7 @@ def test_a_broken_connection_is_resumed(served: Hub, monkeypatch: pytest.MonkeyP
     assert size <= served.sent[UNET] < size + 3 * 100_000, "in parts; of each at most the last chunk again"
 
 
-def test_without_a_network(client: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_network(client: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve() as gone:
         pass
     monkeypatch.setattr(constants, "ENDPOINT", gone.url)
@@ -338,7 +338,7 @@ def test_two_processes_at_once(hub: Hub, home: Path, folder: Path) -> None:
     assert not list(home.rglob("*.incomplete"))
 
 
-def test_a_disk_that_fills_up(hub: Hub, home: Path, folder: Path) -> None:
+def test_a_disk_that_fills_up_while_a_model_is_fetched(hub: Hub, home: Path, folder: Path) -> None:
     """A limit on the size of files fails as a full disk does: in the middle of one."""
     hub.repositories["org/model"] = Repository({"main": folder})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

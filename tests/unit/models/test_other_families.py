@@ -194,8 +194,8 @@ def test_what_techniques_cannot_do_there_is_said_in_words(
         Outcome.UNSUPPORTED,
         "tiny_vae: no tiny VAE is known for this model's latents",
     )
-    known = {Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.NO_EFFECT}
-    assert {outcome for outcome, _ in outcomes.values()} <= known, outcomes
+    allowed = {Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.NO_EFFECT}
+    assert {outcome for outcome, _ in outcomes.values()} <= allowed, outcomes
     assert all(reason for outcome, reason in outcomes.values() if outcome is not Outcome.MEASURED)
 
 

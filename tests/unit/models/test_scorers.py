@@ -80,24 +80,24 @@ def ask(name: str, hub: Hub | str, home: Path, download: bool = True, **variable
 
 
 def test_a_repository_becomes_a_scorer(hub: Hub, home: Path, made: Path) -> None:
-    found = ask("org/clip", hub, home)
-    assert found["name"] == "org/clip"
-    folder = Path(found["folder"])
+    answer = ask("org/clip", hub, home)
+    assert answer["name"] == "org/clip"
+    folder = Path(answer["folder"])
     assert {path.name for path in folder.iterdir()} == FILES
     assert hub.files == FILES
     picture = Image.new("RGB", (64, 64), "red")
     fetched, original = ClipScorer(folder), ClipScorer(made)
     assert fetched.scores([picture], ["a red circle"]) == original.scores([picture], ["a red circle"])
-    assert found["revision"] == find_scorer(str(made)).revision, "the same files, wherever they came from"
+    assert answer["revision"] == find_scorer(str(made)).revision, "the same files, wherever they came from"
 
 
 def test_a_cached_copy_needs_no_network(hub: Hub, home: Path) -> None:
     first = ask("org/clip", hub, home)
-    num_asked = len(hub.asked)
+    num_requests = len(hub.requests)
     assert ask("org/clip", hub, home) == first
     assert ask("org/clip", hub, home, download=False) == first
     assert ask("org/clip", hub, home, HF_HUB_OFFLINE="1") == first
-    assert len(hub.asked) == num_asked
+    assert len(hub.requests) == num_requests
 
 
 def test_what_other_programs_cached_is_completed(hub: Hub, home: Path, made: Path) -> None:
@@ -109,7 +109,7 @@ def test_what_other_programs_cached_is_completed(hub: Hub, home: Path, made: Pat
     partial = ask("org/clip", hub, home, download=False)
     assert partial["code"] == 3
     assert "not in the local cache" in partial["message"]
-    assert hub.asked == []
+    assert hub.requests == []
     assert ask("org/clip", hub, home)["folder"] == str(snapshot)
     (snapshot / "extra.json").write_text("{}")
     assert ask("org/clip", hub, home)["revision"] == find_scorer(str(made)).revision, (
@@ -117,7 +117,7 @@ def test_what_other_programs_cached_is_completed(hub: Hub, home: Path, made: Pat
     )
 
 
-def test_revisions(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
+def test_revisions_of_a_scorer(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(made, tmp_path / "other"))
     torch.manual_seed(1)
     clip.save(other, clip.build())
@@ -133,7 +133,7 @@ def test_revisions(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
+def test_scorer_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
     hub.repositories |= {
         "org/gated": Repository({"main": made}, refuse=(401, "GatedRepo")),
         "org/asked": Repository({"main": made}, refuse=(403, "GatedRepo")),
@@ -174,10 +174,10 @@ def test_what_is_no_clip_in_safetensors_is_not_fetched(
         assert answer.get("code") == code, answer
         assert says in answer["message"]
     assert not list(home.rglob("model.safetensors"))
-    assert set(hub.asked) & {"pytorch_model.bin", "flax_model.msgpack", "tf_model.h5", "code.py"} == set()
+    assert set(hub.requests) & {"pytorch_model.bin", "flax_model.msgpack", "tf_model.h5", "code.py"} == set()
 
 
-def test_without_a_network(home: Path) -> None:
+def test_a_scorer_without_a_network(home: Path) -> None:
     with serve() as gone:
         pass
     answer = ask("org/clip", gone, home)
@@ -217,7 +217,7 @@ def test_a_cache_that_cannot_be_written(hub: Hub, home: Path, monkeypatch: pytes
 
 
 @pytest.mark.long
-def test_a_disk_that_fills_up(hub: Hub, home: Path) -> None:
+def test_a_disk_that_fills_up_while_a_scorer_is_fetched(hub: Hub, home: Path) -> None:
     """A limit on the size of files fails as a full disk does: in the middle of one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
@@ -235,9 +235,9 @@ def test_embedded_scorers_have_names(made: Path, tmp_path: Path, monkeypatch: py
     shutil.copytree(made, tmp_path / "tiny-clip")
     shutil.copytree(WEIGHTS / "tiny-sd", tmp_path / "tiny-sd")
     monkeypatch.setattr(scorers, "WEIGHTS", tmp_path)
-    found = find_scorer(" Tiny-CLIP ")
-    assert (found.name, found.folder) == ("tiny-clip", tmp_path / "tiny-clip")
-    assert found.id == f"tiny-clip@{find_scorer(str(made)).revision}"
+    scorer = find_scorer(" Tiny-CLIP ")
+    assert (scorer.name, scorer.folder) == ("tiny-clip", tmp_path / "tiny-clip")
+    assert scorer.id == f"tiny-clip@{find_scorer(str(made)).revision}"
     with pytest.raises(UnknownModel, match=r"did you mean 'tiny-clip'\? \(give tiny-clip, the folder of"):
         find_scorer("tiny-clop")
     with pytest.raises(UnknownModel, match="no scorer 'tiny-sd'"):
@@ -247,8 +247,8 @@ def test_embedded_scorers_have_names(made: Path, tmp_path: Path, monkeypatch: py
 def test_folders(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = Path(shutil.copytree(made, tmp_path / "org" / "clip"))
     monkeypatch.chdir(tmp_path)
-    found = find_scorer("org/clip")
-    assert (found.name, found.folder) == (str(copy), copy), "a folder comes before the hub"
+    scorer = find_scorer("org/clip")
+    assert (scorer.name, scorer.folder) == (str(copy), copy), "a folder comes before the hub"
     for name in (
         "org",
         "org/clip/config.json",
@@ -264,7 +264,7 @@ def test_folders(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     content = bytearray((copy / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (copy / "model.safetensors").write_bytes(bytes(content))
-    assert find_scorer("org/clip").revision != found.revision
+    assert find_scorer("org/clip").revision != scorer.revision
     encoder = WEIGHTS / "tiny-sd" / "text_encoder"
     with pytest.raises(UnknownModel, match="text_encoder is not a CLIP model"):
         find_scorer(str(encoder))

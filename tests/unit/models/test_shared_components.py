@@ -59,7 +59,8 @@ def test_the_pipeline_is_told_how_many_tokens_prompts_have(flux_family: Path) ->
     session = vivace.load("tiny-flux", device="cpu")
     lengths = []
     session.pipe.transformer.register_forward_pre_hook(
-        lambda module, args, given: lengths.append(given["encoder_hidden_states"].shape[1]), with_kwargs=True
+        lambda module, args, arguments: lengths.append(arguments["encoder_hidden_states"].shape[1]),
+        with_kwargs=True,
     )
     draw(session, num_inference_steps=1)
     draw(session, num_inference_steps=1, max_sequence_length=16)

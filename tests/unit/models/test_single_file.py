@@ -57,30 +57,32 @@ def served(client: Hub, folder: Path) -> Hub:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_script_of_it_draws_the_same(
+def test_a_script_of_a_single_file_draws_the_same(
     served: Hub, pipe: Any, folder: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(save_sd15(pipe, (folder if beside else tmp_path) / "model.safetensors"))
-    found, call = (
+    located, call = (
         checked_request(file, "baseline").located,
         {"height": 64, "width": 64, "num_inference_steps": 2},
     )
-    text = write_script(found, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
+    text = write_script(located, resolve("baseline"), "cpu", prompt="a red circle", call=call).text
     assert "vivace" not in text
     monkeypatch.chdir(tmp_path)
     (tmp_path / "draw.py").write_text(text)
     runpy.run_path("draw.py")
-    session = open_session(found, resolve("baseline"), "cpu", call)
+    session = open_session(located, resolve("baseline"), "cpu", call)
     drawn = session("a red circle", generator=torch.Generator().manual_seed(0)).images[0]
     with Image.open("picture.png") as picture:
         assert np.array_equal(np.asarray(picture), np.asarray(drawn))
 
 
-def test_it_draws_what_the_folder_draws(served: Hub, pipe: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_single_file_draws_what_the_folder_draws(
+    served: Hub, pipe: Any, folder: Path, tmp_path: Path
+) -> None:
     file = save_sd15(pipe, tmp_path / "model.safetensors")
-    found = find_model(str(file))
-    assert (found.model.name, found.model.source) == (str(file), "file")
-    assert found.defaults == find_model("sd15").defaults
+    located = find_model(str(file))
+    assert (located.model.name, located.model.source) == (str(file), "file")
+    assert located.defaults == find_model("sd15").defaults
     assert np.allclose(draw(str(file)), draw(str(folder)), atol=1e-5), "sums are rounded in another order"
     assert {name for name in served.files if name.endswith(".safetensors")} == set(), "configuration alone"
 
@@ -104,9 +106,9 @@ def test_sdxl_with_its_two_text_encoders(tmp_path: Path) -> None:
     }
     pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**levels))
     folder = shrunken.save(pipe, tmp_path / "folder")
-    found = find_model(str(save_sdxl(pipe, folder / "model.safetensors")))
-    assert found.entry is CATALOGUE["sdxl"]
-    loaded = load_pipeline(found, "cpu")
+    located = find_model(str(save_sdxl(pipe, folder / "model.safetensors")))
+    assert located.entry is CATALOGUE["sdxl"]
+    loaded = load_pipeline(located, "cpu")
     for name in ("unet", "vae", "text_encoder", "text_encoder_2"):
         ours, theirs = getattr(loaded, name).state_dict(), getattr(pipe, name).state_dict()
         assert ours.keys() == theirs.keys()
@@ -123,7 +125,7 @@ def test_without_the_configuration(client: Hub, pipe: Any, tmp_path: Path) -> No
     assert "put the file into a folder that has them" in str(caught.value)
 
 
-def test_other_weights_are_another_model(served: Hub, pipe: Any, tmp_path: Path) -> None:
+def test_a_file_with_other_weights_is_another_model(served: Hub, pipe: Any, tmp_path: Path) -> None:
     file = save_sd15(pipe, tmp_path / "model.safetensors")
     before = find_model(str(file)).model.revision
     pipe.unet.conv_out.weight.data += 1
@@ -303,8 +305,8 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
     base = serve_flux(client, flux_weights, tmp_path)
     file = gguf_flux(tmp_path / "flux1-dev-Q8_0.gguf")
     assert contents_of(file) == Contents("flux-dev", "transformer")
-    found = find_model(str(file))
-    assert found.model.source == "file"
+    located = find_model(str(file))
+    assert located.model.source == "file"
     assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
 
     transformer = load_pipeline(find_model(str(base)), "cpu").transformer
@@ -334,7 +336,7 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
         find_model(str(file)), resolve("baseline"), "cpu", prompt="a red circle", call=call
     ).text
     assert re.search(r"quantization_config=GGUFQuantizationConfig\(compute_dtype=[^)]*float32\)", text), text
-    revision = found.model.revision
+    revision = located.model.revision
     write_gguf(file, in_the_authors_layout(transformer), "Q4_0")
     assert find_model(str(file)).model.revision != revision, "another file of the same name"
 

@@ -79,12 +79,12 @@ def test_every_norm_sees_an_input_of_unit_order_however_deep(drawn: Any) -> None
         "FluxPipeline": ("transformer", 200),
     }[type(pipe).__name__]
     assert sum(name.startswith(part) for name in variances) > at_least
-    for name, seen in variances.items():
+    for name, values in variances.items():
         if name.startswith("vae.encoder"):
             continue
-        assert seen, f"{name} never ran"
-        assert min(seen) > 0.05, name
-        assert max(seen) < 20, name
+        assert values, f"{name} never ran"
+        assert min(values) > 0.05, name
+        assert max(values) < 20, name
 
 
 def test_flux_s_residual_stream_does_not_explode() -> None:
@@ -115,11 +115,11 @@ def test_what_steers_attention_and_blocks_is_of_unit_order() -> None:
     transformer = build_component(architecture.components["transformer"], "cpu", torch.float32)
     embed = transformer.time_text_embed
     pooled = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    told = embed(torch.linspace(0, 1000, 64), torch.linspace(1000, 6000, 64), pooled)
-    assert 0.5 < told.var() < 2
+    embedded = embed(torch.linspace(0, 1000, 64), torch.linspace(1000, 6000, 64), pooled)
+    assert 0.5 < embedded.var() < 2
     for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks):
         norm = block.norm1 if hasattr(block, "norm1") else block.norm
-        assert 0.3 < norm.linear(torch.nn.functional.silu(told)).std() < 0.8, "shift, scale and gate"
+        assert 0.3 < norm.linear(torch.nn.functional.silu(embedded)).std() < 0.8, "shift, scale and gate"
     t5 = build_component(architecture.components["text_encoder_2"], "cpu", torch.float32)
     tokens = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
     for block in t5.encoder.block:
@@ -152,8 +152,8 @@ def test_latents_end_in_range_under_every_scheduler(name: str, call: dict[str, A
 def test_a_unet_returns_its_noise_and_still_hears_the_prompt() -> None:
     pipe = build(narrow("sd15").changed(unet={"layers_per_block": 1}), "cpu", torch.float32)
     noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(0))
-    said = [pipe.encode_prompt(text, "cpu", 1, False)[0] for text in (PROMPT, "a yellow star")]
-    out = [pipe.unet(noise, 500, encoder_hidden_states=words).sample for words in said]
+    embeddings = [pipe.encode_prompt(text, "cpu", 1, False)[0] for text in (PROMPT, "a yellow star")]
+    out = [pipe.unet(noise, 500, encoder_hidden_states=words).sample for words in embeddings]
     assert torch.corrcoef(torch.stack([noise.flatten(), out[0].flatten()]))[0, 1] > 0.95
     assert 1e-3 < float((out[0] - out[1]).std()) < 0.3
 

@@ -53,9 +53,9 @@ def sent(exchange: PeerExchange, number: int, *shape: int) -> Gathering:
 def test_all_keys_and_values_are_there_after_the_barrier_in_the_order_of_processes() -> None:
     for batch in (1, 3):
         begun = [sent(exchange, rank, batch, 5, 2, 4) for rank, exchange in enumerate(exchanges())]
-        wanted = torch.cat([values(rank, batch, 5, 2, 2, 4) for rank in range(2)], dim=1)
+        expected = torch.cat([values(rank, batch, 5, 2, 2, 4) for rank in range(2)], dim=1)
         for gathering in begun:
-            assert gathering.wait().equal(wanted)
+            assert gathering.wait().equal(expected)
 
 
 def test_the_next_attention_is_written_while_another_gpu_still_reads_the_one_before() -> None:

@@ -13,7 +13,7 @@ def sent(module: nn.Module) -> tuple[Any, int]:
     """The module as a peer receives it, and the number of its storages."""
     pickled, weights = pack_module(module, "cpu")
     received, empty = unpack_module(pickled, "cpu")
-    assert [one.numel() for one in empty] == [one.numel() for one in weights]
+    assert [tensor.numel() for tensor in empty] == [tensor.numel() for tensor in weights]
     for to, content in zip(empty, weights, strict=True):
         to.copy_(content)
     return received, len(weights)

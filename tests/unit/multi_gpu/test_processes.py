@@ -115,16 +115,16 @@ vivace.load("tiny-sd", "parallel(cfg)")("a red circle", num_inference_steps=1000
 
 def _of_session(leader: int) -> dict[int, str]:
     """The command lines of the processes of a session; zombies have none."""
-    found = {}
+    by_pid = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # After the name, which is in brackets: state, parent, group, session.
             session = (folder / "stat").read_text().rpartition(")")[2].split()[3]
             if int(session) == leader and (line := (folder / "cmdline").read_text().replace("\0", " ")):
-                found[int(folder.name)] = line
+                by_pid[int(folder.name)] = line
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
-    return found
+    return by_pid
 
 
 def _start(command: list[str]) -> Any:
@@ -168,11 +168,11 @@ def _with_peer(process: Any) -> list[int]:
 
 @pytest.mark.long
 def test_nothing_outlives_the_primary_process(started: Any) -> None:
-    found = _with_peer(started)
-    assert len(found) == 2
+    peers = _with_peer(started)
+    assert len(peers) == 2
     started.kill()
     started.wait()
-    assert all(ends(pid) for pid in found)
+    assert all(ends(pid) for pid in peers)
 
 
 @pytest.mark.parametrize("started", ["generate"], indirect=True)
@@ -181,7 +181,7 @@ def test_nothing_outlives_the_primary_process(started: Any) -> None:
 def test_generate_interrupted_leaves_no_process_and_no_traceback(started: Any, to_all: bool) -> None:
     _with_peer(started)
     (os.killpg if to_all else os.kill)(started.pid, signal.SIGINT)
-    said, _ = started.communicate(timeout=60)
+    output, _ = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert _of_session(started.pid) == {}

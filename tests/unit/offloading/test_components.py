@@ -91,7 +91,7 @@ def test_components_before_one_that_is_not_called_are_offloaded() -> None:
     assert not offloader.is_in_call
 
 
-def test_pipelines_know_the_device() -> None:
+def test_pipelines_with_offloaded_components_know_the_device() -> None:
     pipe = build("sd")
     ComponentOffloader(pipe, "meta", pin=False)
     assert pipe._execution_device == torch.device("meta")
@@ -99,7 +99,7 @@ def test_pipelines_know_the_device() -> None:
 
 
 @pytest.mark.parametrize("place", ["unet", "vae", "callback"])
-def test_a_call_that_fails_leaves_nothing_behind(place: str) -> None:
+def test_a_call_that_fails_leaves_all_components_offloaded(place: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
     offloaded = vivace.apply(pipe, "offload(model)")
@@ -121,7 +121,7 @@ def test_a_call_that_fails_leaves_nothing_behind(place: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["", "inference_mode+", "int8@denoiser,vae+"])
-def test_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
+def test_a_vae_component_that_is_cast_in_the_call(recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), recipe.rstrip("+") or "baseline"))
     offloaded = vivace.apply(pipe, f"{recipe}offload(model)")
@@ -254,7 +254,7 @@ def test_a_pipeline_without_an_order_is_refused() -> None:
         vivace.apply(pipe, "offload(model)")
 
 
-def test_hooks_can_be_removed() -> None:
+def test_hooks_of_components_can_be_removed() -> None:
     pipe = build("sd")
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
     offloaded = vivace.apply(pipe, "offload(model)")
@@ -277,7 +277,7 @@ def test_a_component_called_alone_is_offloaded_too() -> None:
     assert addresses(offloaded.pipe.text_encoder) == on_host
 
 
-def test_how_much_is_pinned_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_bytes_of_components_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[int] = []
 
     def allocate(size: int) -> Any:

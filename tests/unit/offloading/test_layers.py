@@ -32,8 +32,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LayerOffloader]:
     """With the CPU as the GPU: the offloader of each pipeline."""
     made: list[LayerOffloader] = []
 
-    def enable(pipe: Any, given: Any, device: Any) -> Any:
-        made.append(LayerOffloader(pipe, CPU, pin=False, prefetch=given.stream, keep=given.keep * 1e9))
+    def enable(pipe: Any, technique: Any, device: Any) -> Any:
+        made.append(
+            LayerOffloader(pipe, CPU, pin=False, prefetch=technique.stream, keep=technique.keep * 1e9)
+        )
         return made[-1]
 
     monkeypatch.setattr(offload, "_enable", enable)
@@ -61,23 +63,23 @@ def test_one_layer_is_onloaded_at_a_time(family: str) -> None:
     offloaded = vivace.apply(pipe, "offload(group)")
     before = addresses(pipe)
     on_host = {layer: layer.weight.data_ptr() for part in modules(pipe).values() for layer in linears(part)}
-    seen: list[Any] = []
+    on_device_at: list[Any] = []
     denoiser = pipe.transformer if family == "flux" else pipe.unet
     for layer in linears(denoiser):
         # PyTorch calls it before the forward, which onloads the layer.
-        layer.register_forward_pre_hook(lambda module, _: seen.append(onloaded(on_host)))
+        layer.register_forward_pre_hook(lambda module, _: on_device_at.append(onloaded(on_host)))
         wrapped = layer.forward
 
-        def look(*given: Any, layer: Any = layer, wrapped: Any = wrapped) -> Any:
-            found = wrapped(*given)
+        def look(*arguments: Any, layer: Any = layer, wrapped: Any = wrapped) -> Any:
+            output = wrapped(*arguments)
             assert onloaded(on_host) == [], "it is offloaded"
-            return found
+            return output
 
         layer.forward = look
     for _ in range(2):
         draw(offloaded)
-    assert not any(seen)
-    assert len(seen) > 50
+    assert not any(on_device_at)
+    assert len(on_device_at) > 50
     assert addresses(pipe) == before, "nothing was copied back"
 
 
@@ -85,19 +87,19 @@ def test_a_layer_computes_with_the_copy() -> None:
     pipe = build("sd")
     vivace.apply(pipe, "offload(group)")
     layer = linears(pipe.unet)[3]
-    own, on_host, found = layer.weight, layer.weight.data_ptr(), []
+    own, on_host, copies = layer.weight, layer.weight.data_ptr(), []
     linear = torch.nn.functional.linear
 
     def look(inputs: Any, weight: Any, *rest: Any) -> Any:
         if weight is own:
-            found.append(weight.data_ptr())
+            copies.append(weight.data_ptr())
         return linear(inputs, weight, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", look)
         layer(torch.randn(2, layer.in_features))
-    assert found
-    assert on_host not in found
+    assert copies
+    assert on_host not in copies
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -107,15 +109,15 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
     norm, layer = pipe.unet.conv_norm_out, pipe.unet.time_embedding.linear_1
     small = (norm.weight, norm.bias, layer.bias)
     on_host = [tensor.data_ptr() for tensor in small]
-    seen: list[list[int]] = []
-    norm.register_forward_pre_hook(lambda *_: seen.append([tensor.data_ptr() for tensor in small]))
+    places_of: list[list[int]] = []
+    norm.register_forward_pre_hook(lambda *_: places_of.append([tensor.data_ptr() for tensor in small]))
     draw(offloaded)
-    (found,) = {tuple(places) for places in seen}
-    assert len(seen) > 2
-    assert not set(found) & set(on_host)
+    (places_in_call,) = {tuple(places) for places in places_of}
+    assert len(places_of) > 2
+    assert not set(places_in_call) & set(on_host)
     assert [tensor.data_ptr() for tensor in small] == on_host
     norm(torch.zeros(1, norm.num_channels, 4, 4))
-    assert seen[-1] == on_host, "asked before its forward"
+    assert places_of[-1] == on_host, "asked before its forward"
     assert norm.weight.data_ptr() not in on_host, "called by itself"
     pipe.maybe_free_model_hooks()
     assert [tensor.data_ptr() for tensor in small] == on_host
@@ -124,7 +126,7 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
 @pytest.mark.diagonal
-def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> None:
+def test_a_call_that_fails_leaves_all_layers_offloaded(place: str, recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
     offloaded = vivace.apply(pipe, recipe)
@@ -148,7 +150,7 @@ def test_a_call_that_fails_leaves_nothing_behind(place: str, recipe: str) -> Non
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
+def test_layers_of_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     pipe = upcasting()
     offloaded = vivace.apply(pipe, recipe)
@@ -193,10 +195,10 @@ def test_some_layers_stay_while_the_denoiser_works(
     def on_device() -> list[Any]:
         return [layer for layer in linears(denoiser) if layer.weight.data_ptr() != on_host[id(layer)]]
 
-    def at_end_of_step(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+    def at_end_of_step(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         if not stream:
             in_steps.append([layer.weight.data_ptr() for layer in on_device()])
-        return given
+        return tensors
 
     pipe.vae.decoder.register_forward_pre_hook(lambda *_: in_decoder.append(len(on_device())))
     for _ in range(2):
@@ -217,15 +219,15 @@ def test_some_layers_stay_while_the_denoiser_works(
 def test_layers_that_stay_are_evenly_spaced() -> None:
     unet = build("sd").unet
     chosen = layers_to_keep(unet, whole(unet) / 3)
-    found = [module for module, _ in layers_of(unet)]
-    places = [found.index(module) for module, _ in chosen]
+    layers = [module for module, _ in layers_of(unet)]
+    places = [layers.index(module) for module, _ in chosen]
     assert places == sorted(places)
     for third in range(3):
-        part = slice(third * len(found) // 3, (third + 1) * len(found) // 3)
-        assert any(module in found[part] for module, _ in chosen)
+        part = slice(third * len(layers) // 3, (third + 1) * len(layers) // 3)
+        assert any(module in layers[part] for module, _ in chosen)
     assert [module for module, _ in layers_to_keep(unet, 10 * whole(unet))] == [
         module
-        for module in found
+        for module in layers
         if any(is_moved_by_layer(t) for t in (*vars(module)["_parameters"].values(),) if t is not None)
     ]
     assert layers_to_keep(unet, 0) == []
@@ -245,13 +247,13 @@ class _Watch(TorchDispatchMode):
         self.on_host = {address for tensor in tensors for address in addresses_in(tensor)}
         self.is_swapping = False
         self.met: set[str] = set()
-        self.num_seen = 0
+        self.num_tensors = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.is_swapping:
-            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            self.num_seen += len(given)
-            if any(address in self.on_host for tensor in given for address in addresses_in(tensor)):
+            inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self.num_tensors += len(inputs)
+            if any(address in self.on_host for tensor in inputs for address in addresses_in(tensor)):
                 self.met.add(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -295,10 +297,10 @@ def test_nothing_computes_with_offloaded_tensors(
     ):
         whole = getattr(owner, name)
 
-        def swapping(*given: Any, whole: Any = whole) -> Any:
+        def swapping(*arguments: Any, whole: Any = whole) -> Any:
             before, watch.is_swapping = watch.is_swapping, True
             try:
-                return whole(*given)
+                return whole(*arguments)
             finally:
                 watch.is_swapping = before
 
@@ -307,7 +309,7 @@ def test_nothing_computes_with_offloaded_tensors(
         draw(offloaded)
         draw(offloaded)
     assert watch.met == set()
-    assert watch.num_seen > 1000
+    assert watch.num_tensors > 1000
 
     monkeypatch.setattr(LayerOffloader, "onload_layer", lambda self, part: None)
     with watch:
@@ -326,9 +328,9 @@ def test_layers_prefetched_for_another_step_are_dropped_for_the_vae() -> None:
     def num_onloaded() -> int:
         return sum(layer.weight.data_ptr() != place for layer, place in zip(layers, on_host, strict=True))
 
-    def at_end_of_step(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+    def at_end_of_step(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         after_steps.append(num_onloaded())
-        return given
+        return tensors
 
     pipe.vae.decoder.register_forward_pre_hook(lambda *_: in_decoder.append(num_onloaded()))
     draw(offloaded, callback_on_step_end=at_end_of_step)
@@ -336,7 +338,7 @@ def test_layers_prefetched_for_another_step_are_dropped_for_the_vae() -> None:
     assert in_decoder == [0]
 
 
-def test_pipelines_know_the_device() -> None:
+def test_pipelines_with_offloaded_layers_know_the_device() -> None:
     pipe = build("sd")
     LayerOffloader(pipe, "meta", pin=False, prefetch=False)
     assert pipe._execution_device == torch.device("meta")
@@ -373,7 +375,7 @@ class _Both(torch.nn.Module):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_hooks_can_be_removed(recipe: str) -> None:
+def test_hooks_of_layers_can_be_removed(recipe: str) -> None:
     pipe = build("sd")
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
     offloaded = vivace.apply(pipe, recipe)
@@ -410,10 +412,10 @@ def test_compiled_blocks_are_onloaded_as_one() -> None:
     counters.clear()
     offloaded = session("flux", "compile(backend=eager, blocks=repeated)+offload(group)")
     transformer = offloaded.pipe.transformer
-    found = dict(layers_of(transformer))
+    layers = dict(layers_of(transformer))
     blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
-    assert [module for module, below in found.items() if below] == blocks
-    assert not {layer for block in blocks for layer in linears(block)} & set(found)
+    assert [module for module, below in layers.items() if below] == blocks
+    assert not {layer for block in blocks for layer in linears(block)} & set(layers)
     for _ in range(2):
         assert np.array_equal(draw(offloaded), reference)
     assert counters["graph_break"] == {}
@@ -458,7 +460,7 @@ class _Late:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_reads_a_copy_before_it_is_complete(
+def test_no_layer_reads_a_copy_before_it_is_complete(
     family: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = drawn(family)
@@ -503,12 +505,12 @@ def six() -> list[OffloadedModule]:
 
 def work(prefetcher: Prefetcher, order: list[OffloadedModule]) -> list[list[bool]]:
     """Onload them in this order. Returns which were onloaded while each worked."""
-    found = []
+    states = []
     for part in order:
         prefetcher.onload(part)
-        found.append([p.is_onloaded for p in dict.fromkeys(order)])
+        states.append([p.is_onloaded for p in dict.fromkeys(order)])
         part.offload()
-    return found
+    return states
 
 
 def test_the_layer_that_followed_is_prefetched(
@@ -583,10 +585,12 @@ def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[OffloadedM
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_how_much_is_pinned_is_recorded(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_bytes_of_layers_are_recorded(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
     monkeypatch.setattr(
-        offload, "_enable", lambda pipe, given, _: LayerOffloader(pipe, CPU, pin=True, prefetch=given.stream)
+        offload,
+        "_enable",
+        lambda pipe, technique, _: LayerOffloader(pipe, CPU, pin=True, prefetch=technique.stream),
     )
     reference = drawn("flux")
     offloaded = session("flux", recipe)

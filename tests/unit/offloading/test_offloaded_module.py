@@ -76,12 +76,12 @@ def test_packed_int4_is_onloaded() -> None:
     part = OffloadedModule(torch.nn.Sequential(layer), torch.device("cpu"))
     part.move_to_host(None)
     on_host, inputs = layer.weight, torch.randn(3, 64)
-    wanted = layer(inputs)
+    expected = layer(inputs)
     assert part.onload() == sum(getattr(on_host, name).nbytes for name in ("packed", "scale", "zero"))
     assert type(layer.weight) is type(on_host)
     assert isinstance(layer.weight, torch.nn.Parameter)
     assert layer.weight.packed.data_ptr() != on_host.packed.data_ptr()
-    assert torch.equal(layer(inputs), wanted)
+    assert torch.equal(layer(inputs), expected)
     part.offload()
     assert layer.weight is on_host
 

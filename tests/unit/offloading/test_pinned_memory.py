@@ -20,7 +20,7 @@ def _plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_plain_memory")
 def test_copies_lie_side_by_side_and_are_the_same_tensors() -> None:
-    given = [
+    tensors = [
         torch.randn(5, 3),
         torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last),
         torch.randn(7, 9).t(),
@@ -31,17 +31,17 @@ def test_copies_lie_side_by_side_and_are_the_same_tensors() -> None:
         torch.randn(33).to(torch.float8_e4m3fn),
         torch.tensor([True, False]),
     ]
-    memory = PinnedMemory(sum(t.nbytes for t in given))
-    copies = [memory.pin(tensor) for tensor in given]
-    for tensor, copy in zip(given, copies, strict=True):
+    memory = PinnedMemory(sum(t.nbytes for t in tensors))
+    copies = [memory.pin(tensor) for tensor in tensors]
+    for tensor, copy in zip(tensors, copies, strict=True):
         assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(copy.float(), tensor.float())
         assert copy.data_ptr() % 16 == 0
-    assert copies[1].stride() == given[1].stride()
-    assert copies[2].stride() == given[2].stride()
+    assert copies[1].stride() == tensors[1].stride()
+    assert copies[2].stride() == tensors[2].stride()
     spans = sorted((c.data_ptr(), c.data_ptr() + c.nbytes) for c in copies)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-    assert memory.num_bytes == sum(t.nbytes for t in given)
+    assert memory.num_bytes == sum(t.nbytes for t in tensors)
     assert memory.refused is None
     assert memory.pin(torch.empty(0)) is None
 
@@ -69,11 +69,11 @@ def test_whole_models_lose_little_between_the_tensors(name: str, monkeypatch: py
 
 
 def test_a_host_that_has_no_more_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def allocate(size: int) -> Any:
-        asked.append(size)
-        if len(asked) > 1:
+        sizes.append(size)
+        if len(sizes) > 1:
             raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
         return torch.empty(size, dtype=torch.uint8)
 
@@ -83,7 +83,7 @@ def test_a_host_that_has_no_more_is_asked_once(monkeypatch: pytest.MonkeyPatch) 
     assert memory.pin(torch.empty(2**20)) is None
     assert memory.pin(torch.empty(2**20)) is None
     assert memory.pin(torch.empty(1024)) is not None, "in what it gave before"
-    assert len(asked) == 2
+    assert len(sizes) == 2
     assert memory.refused == "CUDA error: out of memory"
 
 

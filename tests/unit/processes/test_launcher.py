@@ -72,9 +72,9 @@ def test_a_scorer_of_somebody_else_is_read_under_limits(tmp_path: Path) -> None:
     """The event that the launcher waits for comes before the model is read, and one that ends the limits after it."""
     folder = tmp_path / "clip"
     clip.save(folder, clip.build())
-    for given, limited in ((folder, True), (WEIGHTS / "tiny-clip", False)):
+    for scorer_folder, limited in ((folder, True), (WEIGHTS / "tiny-clip", False)):
         events: list[dict[str, Any]] = []
-        scorer = Scorer(folder=str(given), others="tinyworld")
+        scorer = Scorer(folder=str(scorer_folder), others="tinyworld")
         assert compute_figures(tmp_path, [], scorer, "cpu", report=events.append) == []
         reading, scoring = events
         assert (reading["limits"] is not None) is limited

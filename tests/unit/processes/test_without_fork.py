@@ -69,7 +69,7 @@ def test_events_are_read_with_a_deadline() -> None:
         assert events.next(time.monotonic() + 5) is None
 
 
-def test_a_process_is_killed_with_those_that_it_started(tmp_path: Path) -> None:
+def test_without_fork_a_process_is_killed_with_its_children(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys; sleeps = [sys.executable, '-c', 'import time; time.sleep(60)']; "
         "print(subprocess.Popen(sleeps).pid, flush=True); sys.stdin.read()"

@@ -101,49 +101,49 @@ def test_an_operator_inside_itself_counts_once_in_its_total() -> None:
 
 
 def test_families_follow_the_operator_and_copies_the_kernel(trace: Trace) -> None:
-    found = {one.name: one for one in breakdown.families(trace)}
-    assert found["convolution"].cuda_s == pytest.approx(40e-6), "its bias included"
-    assert found["GEMM"].cuda_s == pytest.approx(15e-6)
-    assert found["CUDA calls"].cpu_s == pytest.approx((2 + 2 + 16 + 2) * 1e-6)
-    assert sum(one.cpu_s for one in found.values()) == pytest.approx(100e-6)
+    by_name = {family.name: family for family in breakdown.families(trace)}
+    assert by_name["convolution"].cuda_s == pytest.approx(40e-6), "its bias included"
+    assert by_name["GEMM"].cuda_s == pytest.approx(15e-6)
+    assert by_name["CUDA calls"].cpu_s == pytest.approx((2 + 2 + 16 + 2) * 1e-6)
+    assert sum(family.cpu_s for family in by_name.values()) == pytest.approx(100e-6)
 
 
 def test_components(trace: Trace) -> None:
-    found = {one.name: one for one in breakdown.components(trace)}
-    assert found["denoiser"].cuda_s == pytest.approx(40e-6)
-    assert found["denoiser"].cpu_s == pytest.approx(50e-6)
-    assert found["other"].cuda_s == pytest.approx(15e-6)
+    by_name = {component.name: component for component in breakdown.components(trace)}
+    assert by_name["denoiser"].cuda_s == pytest.approx(40e-6)
+    assert by_name["denoiser"].cpu_s == pytest.approx(50e-6)
+    assert by_name["other"].cuda_s == pytest.approx(15e-6)
 
 
 def test_gaps_are_the_host_being_late_only_where_it_did_not_wait(trace: Trace) -> None:
     assert breakdown.busy_us(trace) == pytest.approx(55)
-    gaps = {(one.component, one.before): one for one in breakdown.gaps(trace)}
+    gaps = {(gap.component, gap.before): gap for gap in breakdown.gaps(trace)}
     first = gaps["denoiser", "aten::conv2d"]
     assert (first.idle_s, first.host_late_s) == (pytest.approx(20e-6), pytest.approx(16e-6))
     # Idle from 60 to 90; launched at 84, after waiting from 64 to 80.
     second = gaps["other", "cudaGraphLaunch"]
     assert (second.idle_s, second.host_late_s) == (pytest.approx(30e-6), pytest.approx(8e-6))
     assert trace.end == 105, "the call ends when the GPU has finished"
-    assert sum(one.idle_s for one in gaps.values()) == pytest.approx(105e-6 - 55e-6)
+    assert sum(gap.idle_s for gap in gaps.values()) == pytest.approx(105e-6 - 55e-6)
 
 
 def test_memory_knows_who_holds_it(trace: Trace) -> None:
-    found = breakdown.memory(trace)
-    assert found is not None
-    assert (found.kind, found.before_bytes, found.peak_bytes) == ("CUDA tensors", 5000, 6500)
-    assert found.at_peak_bytes == {"before the call": 5000, "denoiser": 1500}
-    assert found.peak_by_component_bytes == {"denoiser": 6500, "other": 5500}
-    assert found.points[-1] == (pytest.approx(70e-6), 4800)
+    usage = breakdown.memory(trace)
+    assert usage is not None
+    assert (usage.kind, usage.before_bytes, usage.peak_bytes) == ("CUDA tensors", 5000, 6500)
+    assert usage.at_peak_bytes == {"before the call": 5000, "denoiser": 1500}
+    assert usage.peak_by_component_bytes == {"denoiser": 6500, "other": 5500}
+    assert usage.points[-1] == (pytest.approx(70e-6), 4800)
 
 
 def test_a_call_without_a_gpu() -> None:
-    events = [one for one in EVENTS if one["cat"] in ("cpu_op", "user_annotation")]
+    events = [event for event in EVENTS if event["cat"] in ("cpu_op", "user_annotation")]
     trace = read_chrome_trace([*events, memory(15, 300, 1, 0, 0), memory(16, -100, 2, 0, 0)])
     assert breakdown.gaps(trace) == breakdown.kernels(trace) == []
-    found = breakdown.memory(trace)
-    assert found is not None
-    assert (found.kind, found.before_bytes, found.peak_bytes) == ("CPU tensors", 0, 300)
-    assert found.at_peak_bytes == {"denoiser": 300}
+    usage = breakdown.memory(trace)
+    assert usage is not None
+    assert (usage.kind, usage.before_bytes, usage.peak_bytes) == ("CPU tensors", 0, 300)
+    assert usage.at_peak_bytes == {"denoiser": 300}
 
 
 def test_compiling_inside_the_call_is_seen() -> None:
@@ -157,15 +157,15 @@ def test_compiling_inside_the_call_is_seen() -> None:
 def test_thinning_keeps_the_peak_and_the_end() -> None:
     points = [(k / 1000, k % 7) for k in range(1000)]
     points[500] = (0.5, 99)
-    found = breakdown.thinned(points, 50)
-    assert len(found) <= 50
-    assert (0.5, 99) in found
-    assert found[-1] == points[-1]
+    thinned = breakdown.thinned(points, 50)
+    assert len(thinned) <= 50
+    assert (0.5, 99) in thinned
+    assert thinned[-1] == points[-1]
 
 
 def test_the_range_over_calls_comes_from_all_of_them(trace: Trace) -> None:
     longer = read_chrome_trace(
-        [one | {"dur": 45} if one["name"].startswith("sm90") else one for one in EVENTS]
+        [event | {"dur": 45} if event["name"].startswith("sm90") else event for event in EVENTS]
     )
     (row,) = (row for row in breakdown.operators(trace, [longer]) if row.name == "aten::cudnn_convolution")
     assert (row.self_cuda_s, row.least_s, row.most_s) == tuple(map(pytest.approx, (30e-6, 30e-6, 45e-6)))
@@ -214,16 +214,17 @@ def test_the_outermost_operator_that_tells_decides() -> None:
         kernel("splitKreduce_kernel", 60, 13, 2),
         kernel("nvjet_hsh", 80, 17, 3),
     ]
-    found = {
-        one.name: (one.cpu_s * 1e6, one.cuda_s * 1e6) for one in breakdown.families(read_chrome_trace(events))
+    by_name = {
+        event.name: (event.cpu_s * 1e6, event.cuda_s * 1e6)
+        for event in breakdown.families(read_chrome_trace(events))
     }
-    assert found["GEMM"] == tuple(map(pytest.approx, (9, 13 + 17))), (
+    assert by_name["GEMM"] == tuple(map(pytest.approx, (9, 13 + 17))), (
         "a view does not tell, nor does no operator"
     )
-    assert found["attention"] == tuple(map(pytest.approx, (18, 11)))
-    assert found["other"][0] == pytest.approx(3), "the view, without its CUDA call"
-    assert found["copy"] == tuple(map(pytest.approx, (0, 7)))
-    assert found["CUDA calls"][0] == pytest.approx(6)
+    assert by_name["attention"] == tuple(map(pytest.approx, (18, 11)))
+    assert by_name["other"][0] == pytest.approx(3), "the view, without its CUDA call"
+    assert by_name["copy"] == tuple(map(pytest.approx, (0, 7)))
+    assert by_name["CUDA calls"][0] == pytest.approx(6)
 
 
 def test_copies_and_collectives_tell_what_they_are() -> None:

@@ -29,11 +29,11 @@ def test_the_innermost_caller_outside_torch_is_named() -> None:
         Wait("synchronisation", "cudaStreamSynchronize", "denoiser", 32, 34),
         Wait("copy", "Memcpy DtoH (Device -> Pageable)", "other", 60, 90, num_bytes=64),
     ]
-    rows = {(one.file, one.line): one for one in located(waits, calls)}
+    rows = {(wait.file, wait.line): wait for wait in located(waits, calls)}
     assert rows["diffusers/scheduler.py", 25].is_exact
     assert not rows["diffusers/scheduler.py", 20].is_exact, "no call was traced: somewhere in the function"
     assert rows["run.py", 1].num_bytes == 64
-    assert [one.seconds for one in located(waits, calls)] == [30e-9, 6e-9, 2e-9]
+    assert [wait.seconds for wait in located(waits, calls)] == [30e-9, 6e-9, 2e-9]
 
 
 def test_a_wait_without_a_caller_is_kept() -> None:
@@ -57,8 +57,8 @@ def test_waits_on_a_gpu_are_cuda_calls_and_copies_to_the_host() -> None:
         event("Memcpy DtoH (Device -> Pageable)", 60, 1, is_gpu=True, correlation=3, metadata=_COPY.format(4096)),
         event("Memcpy HtoD (Pageable -> Device)", 81, 1, is_gpu=True, correlation=4, metadata=_COPY.format(8)),
     ]  # fmt: skip
-    found = [(one.kind, one.component, one.start, one.num_bytes) for one in read_waits(Results(events))]
-    assert found == [
+    listed = [(wait.kind, wait.component, wait.start, wait.num_bytes) for wait in read_waits(Results(events))]
+    assert listed == [
         ("copy", "denoiser", 10, 2),
         ("synchronisation", "denoiser", 13, 0),
         ("copy", "other", 50, 4096),
@@ -80,10 +80,10 @@ def test_a_real_call_names_its_line() -> None:
     pipe = _Pipe()
     (row,) = host_waits(pipe, pipe)
     with open(__file__) as lines:
-        wanted = next(k for k, line in enumerate(lines, 1) if "# the line that the test" in line)
+        line_number = next(k for k, line in enumerate(lines, 1) if "# the line that the test" in line)
     assert (row.kind, row.line, row.function, row.is_exact, row.count) == (
         "read",
-        wanted,
+        line_number,
         "__call__",
         True,
         3,

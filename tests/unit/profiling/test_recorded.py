@@ -34,12 +34,12 @@ ON_A_GPU = [
 
 
 def test_a_profile_of_a_gpu_reads_as_its_trace() -> None:
-    wanted, found = read_chrome_trace(ON_A_GPU), read_results(results_of(ON_A_GPU))
-    assert_alike(found, wanted)
-    assert breakdown.memory(found) is not None
-    assert {one.name for one in found.device} >= {"Memset (Device)", "triton_poi_fused_add_3"}
-    assert not any(one.name in ("vivace call", "Activity Buffer Request") for one in found.device)
-    assert not any(one.name == "Activity Buffer Request" for one in found.host)
+    trace, recorded = read_chrome_trace(ON_A_GPU), read_results(results_of(ON_A_GPU))
+    assert_alike(recorded, trace)
+    assert breakdown.memory(recorded) is not None
+    assert {event.name for event in recorded.device} >= {"Memset (Device)", "triton_poi_fused_add_3"}
+    assert not any(event.name in ("vivace call", "Activity Buffer Request") for event in recorded.device)
+    assert not any(event.name == "Activity Buffer Request" for event in recorded.host)
 
 
 class _Pipe:
@@ -63,18 +63,18 @@ class _Pipe:
 
 def test_a_profile_of_a_cpu_reads_as_its_trace(tmp_path: Path) -> None:
     pipe = _Pipe()
-    found = traced(pipe, pipe, tmp_path / "t.json")
-    wanted = read_chrome_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"])
-    assert len(found.host) == len(wanted.host) > 500
-    assert len(found.memory) == len(wanted.memory) > 100
-    assert_alike(found, wanted)
+    recorded = traced(pipe, pipe, tmp_path / "t.json")
+    expected = read_chrome_trace(json.loads((tmp_path / "t.json").read_text())["traceEvents"])
+    assert len(recorded.host) == len(expected.host) > 500
+    assert len(recorded.memory) == len(expected.memory) > 100
+    assert_alike(recorded, expected)
 
 
 def test_only_the_branches_around_a_moment_are_read() -> None:
     pipe = _Pipe()
-    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
         pipe()
-    results = found.profiler.kineto_results
+    results = profiler.profiler.kineto_results
     starts = sorted({event.start_ns() for event in results.events()})
     whole = python_calls(results, starts)
     few = random.Random(0).sample(starts, 100)
@@ -82,7 +82,7 @@ def test_only_the_branches_around_a_moment_are_read() -> None:
     assert 0 < len(read) < len(whole) / 2
     waits = [Wait("read", "a moment", "other", at, at + 1) for at in few]
     assert located(waits, read) == located(waits, whole)
-    assert {one.file.rsplit("/", 1)[-1] for one in located(waits, read)} >= {"test_recorded.py"}
+    assert {wait.file.rsplit("/", 1)[-1] for wait in located(waits, read)} >= {"test_recorded.py"}
     assert python_calls(results, []) == []
 
 
@@ -94,11 +94,16 @@ def test_a_function_that_has_not_ended_has_its_calls_read() -> None:
         def experimental_event_tree(self) -> list[Any]:
             return [outer]
 
-    assert [one.file for one in python_calls(Results(), [25])] == ["outer.py", "inner.py"]
+    assert [call.file for call in python_calls(Results(), [25])] == ["outer.py", "inner.py"]
 
 
 def _call(start: int, end: int, file: str, children: list[Any] | None = None) -> Any:
     frame = type("Frame", (), {"file_name": file, "line_number": 1, "function_name": "f"})
     fields = type("Fields", (), {"callsite": frame})
-    found = {"start_time_ns": start, "end_time_ns": end, "extra_fields": fields, "children": children or []}
-    return type("Node", (), found)
+    attributes = {
+        "start_time_ns": start,
+        "end_time_ns": end,
+        "extra_fields": fields,
+        "children": children or [],
+    }
+    return type("Node", (), attributes)

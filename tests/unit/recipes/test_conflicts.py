@@ -83,13 +83,13 @@ def test_every_rule_can_be_broken() -> None:
 
 def variants(kind: Any) -> list[Any]:
     values = {name: [*_choices(field), *_worth_trying(name, field)] for name, field in kind.knobs().items()}
-    found = []
+    instances = []
     for chosen in itertools.islice(itertools.product(*values.values()), 1000):
         try:
-            found.append(kind(**dict(zip(values, chosen, strict=True))))
+            instances.append(kind(**dict(zip(values, chosen, strict=True))))
         except ValueError:
             continue  # knobs that do not go together
-    return found
+    return instances
 
 
 def _worth_trying(name: str, field: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from vivace.recommendation.advise import recommend_from
 from vivace.stats import Interval
 
 
-def seen(text: str, gain: float | None = None, width: float = 0.01, **fields: object) -> EvidenceRow:
+def evidence(text: str, gain: float | None = None, width: float = 0.01, **fields: object) -> EvidenceRow:
     """A row whose baseline takes 10 s an image."""
     recipe = resolve(text)
     point = gain or 1.0
@@ -29,7 +29,7 @@ def seen(text: str, gain: float | None = None, width: float = 0.01, **fields: ob
 def table(
     *rows: EvidenceRow, kind: str = "own", gpu: str = "NVIDIA H100", model: str = "flux-dev", **fields: object
 ) -> EvidenceTable:
-    rows = rows if any(row.recipe == "baseline" for row in rows) else (seen("baseline"), *rows)
+    rows = rows if any(row.recipe == "baseline" for row in rows) else (evidence("baseline"), *rows)
     values = {
         "kind": kind,
         "place": kind,
@@ -45,5 +45,5 @@ def table(
 def ask(
     *tables: EvidenceTable, model: str = "flux-dev", gpu: str | None = "H100", **fields: object
 ) -> Recommendation:
-    wanted = Criteria(model=model, gpu=gpu, **fields)
-    return recommend_from(wanted, tables, with_predictions=False)
+    criteria = Criteria(model=model, gpu=gpu, **fields)
+    return recommend_from(criteria, tables, with_predictions=False)

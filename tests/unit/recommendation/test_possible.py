@@ -118,9 +118,9 @@ def test_a_card_and_its_size_say_the_same() -> None:
     assert answer.recipe == by_size.recipe
     assert answer.recipe is not None
     assert "nf4" in answer.recipe
-    said = " ".join(str(answer).split())
-    assert "the model as published does not fit" in said
-    assert "times the speed" not in said
+    output = " ".join(str(answer).split())
+    assert "the model as published does not fit" in output
+    assert "times the speed" not in output
     assert answer.sure == "low"
     assert len(answer.next) == 1
     assert answer.next[0].startswith("vivace bench --model flux-dev --recipe")
@@ -144,7 +144,7 @@ def test_published_caches_need_proof() -> None:
     assert answer.recipe is not None
     assert "cache" not in answer.recipe
     h100 = vivace.recommend("flux-dev", gpu="H100", store=())
-    assert not any(one.recipe.startswith("dtype(fp16)+first_block_cache(0.") for one in h100.ranking)
+    assert not any(row.recipe.startswith("dtype(fp16)+first_block_cache(0.") for row in h100.ranking)
 
 
 def test_a_faster_record_of_the_same_generation_is_followed() -> None:
@@ -169,7 +169,7 @@ def test_the_memory_of_the_card_is_the_limit() -> None:
     """A 4070 was advised a recipe of 17.4 GB."""
     answer = vivace.recommend("flux-dev", gpu="4070", store=())
     assert str(answer).startswith("flux-dev on RTX 4070 of 12.0 GB, for latency:")
-    assert any(one.kind == "memory" and "RTX 4070 of 12.0 GB" in one.why for one in answer.left_out)
+    assert any(row.kind == "memory" and "RTX 4070 of 12.0 GB" in row.why for row in answer.left_out)
     small, large = (
         vivace.recommend("flux-dev", gpu=f"RTX 4060 Ti{size}", store=()) for size in ("", " 16GB")
     )

@@ -13,7 +13,7 @@ import pytest
 import vivace
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import typed
-from tests.unit.recommendation.tables import ask, seen, table
+from tests.unit.recommendation.tables import ask, evidence, table
 from vivace.benchmark.store import Store
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
@@ -26,13 +26,13 @@ from vivace.spec.record import Outcome
 
 
 def test_the_next_command_measures_what_is_not_known_here() -> None:
-    answer = ask(table(seen("fp8_static+compile", 1.9), seen("compile", 1.3), kind="committed"))
+    answer = ask(table(evidence("fp8_static+compile", 1.9), evidence("compile", 1.3), kind="committed"))
     assert answer.next == (
         "vivace bench --model flux-dev --recipe baseline --recipe 'quantize(fp8_static)+compile' --recipe compile "
         "--prompt-set real",
     )
-    mine = table(seen("compile", 1.3))
-    better = ask(mine, table(seen("fp8_static+compile", 1.9), kind="committed"))
+    mine = table(evidence("compile", 1.3))
+    better = ask(mine, table(evidence("fp8_static+compile", 1.9), kind="committed"))
     assert better.recipe == "compile"
     assert "--recipe 'quantize(fp8_static)+compile'" in better.next[0]
     for line in (*answer.next, *better.next):
@@ -47,18 +47,24 @@ def test_the_next_command_measures_what_is_not_known_here() -> None:
 def test_what_gains_more_on_the_same_generation_is_told_and_asked_for_next() -> None:
     """The user's record on this GPU is followed, and the better recipe that its sister was measured with not hidden."""
     here = [
-        table(seen(recipe, 1.1 + k / 10), gpu="NVIDIA H100 80GB HBM3", place=f"{k}.json")
+        table(evidence(recipe, 1.1 + k / 10), gpu="NVIDIA H100 80GB HBM3", place=f"{k}.json")
         for k, recipe in enumerate(("compile", "bf16+compile", "int8+compile", "tf32+compile"))
     ]
-    sister = table(seen("fp8_static+compile", 1.9), kind="committed", gpu="NVIDIA H200", place="h200.json")
-    other = table(seen("fp8+compile", 2.5), kind="committed", gpu="NVIDIA A100", place="a100.json")
+    sister = table(
+        evidence("fp8_static+compile", 1.9), kind="committed", gpu="NVIDIA H200", place="h200.json"
+    )
+    other = table(evidence("fp8+compile", 2.5), kind="committed", gpu="NVIDIA A100", place="a100.json")
     answer = ask(*here, sister, other, gpu="H100")
-    assert "h200.json" in [one.basis.place for one in answer.elsewhere]
-    assert "a100.json" not in [one.basis.place for one in answer.elsewhere]
+    assert "h200.json" in [row.basis.place for row in answer.elsewhere]
+    assert "a100.json" not in [row.basis.place for row in answer.elsewhere]
     assert "'quantize(fp8_static)+compile'" in answer.next[0]
-    slower = table(seen("fp8_static+compile", 1.2), kind="committed", gpu="NVIDIA H200", place="h200.json")
-    assert "h200.json" not in [one.basis.place for one in ask(*here, slower, gpu="H100").elsewhere]
-    shipped = table(seen("compile", 1.3), kind="committed", gpu="NVIDIA H100 80GB HBM3", place="h100.json")
+    slower = table(
+        evidence("fp8_static+compile", 1.2), kind="committed", gpu="NVIDIA H200", place="h200.json"
+    )
+    assert "h200.json" not in [row.basis.place for row in ask(*here, slower, gpu="H100").elsewhere]
+    shipped = table(
+        evidence("compile", 1.3), kind="committed", gpu="NVIDIA H100 80GB HBM3", place="h100.json"
+    )
     followed = ask(shipped, sister, slower, other, gpu="H100")
     assert followed.basis is not None
     assert followed.basis.place == "h200.json", "vivace's own record of a sister is followed"
@@ -69,7 +75,11 @@ def test_gains_over_one_baseline_are_compared_over_it() -> None:
     """The model as published waits for the host, whose speed is not the GPU's."""
 
     def of(gpu: str, recipe: str, gain: float, published: float, kind: str) -> EvidenceTable:
-        rows = (seen("cuda_graph"), seen("baseline", published), seen(f"{recipe}+cuda_graph", gain))
+        rows = (
+            evidence("cuda_graph"),
+            evidence("baseline", published),
+            evidence(f"{recipe}+cuda_graph", gain),
+        )
         return table(*rows, kind=kind, gpu=gpu, place=gpu, baseline="cuda_graph")
 
     here = of("NVIDIA H200", "compile", 1.3, 0.5, "own")
@@ -80,7 +90,7 @@ def test_gains_over_one_baseline_are_compared_over_it() -> None:
 
 
 def test_a_tie_in_own_records_asks_for_more_rounds() -> None:
-    answer = ask(table(seen("fuse_qkv+compile", 1.52, 0.02), seen("compile", 1.5, 0.02)))
+    answer = ask(table(evidence("fuse_qkv+compile", 1.52, 0.02), evidence("compile", 1.5, 0.02)))
     assert answer.next[-1].endswith("--rounds 4")
 
 
@@ -121,7 +131,7 @@ def test_a_store_comes_before_what_ships(store: Path, monkeypatch: pytest.Monkey
     answer = vivace.recommend("tiny-sd")
     assert answer.basis is not None
     assert (answer.recipe, answer.basis.kind, answer.basis.gpu) == ("compile", "own", "Test CPU")
-    assert {one.recipe: one.kind for one in answer.left_out} == {
+    assert {row.recipe: row.kind for row in answer.left_out} == {
         "tiny_vae": "unproven",
         "dtype(bf16)": "not measured",
     }
@@ -151,12 +161,12 @@ def test_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def asked(*arguments: str, code: int = 0) -> str:
+    def run_recommend(*arguments: str, code: int = 0) -> str:
         assert typed(monkeypatch, "recommend", *arguments) == code
-        shown = capsys.readouterr()
-        return shown.err if code else shown.out
+        output = capsys.readouterr()
+        return output.err if code else output.out
 
-    lines = asked("flux-dev", "--gpu", "H200", "--max-memory", "20GB", "--same-picture").splitlines()
+    lines = run_recommend("flux-dev", "--gpu", "H200", "--max-memory", "20GB", "--same-picture").splitlines()
     assert lines[0].startswith("flux-dev on H200 within 20.0 GB, for latency")
     long = [line for line in lines if len(line) > 80]
     assert all(len(max(re.findall(r"'[^']*'|\S+", line), key=len)) > 40 for line in long), (
@@ -165,13 +175,13 @@ def test_the_command_line(
     assert {"gain", "stands", "memory", "quality", "runner-up", "missing", "sure", "next"} <= {
         line.split()[0] for line in lines if line and not line.startswith(" ")
     }
-    plain = json.loads(asked("flux-dev", "--gpu", "H200", "--format", "json"))
+    plain = json.loads(run_recommend("flux-dev", "--gpu", "H200", "--format", "json"))
     answer = Recommendation.model_validate(plain)
     assert answer.basis is not None
     assert (answer.basis.kind, answer.basis.near) == ("committed", "same")
     assert str(answer).splitlines()[2].strip() == plain["recipe"]
-    assert "--price-per-hour" in asked("sdxl", "--goal", "cost", code=2)
-    assert "12GiB" in asked("sdxl", "--max-memory", "much", code=2)
+    assert "--price-per-hour" in run_recommend("sdxl", "--goal", "cost", code=2)
+    assert "12GiB" in run_recommend("sdxl", "--max-memory", "much", code=2)
 
 
 def test_the_answer_needs_no_torch() -> None:

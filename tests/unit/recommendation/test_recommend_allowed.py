@@ -3,7 +3,7 @@
 import pytest
 
 from tests.make import make_record, make_round
-from tests.unit.recommendation.tables import ask, seen, table
+from tests.unit.recommendation.tables import ask, evidence, table
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.measured import table_of
 from vivace.evidence.tables import JudgedQuality
@@ -14,7 +14,7 @@ from vivace.stats import Gate, Interval
 
 
 def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:
-    rows = seen("fp8_static+compile", 1.9), seen("compile", 1.3)
+    rows = evidence("fp8_static+compile", 1.9), evidence("compile", 1.3)
     answer = ask(table(*rows, kind="committed", gpu="NVIDIA H200"), gpu="A100")
     assert answer.recipe == "compile"
     (out,) = answer.left_out
@@ -25,14 +25,14 @@ def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:
         ask(table(*rows, kind="committed", gpu="NVIDIA H200"), gpu="RTX 4090").recipe
         == "quantize(fp8_static)+compile"
     )
-    several = table(seen("parallel(ulysses)", 1.9), seen("compile", 1.3), kind="committed")
+    several = table(evidence("parallel(ulysses)", 1.9), evidence("compile", 1.3), kind="committed")
     assert ask(several).recipe == "compile"
 
 
 def test_a_time_of_kernels_made_for_another_generation_is_no_time_here() -> None:
     """Convolutions in e4m3 are vivace's own, made and measured on Hopper; elsewhere they were only compiled."""
     recipe = "fused(fp8, convolutions=fp8)"
-    tables = table(seen(recipe, 3.0), seen("fused(fp8)", 2.0), kind="committed", model="sdxl")
+    tables = table(evidence(recipe, 3.0), evidence("fused(fp8)", 2.0), kind="committed", model="sdxl")
     assert ask(tables, model="sdxl").recipe == recipe
     assert ask(tables, model="sdxl", gpu="H200").recipe == recipe
     for gpu in ("RTX 4090", "RTX 5090", "B200"):
@@ -42,7 +42,7 @@ def test_a_time_of_kernels_made_for_another_generation_is_no_time_here() -> None
         assert f"are made for another generation, and were never measured on {gpu}" in out.why
         assert f"fused(fp8) was compiled for {gpu}, and never measured on it" in answer.doubts
         assert answer.sure == "low"
-    measured = table(seen(recipe, 3.0), kind="community", model="sdxl", gpu="RTX 4090")
+    measured = table(evidence(recipe, 3.0), kind="community", model="sdxl", gpu="RTX 4090")
     answer = ask(tables, measured, model="sdxl", gpu="RTX 4090")
     assert answer.recipe == recipe
     assert not any("compiled" in doubt for doubt in answer.doubts)
@@ -57,21 +57,21 @@ def test_fp8_is_never_recommended_where_the_tensor_cores_lack_it(gpu: str) -> No
         "quantize(nvfp4)",
         "attention(flash3_fp8)",
     )
-    rows = [seen(recipe, 2.0 + number) for number, recipe in enumerate(recipes)]
-    answer = ask(table(*rows, seen("cuda_graph", 1.2), kind="committed"), gpu=gpu)
+    rows = [evidence(recipe, 2.0 + number) for number, recipe in enumerate(recipes)]
+    answer = ask(table(*rows, evidence("cuda_graph", 1.2), kind="committed"), gpu=gpu)
     assert answer.recipe == "cuda_graph"
     assert {out.recipe for out in answer.left_out if out.kind == "hardware"} == set(recipes)
 
 
 def test_the_limit_on_memory_is_hard_and_unknown_does_not_fit() -> None:
     rows = (
-        seen("compile", 2.0, peak_bytes=24_100_000_000),
-        seen("int8+compile", 1.5, peak_bytes=12_000_000_000),
-        seen("cuda_graph", 3.0, peak_bytes=None),
+        evidence("compile", 2.0, peak_bytes=24_100_000_000),
+        evidence("int8+compile", 1.5, peak_bytes=12_000_000_000),
+        evidence("cuda_graph", 3.0, peak_bytes=None),
     )
     answer = ask(table(*rows), max_bytes=24e9)
     assert answer.recipe == "quantize(int8)+compile"
-    kinds = {one.recipe: one.kind for one in answer.left_out}
+    kinds = {row.recipe: row.kind for row in answer.left_out}
     assert kinds == {"compile": "memory", "cuda_graph": "memory unknown"}
     assert "not known to fit: cuda_graph" in str(answer)
     nothing = ask(table(*rows), max_bytes=1e9)
@@ -88,17 +88,18 @@ def test_recipes_that_change_the_picture_need_proof() -> None:
     }
     gains = (1.5, 2.0, 2.5, 3.0)
     rows = [
-        seen(text, gain, judged=judged) for (text, judged), gain in zip(caches.items(), gains, strict=True)
+        evidence(text, gain, judged=verdict)
+        for (text, verdict), gain in zip(caches.items(), gains, strict=True)
     ]
-    answer = ask(table(*rows, seen("compile", 1.3)))
+    answer = ask(table(*rows, evidence("compile", 1.3)))
     assert answer.recipe == "first_block_cache(0.1)"
     assert answer.quality == "passes the quality gate: passes"
-    assert sorted(one.kind for one in answer.left_out) == ["quality", "unproven", "unproven"]
-    assert ask(table(*rows, seen("compile", 1.3)), same_picture=True).recipe == "compile"
-    assert ask(table(*rows, seen("compile", 1.3)), limits=Limits()).recipe == "first_block_cache(0.1)"
-    published = ask(table(*rows, seen("compile", 1.3), kind="published"))
+    assert sorted(row.kind for row in answer.left_out) == ["quality", "unproven", "unproven"]
+    assert ask(table(*rows, evidence("compile", 1.3)), same_picture=True).recipe == "compile"
+    assert ask(table(*rows, evidence("compile", 1.3)), limits=Limits()).recipe == "first_block_cache(0.1)"
+    published = ask(table(*rows, evidence("compile", 1.3), kind="published"))
     assert published.recipe == "first_block_cache(0.1)", "published rows need proof as well"
-    assert {one.kind for one in published.left_out} == {"quality", "unproven"}
+    assert {row.kind for row in published.left_out} == {"quality", "unproven"}
 
 
 def test_random_weights_borrow_quality_from_an_embedded_model_of_the_kind() -> None:
@@ -112,8 +113,8 @@ def test_random_weights_borrow_quality_from_an_embedded_model_of_the_kind() -> N
         )
         for gate in (Gate.PASSED, Gate.FAILED)
     }
-    full = [seen(f"{row.recipe}+cuda_graph", 2.0) for row in by_gate.values()]
-    rows = (full[0], full[1].model_copy(update={"gain": Interval(3.0, 2.9, 3.1)}), seen("compile", 1.3))
+    full = [evidence(f"{row.recipe}+cuda_graph", 2.0) for row in by_gate.values()]
+    rows = (full[0], full[1].model_copy(update={"gain": Interval(3.0, 2.9, 3.1)}), evidence("compile", 1.3))
     answer = ask(table(*rows, random_weights=True))
     assert answer.chosen is not None
     assert answer.chosen.judged is not None
@@ -127,18 +128,22 @@ def test_random_weights_borrow_quality_from_an_embedded_model_of_the_kind() -> N
     assert (unet.recipe, unet.chosen.judged.of) == (rows[0].recipe, "tiny-sd")
     few = ask(table(*rows, random_weights=True, model="flux-schnell"), model="flux-schnell")
     assert few.recipe == "compile", "four steps are not many"
-    assert all("random weights" in one.why for one in few.left_out)
+    assert all("random weights" in row.why for row in few.left_out)
 
 
 def test_fewer_steps_of_another_number_of_steps_are_another_share() -> None:
     """24 of tiny-flux's 28 steps pass; 24 of 50 are not known."""
-    row = seen("steps(24)", 2.0)
+    row = evidence("steps(24)", 2.0)
     assert ask(table(row, random_weights=True, steps=28)).recipe == "steps(24)"
-    assert [one.kind for one in ask(table(row, random_weights=True, steps=50)).left_out] == ["unproven"]
+    assert [left_out.kind for left_out in ask(table(row, random_weights=True, steps=50)).left_out] == [
+        "unproven"
+    ]
 
 
 def test_operations_that_were_counted_are_no_times() -> None:
-    counted = seen("steps(14)", 1.9, judged=JudgedQuality(gate=Gate.PASSED), is_counted=True, latency=None)
+    counted = evidence(
+        "steps(14)", 1.9, judged=JudgedQuality(gate=Gate.PASSED), is_counted=True, latency=None
+    )
     answer = ask(table(counted, kind="committed"))
     assert (answer.recipe, answer.sure) == ("steps(14)", "low")
     assert "counted and not timed" in answer.doubts[0]
@@ -147,7 +152,10 @@ def test_operations_that_were_counted_are_no_times() -> None:
 
 def test_committed_images_are_held_to_the_limits_that_are_asked() -> None:
     kept = JudgedQuality(gate=Gate.FAILED, reason="below 99 %", clip=Interval(0.96, 0.94, 0.98))
-    rows = seen("steps(14)", 2.0, judged=kept), seen("steps(20)", 1.4, judged=JudgedQuality(gate=Gate.PASSED))
+    rows = (
+        evidence("steps(14)", 2.0, judged=kept),
+        evidence("steps(20)", 1.4, judged=JudgedQuality(gate=Gate.PASSED)),
+    )
     loose = ask(table(*rows, kind="committed"), limits=Limits(clip=0.9))
     assert loose.recipe == "steps(14)"
     assert "CLIP margin kept [94, 98] %, 90 % asked" in loose.quality
@@ -166,16 +174,16 @@ def test_disturbed_times_are_not_compared() -> None:
         make_record("baseline", *at(4.0, 1.0, 1.01, 0.99)),
         make_record("compile", *at(2.0, 0.5, 0.51, 0.49)),
     ]
-    found = table_of("own", "here", rows_of(records))
-    answer = ask(found, model="tiny-sd", gpu=None)
+    evidence_table = table_of("own", "here", rows_of(records))
+    answer = ask(evidence_table, model="tiny-sd", gpu=None)
     assert answer.recipe is None, "nothing is compared"
     (out,) = answer.left_out
     assert (out.recipe, out.kind) == ("compile", "no figure")
     assert "disturbed its times" in out.why
-    memory = ask(found, model="tiny-sd", gpu=None, goal="memory")
+    memory = ask(evidence_table, model="tiny-sd", gpu=None, goal="memory")
     assert memory.ties, "memory is not disturbed"
     assert memory.next[0].endswith("--rerun")
-    assert ask(found, model="tiny-sd", gpu=None, goal="stability").recipe is None
+    assert ask(evidence_table, model="tiny-sd", gpu=None, goal="stability").recipe is None
 
 
 def test_with_random_weights_a_threshold_decides_on_noise() -> None:

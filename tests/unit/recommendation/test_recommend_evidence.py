@@ -3,7 +3,7 @@
 import pytest
 
 import vivace
-from tests.unit.recommendation.tables import ask, seen, table
+from tests.unit.recommendation.tables import ask, evidence, table
 from vivace.evidence.recorded import all_recorded
 from vivace.evidence.tables import EvidenceRow, JudgedQuality
 from vivace.hardware import Near, capability_of, near
@@ -14,16 +14,18 @@ from vivace.stats import Gate, Interval
 
 def test_evidence_is_ordered() -> None:
     ordered = [
-        table(seen("compile", 1.1), place="own, this GPU"),
-        table(seen("compile", 1.2), gpu="NVIDIA A100-SXM4-80GB", place="own, another GPU"),
-        table(seen("compile", 1.5), kind="committed", place="committed, this GPU"),
-        table(seen("compile", 1.5), kind="published", gpu="H100", place="published, this GPU"),
-        table(seen("compile", 1.5), kind="committed", gpu="NVIDIA H200", place="committed, its generation"),
-        table(seen("compile", 1.6), kind="published", gpu="H200", place="published, its generation"),
-        table(seen("compile", 1.7), kind="committed", gpu="A100", place="committed, another GPU"),
-        table(seen("compile", 1.8), kind="own", model="flux-schnell", place="own, of the family"),
+        table(evidence("compile", 1.1), place="own, this GPU"),
+        table(evidence("compile", 1.2), gpu="NVIDIA A100-SXM4-80GB", place="own, another GPU"),
+        table(evidence("compile", 1.5), kind="committed", place="committed, this GPU"),
+        table(evidence("compile", 1.5), kind="published", gpu="H100", place="published, this GPU"),
         table(
-            seen("compile", 1.9),
+            evidence("compile", 1.5), kind="committed", gpu="NVIDIA H200", place="committed, its generation"
+        ),
+        table(evidence("compile", 1.6), kind="published", gpu="H200", place="published, its generation"),
+        table(evidence("compile", 1.7), kind="committed", gpu="A100", place="committed, another GPU"),
+        table(evidence("compile", 1.8), kind="own", model="flux-schnell", place="own, of the family"),
+        table(
+            evidence("compile", 1.9),
             kind="published",
             gpu="A100",
             model="flux-schnell",
@@ -40,28 +42,28 @@ def test_evidence_is_ordered() -> None:
 
 
 def test_what_is_transferred_is_marked_and_never_sure() -> None:
-    direct = ask(table(seen("compile", 1.5, judged=JudgedQuality(gate=Gate.PASSED))))
+    direct = ask(table(evidence("compile", 1.5, judged=JudgedQuality(gate=Gate.PASSED))))
     assert (direct.sure, direct.doubts) == ("high", ())
-    unseen = ask(table(seen("compile", 1.5)))
+    unseen = ask(table(evidence("compile", 1.5)))
     assert (unseen.sure, unseen.doubts) == ("medium", ("its images were not judged",))
-    other = ask(table(seen("compile", 1.5), gpu="NVIDIA A100-SXM4-80GB"))
+    other = ask(table(evidence("compile", 1.5), gpu="NVIDIA A100-SXM4-80GB"))
     assert other.sure == "low"
     assert "another GPU, NVIDIA A100" in other.doubts[0]
     assert "no record of flux-dev on H100, nor on its generation" in other.missing
-    near_by = ask(table(seen("compile", 1.5), gpu="NVIDIA H200"))
+    near_by = ask(table(evidence("compile", 1.5), gpu="NVIDIA H200"))
     assert near_by.sure == "medium"
     assert "no record of flux-dev on H100; of its generation: NVIDIA H200" in near_by.missing
-    family = ask(table(seen("compile", 1.5), model="flux-schnell"))
+    family = ask(table(evidence("compile", 1.5), model="flux-schnell"))
     assert family.sure == "low"
     assert "no record compares recipes on flux-dev; of its family: flux-schnell" in family.missing
-    assert ask(table(seen("compile", 1.5), model="sd15")).recipe is None, "a UNet tells nothing of FLUX"
-    assert ask(table(seen("compile", 1.5), model="tiny-flux"), model="flux-dev").recipe is None
+    assert ask(table(evidence("compile", 1.5), model="sd15")).recipe is None, "a UNet tells nothing of FLUX"
+    assert ask(table(evidence("compile", 1.5), model="tiny-flux"), model="flux-dev").recipe is None
 
 
 def test_without_a_gpu_the_answer_says_which_it_is_for() -> None:
     tables = [
-        table(seen("compile", 1.5), kind="published", gpu="A100", place="there"),
-        table(seen("fp8+compile", 1.9), kind="published", gpu="H100", place="there"),
+        table(evidence("compile", 1.5), kind="published", gpu="A100", place="there"),
+        table(evidence("fp8+compile", 1.9), kind="published", gpu="H100", place="there"),
     ]
     answer = recommend_from(Criteria(model="flux-dev", gpu=None), tables)
     if answer.gpu is not None:
@@ -72,15 +74,15 @@ def test_without_a_gpu_the_answer_says_which_it_is_for() -> None:
 
 
 def test_a_better_table_that_allows_nothing_gives_way_to_the_next() -> None:
-    mine = table(seen("baseline", peak_bytes=30e9), seen("compile", 2.0, peak_bytes=30e9))
-    answer = ask(mine, table(seen("int8", 0.9, peak_bytes=10e9), kind="published"), max_bytes=12e9)
+    mine = table(evidence("baseline", peak_bytes=30e9), evidence("compile", 2.0, peak_bytes=30e9))
+    answer = ask(mine, table(evidence("int8", 0.9, peak_bytes=10e9), kind="published"), max_bytes=12e9)
     assert answer.basis is not None
     assert (answer.recipe, answer.basis.kind) == ("quantize(int8)", "published")
-    assert any("own is nearer, but compares nothing that is allowed" in one for one in answer.missing)
+    assert any("own is nearer, but compares nothing that is allowed" in line for line in answer.missing)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "other", "expected"),
+    ("gpu", "other", "expected"),
     [
         ("A100", "NVIDIA A100-SXM4-80GB", Near.SAME),
         ("4090", "NVIDIA GeForce RTX 4090", Near.SAME),
@@ -93,9 +95,9 @@ def test_a_better_table_that_allows_nothing_gives_way_to_the_next() -> None:
         ("Some GPU", "NVIDIA H200", Near.OTHER),
     ],
 )
-def test_gpus_by_name(wanted: str, other: str, expected: Near) -> None:
-    assert near(wanted, other) is expected
-    assert near(other, wanted) is expected
+def test_gpus_by_name(gpu: str, other: str, expected: Near) -> None:
+    assert near(gpu, other) is expected
+    assert near(other, gpu) is expected
 
 
 def test_capabilities_by_name() -> None:
@@ -127,11 +129,11 @@ def test_answers_for_another_gpu_are_never_sure(goal: str) -> None:
 
 def test_a_table_with_another_baseline_is_compared_by_its_times() -> None:
     """A study that starts from fp32 has the larger gain, and a slower recipe."""
-    usual = table(seen("compile", 1.5), kind="own", place="usual", steps=50)
+    usual = table(evidence("compile", 1.5), kind="own", place="usual", steps=50)
     study = table(
-        seen("dtype(fp32)", latency=Interval(30.0, 29.9, 30.1)),
-        seen("bf16+compile", 3.0, latency=Interval(10.0, 9.9, 10.1)),
-        seen("baseline", 2.7, latency=Interval(11.0, 10.9, 11.1)),
+        evidence("dtype(fp32)", latency=Interval(30.0, 29.9, 30.1)),
+        evidence("bf16+compile", 3.0, latency=Interval(10.0, 9.9, 10.1)),
+        evidence("baseline", 2.7, latency=Interval(11.0, 10.9, 11.1)),
         kind="own",
         place="study",
         baseline="dtype(fp32)",
@@ -169,17 +171,17 @@ def test_the_fused_recipe_is_what_an_h200_wants(model: str) -> None:
 
 
 def test_times_under_a_profiler_are_followed_last() -> None:
-    profiled = table(seen("bf16", 5.0), kind="published", gpu="H100", place="profiled", profiled=True)
-    timed = table(seen("compile", 1.3), kind="published", gpu="A100", place="timed")
+    profiled = table(evidence("bf16", 5.0), kind="published", gpu="H100", place="profiled", profiled=True)
+    timed = table(evidence("compile", 1.3), kind="published", gpu="A100", place="timed")
     assert ask(profiled, timed).basis.place == "timed"
     assert ask(profiled).basis.place == "profiled"
-    family = table(seen("compile", 1.2), kind="committed", model="flux-schnell", place="family")
+    family = table(evidence("compile", 1.2), kind="committed", model="flux-schnell", place="family")
     assert ask(profiled, family).basis.place == "profiled"
 
 
 def test_memory_is_looked_up_on_all_gpus_and_the_nearest_of_equals_counts() -> None:
     def peak(text: str, gigabytes: float) -> EvidenceRow:
-        return seen(text, 1.1, peak_bytes=int(gigabytes * 1e9))
+        return evidence(text, 1.1, peak_bytes=int(gigabytes * 1e9))
 
     here = table(peak("compile", 18), kind="published", gpu="H100", place="here")
     less = table(peak("int8", 10), kind="committed", gpu="A100", place="less")
@@ -192,15 +194,15 @@ def test_memory_is_looked_up_on_all_gpus_and_the_nearest_of_equals_counts() -> N
 def test_a_table_with_another_baseline_is_compared_at_its_own_number_of_steps() -> None:
     """The published model was timed with 30 steps only; 50 of them take 16.4 s by what a step takes."""
     usual = table(
-        seen("baseline", steps_s=9.6),
-        seen("compile", 1.5, steps_s=6.3),
+        evidence("baseline", steps_s=9.6),
+        evidence("compile", 1.5, steps_s=6.3),
         kind="own",
         place="usual",
         steps=30,
     )
     captured = table(
-        seen("cuda_graph", latency=Interval(12.0, 11.9, 12.1)),
-        seen("compile+cuda_graph", 1.33, latency=Interval(9.0, 8.9, 9.1)),
+        evidence("cuda_graph", latency=Interval(12.0, 11.9, 12.1)),
+        evidence("compile+cuda_graph", 1.33, latency=Interval(9.0, 8.9, 9.1)),
         kind="own",
         place="captured",
         baseline="cuda_graph",
@@ -220,13 +222,15 @@ def test_a_table_with_another_baseline_is_compared_at_its_own_number_of_steps() 
 
 
 def test_a_record_without_anything_better_says_nothing_of_what_it_lacks() -> None:
-    part = table(seen("quantize(int8)", 0.7), kind="committed", model="pony")
-    whole = table(seen("quantize(int8)+compile", 1.4), seen("compile", 1.2), kind="published", model="pony")
+    part = table(evidence("quantize(int8)", 0.7), kind="committed", model="pony")
+    whole = table(
+        evidence("quantize(int8)+compile", 1.4), evidence("compile", 1.2), kind="published", model="pony"
+    )
     answer = ask(part, whole, model="pony")
     assert answer.recipe == "quantize(int8)+compile"
     assert answer.basis is not None
     assert answer.basis.kind == "published"
-    tried = seen("quantize(int8)+compile", 0.8)
+    tried = evidence("quantize(int8)+compile", 0.8)
     more = part.model_copy(update={"rows": (*part.rows, tried)})
     assert ask(more, whole, model="pony").recipe == "baseline", "our own figure of it counts"
     elsewhere = whole.model_copy(update={"gpu": "A100"})
@@ -243,15 +247,17 @@ def test_a_study_does_not_hide_a_faster_recipe(model: str, size: int, least: flo
     assert answer.chosen is not None
     assert answer.chosen.latency is not None
     assert answer.basis.steps is not None
-    (base,) = (one for one in all_recorded()[model, "baseline", size, size] if "H100" in one.device)
+    (base,) = (
+        recorded for recorded in all_recorded()[model, "baseline", size, size] if "H100" in recorded.device
+    )
     assert base.seconds(answer.basis.steps) / answer.chosen.latency.point > least
 
 
 def test_what_others_reported_is_between_own_records_and_published_numbers() -> None:
     ordered = [
-        table(seen("compile", 1.5), kind="committed", place="record.json"),
-        table(seen("compile", 1.5), kind="community", place="card.json"),
-        table(seen("compile", 1.5), kind="published", gpu="H100", place="a study"),
+        table(evidence("compile", 1.5), kind="committed", place="record.json"),
+        table(evidence("compile", 1.5), kind="community", place="card.json"),
+        table(evidence("compile", 1.5), kind="published", gpu="H100", place="a study"),
     ]
     left = list(reversed(ordered))
     for expected in ordered:

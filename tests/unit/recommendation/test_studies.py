@@ -18,11 +18,11 @@ def studies() -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def ask(studies):
-    def asked(study: str, model: str, gpu: str, **fields: object) -> Recommendation:
-        wanted = Criteria(model=model, gpu=gpu, **fields)
-        return recommend_from(wanted, studies[study], with_predictions=False)
+    def recommendation(study: str, model: str, gpu: str, **fields: object) -> Recommendation:
+        criteria = Criteria(model=model, gpu=gpu, **fields)
+        return recommend_from(criteria, studies[study], with_predictions=False)
 
-    return asked
+    return recommendation
 
 
 def label(answer: Recommendation) -> str:
@@ -72,8 +72,8 @@ def test_000_what_fits_24_gb_on_a_4090(ask) -> None:
     assert label(answer) == "Full Opt"
     assert answer.chosen.peak_bytes == pytest.approx(16.18 * 2**30, rel=1e-6)
     # 22.48 GiB are 24.1 GB.
-    assert {one.title for one in answer.left_out if one.kind == "memory"} == {"quantize(int8) (Config 5)"}
-    assert "null in the source" in next(one.why for one in answer.left_out if one.label == "Base")
+    assert {row.title for row in answer.left_out if row.kind == "memory"} == {"quantize(int8) (Config 5)"}
+    assert "null in the source" in next(row.why for row in answer.left_out if row.label == "Base")
     assert "did not time its baseline" in " ".join(answer.doubts)
     assert label(ask("000", "flux-dev", "RTX 4090", max_bytes=24 * 2**30)) == "Full Opt"
 
@@ -100,7 +100,7 @@ def test_001_a_small_decoder_alone_is_not_proven(ask) -> None:
     """The final configuration is said to need slightly more memory; a part of it is published with half as much."""
     answer = ask("001", "sd15", "A100", goal="memory")
     assert label(answer) == "Baseline"
-    (out,) = [one for one in answer.left_out if one.label == "Compiled + tiny VAE"]
+    (out,) = [row for row in answer.left_out if row.label == "Compiled + tiny VAE"]
     assert (out.kind, out.score > 1) == ("unproven", True)
 
 
@@ -108,7 +108,7 @@ def test_002_bf16_is_fastest_and_flash_attention_adds_nothing(ask) -> None:
     """The source ends with flash attention in bf16; plain attention took 91.8 s, and that 94.0 s."""
     answer = ask("002", "sd15", "RTX 4060")
     assert label(answer) == "bf16"
-    assert [one.split(" (")[-1] for one in answer.ties] == ["FlashAttention, bf16)"]
+    assert [tie.split(" (")[-1] for tie in answer.ties] == ["FlashAttention, bf16)"]
     assert times_as_long(answer, "fp32+attention(math)") == pytest.approx(465.392 / 91.789)
 
 
@@ -123,7 +123,7 @@ def test_003_transformers_want_fp8_with_static_scales(ask, model: str) -> None:
 def test_003_unets_want_no_quantisation_for_speed(ask, model: str) -> None:
     answer = ask("003", model, "RTX PRO 6000")
     assert answer.recipe == "baseline"
-    assert not any(one.gain.point > 1 for one in answer.ranking)
+    assert not any(row.gain.point > 1 for row in answer.ranking)
 
 
 def test_003_the_fewest_steps_gain_most(ask) -> None:
@@ -137,7 +137,7 @@ def test_003_the_fewest_steps_gain_most(ask) -> None:
 def test_003_a_ruined_row_is_left_out(ask) -> None:
     """int8 on LCM-SDXL: a CLIP score of 0.1348, where fp16 has 0.2850."""
     out = ask("003", "lcm-sdxl", "RTX PRO 6000", goal="memory").left_out
-    (ruined,) = [one for one in out if one.label == "int8"]
+    (ruined,) = [row for row in out if row.label == "int8"]
     assert (ruined.kind, "0.1348" in ruined.why) == ("quality", True)
 
 
@@ -149,7 +149,7 @@ def test_003_memory_is_least_in_four_bits_where_it_is_not_needed_for_speed(ask) 
 
 def unproven(answer: Recommendation, name: str) -> float:
     """Return the score of a row of this label that was left out for want of proof."""
-    (out,) = [one for one in answer.left_out if one.label == name]
+    (out,) = [row for row in answer.left_out if row.label == name]
     assert out.kind == "unproven"
     assert out.score is not None
     return out.score
@@ -186,8 +186,8 @@ def test_004_publishes_no_quality_and_no_memory(ask) -> None:
 
     proven = ask("004", "flux-dev", "H100", limits=Limits(clip=0.9))
     assert proven.recipe == resolve("fp16").text, "the baseline alone needs no proof"
-    assert {one.kind for one in proven.left_out} == {"unproven"}
+    assert {row.kind for row in proven.left_out} == {"unproven"}
     fits = ask("004", "flux-dev", "H100", max_bytes=80e9)
     assert fits.recipe is None
-    assert {one.kind for one in fits.left_out} == {"memory unknown"}
+    assert {row.kind for row in fits.left_out} == {"memory unknown"}
     assert "not known to fit" in str(fits)

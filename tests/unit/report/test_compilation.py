@@ -41,18 +41,18 @@ def test_it_is_paid_back_when_the_gains_make_up_for_it() -> None:
     assert row.compilation.fresh_s == pytest.approx(40)
     assert row.compilation.cached_s == pytest.approx(5)
     assert row.compilation.break_even_images == 80
-    said = "compiling took 40.0 s, 5.00 s from the disk cache; paid back from image 80 on"
-    assert paid_back(row) == said
+    message = "compiling took 40.0 s, 5.00 s from the disk cache; paid back from image 80 on"
+    assert paid_back(row) == message
     for format_ in ("table", "md"):
-        assert said in render([baseline, row], format_)
+        assert message in render([baseline, row], format_)
     assert "Compiling took 40.0 s" in render_page(
         [Section("x", "2026-01-01T00:00:00+00:00", (baseline, row))], _none
     )
     (_, cells) = csv.DictReader(io.StringIO(render([baseline, row], "csv")))
     assert (float(cells["compile_fresh_s"]), cells["break_even_images"]) == (pytest.approx(40), "80")
-    (plain, found) = json.loads(render([baseline, row], "json"))
+    (plain, compiled_row) = json.loads(render([baseline, row], "json"))
     assert plain["compilation"] is None
-    assert found["compilation"]["break_even_images"] == 80
+    assert compiled_row["compilation"]["break_even_images"] == 80
 
 
 def _none(_: str) -> bytes | None:

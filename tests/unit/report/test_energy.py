@@ -16,9 +16,9 @@ from vivace.spec.record import GpuWindow
 
 def window(energy_j: float | None, **fields: Any) -> GpuWindow:
     source = None if energy_j is None else "counter"
-    given: dict[str, Any] = {"calls": 4, "seconds": 2.0, "energy_from": source, "power_w": 500.0}
-    given |= {"sm_clock_mhz": 1700.0, "min_sm_clock_mhz": 1600.0, "max_temperature_c": 60.0}
-    return GpuWindow(energy_j=energy_j, **given | fields)
+    values: dict[str, Any] = {"calls": 4, "seconds": 2.0, "energy_from": source, "power_w": 500.0}
+    values |= {"sm_clock_mhz": 1700.0, "min_sm_clock_mhz": 1600.0, "max_temperature_c": 60.0}
+    return GpuWindow(energy_j=energy_j, **values | fields)
 
 
 def row_of(*windows: GpuWindow | None) -> Row:
@@ -27,21 +27,21 @@ def row_of(*windows: GpuWindow | None) -> Row:
 
 
 def cells(row: Row) -> dict[str, str]:
-    (found,) = csv.DictReader(io.StringIO(render([row], "csv")))
-    return found
+    (fields,) = csv.DictReader(io.StringIO(render([row], "csv")))
+    return fields
 
 
 def test_energy_is_told_for_an_image() -> None:
     row = row_of(window(2000.0), window(2400.0, max_temperature_c=66.0, throttled=("power cap",)))
     assert row.gpu is not None
     assert row.gpu.energy_j == pytest.approx(550), "joules of four calls, the median of two rounds"
-    found = cells(row)
-    assert (found["energy_from"], found["power_w"], found["gpu_temperature_c"]) == (
+    fields = cells(row)
+    assert (fields["energy_from"], fields["power_w"], fields["gpu_temperature_c"]) == (
         "counter",
         "500.0",
         "66.0",
     )
-    assert found["throttled"] == "power cap"
+    assert fields["throttled"] == "power cap"
     assert not any("held down" in warning for warning in row.warnings), "large models run at the power cap"
     assert gpu_in_words(row) == (
         "GPU: 550 J an image (counter), 500 W, 1700 MHz, 66 °C, clocks held down by: power cap"

@@ -43,14 +43,14 @@ def drawn(recipe: str, num: int, black: tuple[int, ...] = ()) -> Record:
 
 def figures(record: Record, *, ssim: list[float], clip: list[float] | None = None) -> list[ImageFigures]:
     """Figures of each image: its SSIM, its CLIP score."""
-    found = []
+    rated = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference = f"baseline {i}"
         alone = {} if clip is None else {"clip_score": clip[i]}
         if picture.sha256 == reference and clip is not None:
             alone["clip_score_of_others"] = OTHERS
         against = {} if picture.sha256 == reference else {"psnr_db": 20.0, "ssim": ssim[i]}
-        found.append(
+        rated.append(
             ImageFigures(
                 sha256=picture.sha256,
                 reference=reference,
@@ -60,15 +60,15 @@ def figures(record: Record, *, ssim: list[float], clip: list[float] | None = Non
                 against=against,
             )
         )
-    return found
+    return rated
 
 
-def rows(records: list[Record], found: list[ImageFigures] | None = None) -> list[Row]:
-    return rows_of(records, QualityPass({f.key: f for f in found or []}, "clip@1"))
+def rows(records: list[Record], rated: list[ImageFigures] | None = None) -> list[Row]:
+    return rows_of(records, QualityPass({f.key: f for f in rated or []}, "clip@1"))
 
 
-def order(found: Grid) -> list[int]:
-    return [int(row.prompt.removeprefix("prompt ")) for row in found.rows]
+def order(image_grid: Grid) -> list[int]:
+    return [int(row.prompt.removeprefix("prompt ")) for row in image_grid.rows]
 
 
 def pixels(embedded: EmbeddedImage | None) -> Image.Image:
@@ -85,9 +85,9 @@ def beside(picture: bytes, reference: bytes) -> Grid:
 
 
 def test_without_figures_the_order_is_that_of_drawing() -> None:
-    found = grid(rows([drawn("baseline", 20), drawn("steps(8)", 20)]), lambda _: png(), PLENTY)
-    assert order(found) == list(range(MAX_ROWS))
-    assert found.order == "The first 12 of 20, in the order of generation."
+    image_grid = grid(rows([drawn("baseline", 20), drawn("steps(8)", 20)]), lambda _: png(), PLENTY)
+    assert order(image_grid) == list(range(MAX_ROWS))
+    assert image_grid.order == "The first 12 of 20, in the order of generation."
 
 
 def test_only_the_worst_are_shown_and_only_they_are_read() -> None:
@@ -99,25 +99,25 @@ def test_only_the_worst_are_shown_and_only_they_are_read() -> None:
         read.add(sha256)
         return png()
 
-    known = figures(base, ssim=ssim) + figures(other, ssim=ssim)
-    found = grid(rows([base, other], known), read_image, PLENTY)
-    assert order(found) == sorted(range(39), key=lambda i: ssim[i])[:MAX_ROWS]
-    assert found.order.startswith("The worst 12 of 39")
-    assert read == {f"{recipe} {i}" for recipe in ("baseline", "steps(8)") for i in order(found)}
+    measured = figures(base, ssim=ssim) + figures(other, ssim=ssim)
+    image_grid = grid(rows([base, other], measured), read_image, PLENTY)
+    assert order(image_grid) == sorted(range(39), key=lambda i: ssim[i])[:MAX_ROWS]
+    assert image_grid.order.startswith("The worst 12 of 39")
+    assert read == {f"{recipe} {i}" for recipe in ("baseline", "steps(8)") for i in order(image_grid)}
 
 
 def test_every_recipe_has_its_worst_picture_before_any_has_its_second_worst() -> None:
     base, hopeless, good = (drawn(r, 5) for r in ("baseline", "steps(1)", "tiny_vae"))
-    known = [
+    measured = [
         *figures(base, ssim=[1.0] * 5),
         *figures(hopeless, ssim=[0.1, 0.2, 0.3, 0.15, 0.4]),
         *figures(good, ssim=[0.99, 0.99, 0.95, 0.999, 0.98]),
     ]
-    found = grid(rows([base, hopeless, good], known), by_recipe, PLENTY)
+    image_grid = grid(rows([base, hopeless, good], measured), by_recipe, PLENTY)
     # 0 and 2 are worst of one recipe each, 3 and 4 second worst; the greater loss goes first
-    assert order(found) == [0, 2, 3, 4, 1]
-    assert found.order.startswith("Worst first: every recipe’s worst image")
-    worst = [[cell.note for cell in row.cells] for row in found.rows]
+    assert order(image_grid) == [0, 2, 3, 4, 1]
+    assert image_grid.order.startswith("Worst first: every recipe’s worst image")
+    worst = [[cell.note for cell in row.cells] for row in image_grid.rows]
     assert worst[0] == [None, "SSIM 0.100, this recipe’s worst", "SSIM 0.990"]
     assert worst[1] == [None, "SSIM 0.300", "SSIM 0.950, this recipe’s worst"]
 
@@ -140,25 +140,25 @@ def test_a_scorer_that_cannot_tell_the_baseline_orders_nothing() -> None:
         f.model_copy(update={"alone": {"clip_score": OWN, "clip_score_of_others": OWN + 1}})
         for f in figures(base, ssim=[1.0] * 2, clip=[OWN] * 2)
     ]
-    known = blind + figures(other, ssim=[0.9, 0.2], clip=[10.0, 29.0])
-    assert order(grid(rows([base, other], known), lambda _: png(), PLENTY)) == [1, 0]
+    measured = blind + figures(other, ssim=[0.9, 0.2], clip=[10.0, 29.0])
+    assert order(grid(rows([base, other], measured), lambda _: png(), PLENTY)) == [1, 0]
 
 
 def test_a_loss_that_would_not_be_printed_is_none() -> None:
     base, other = drawn("baseline", 3), drawn("bf16", 3)
-    known = figures(base, ssim=[1.0] * 3) + figures(other, ssim=[0.9999, 0.9998, 0.9997])
-    found = grid(rows([base, other], known), by_recipe, PLENTY)
-    assert order(found) == [0, 1, 2]
-    assert {row.cells[1].note for row in found.rows} == {"SSIM 1.000"}
+    measured = figures(base, ssim=[1.0] * 3) + figures(other, ssim=[0.9999, 0.9998, 0.9997])
+    image_grid = grid(rows([base, other], measured), by_recipe, PLENTY)
+    assert order(image_grid) == [0, 1, 2]
+    assert {row.cells[1].note for row in image_grid.rows} == {"SSIM 1.000"}
 
 
 def test_a_broken_picture_is_worst_unless_the_baseline_draws_it_broken_too() -> None:
     base, other = drawn("baseline", 4, black=(1,)), drawn("tiny_vae", 4, black=(1, 2))
-    known = figures(base, ssim=[1.0] * 4) + figures(other, ssim=[0.9, 0.9, 0.99, 0.3])
-    found = grid(rows([base, other], known), by_recipe, PLENTY)
+    measured = figures(base, ssim=[1.0] * 4) + figures(other, ssim=[0.9, 0.9, 0.99, 0.3])
+    image_grid = grid(rows([base, other], measured), by_recipe, PLENTY)
     # 1 is the baseline's own fault, 2 the recipe's: the first turn of each; then the recipe's by SSIM
-    assert order(found) == [1, 2, 3, 0]
-    assert found.rows[1].cells[1].note == "black, SSIM 0.990, this recipe’s worst"
+    assert order(image_grid) == [1, 2, 3, 0]
+    assert image_grid.rows[1].cells[1].note == "black, SSIM 0.990, this recipe’s worst"
     alone = grid(rows([drawn("baseline", 4), drawn("steps(8)", 4, black=(3,))]), lambda _: png(), PLENTY)
     assert order(alone)[0] == 3, "a fault needs no figures"
 
@@ -166,17 +166,17 @@ def test_a_broken_picture_is_worst_unless_the_baseline_draws_it_broken_too() -> 
 @pytest.mark.parametrize(("num_rows", "expected"), [(0, 1), (1, 1), (3, 3), (50, MAX_ROWS)])
 def test_embedded_pictures_keep_to_their_bytes(num_rows: int, expected: int) -> None:
     records = rows([drawn("baseline", 39), drawn("steps(8)", 39)])
-    one = grid(records, lambda _: png(), 0)
-    assert len(one.rows) == 1
-    row_bytes = sum(len(c.picture.uri) for c in one.rows[0].cells if c.picture)
-    found = grid(records, lambda _: png(), num_rows * row_bytes)
-    assert len(found.rows) == expected
-    assert f"The first {expected} of 39" in found.order
+    smallest = grid(records, lambda _: png(), 0)
+    assert len(smallest.rows) == 1
+    row_bytes = sum(len(c.picture.uri) for c in smallest.rows[0].cells if c.picture)
+    image_grid = grid(records, lambda _: png(), num_rows * row_bytes)
+    assert len(image_grid.rows) == expected
+    assert f"The first {expected} of 39" in image_grid.order
 
 
 def test_the_difference_is_amplified_and_as_large_as_the_picture() -> None:
-    found = beside(png((200, 100, 50)), png((190, 100, 80)))
-    reference, cell = found.rows[0].cells
+    image_grid = beside(png((200, 100, 50)), png((190, 100, 80)))
+    reference, cell = image_grid.rows[0].cells
     assert reference.difference is None
     assert reference.difference_note is None
     assert cell.difference_note == "at most 30 of 255"
@@ -186,7 +186,7 @@ def test_the_difference_is_amplified_and_as_large_as_the_picture() -> None:
     assert blue == pytest.approx(30 * AMPLIFIED, abs=6)
     assert cell.difference is not None
     assert cell.difference.uri.startswith("data:image/webp;base64,")
-    assert found.has_differences
+    assert image_grid.has_differences
 
 
 def test_a_difference_too_bright_is_white_not_wrapped_around() -> None:
@@ -219,32 +219,32 @@ def test_pictures_of_the_same_pixels_have_no_difference_whatever_their_bytes() -
     out = io.BytesIO()
     Image.new("RGB", (64, 64), (200, 100, 50)).save(out, "PNG", pnginfo=remark)
     assert out.getvalue() != png()
-    found = beside(out.getvalue(), png())
-    _, cell = found.rows[0].cells
+    image_grid = beside(out.getvalue(), png())
+    _, cell = image_grid.rows[0].cells
     assert cell.difference is None
     assert (cell.difference_note, cell.note) == ("identical", "identical to the baseline’s")
-    assert not found.has_differences
+    assert not image_grid.has_differences
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         (png(size=(32, 48)), "64 × 64 px, the baseline’s 32 × 48"),
         (b"damaged", "no image of the baseline"),
     ],
 )
-def test_why_there_is_no_difference_is_said(reference: bytes, said: str) -> None:
+def test_why_there_is_no_difference_is_said(reference: bytes, message: str) -> None:
     _, cell = beside(png(), reference).rows[0].cells
     assert cell.picture is not None
     assert cell.difference is None
-    assert cell.difference_note == said
+    assert cell.difference_note == message
 
 
 def test_without_the_baselines_pictures_nothing_is_compared() -> None:
     crashed = make_record("baseline", make_round(0, outcome=Outcome.CRASHED, reason="signal 11"))
-    found = grid(rows([crashed, drawn("steps(8)", 2), drawn("tiny_vae", 2)]), by_recipe, PLENTY)
-    assert [c.number for c in found.columns] == [2, 3]
-    assert [c.number for c in found.without_images] == [1]
-    assert not found.has_reference
-    assert not found.has_differences
-    assert order(found) == [0, 1]
+    image_grid = grid(rows([crashed, drawn("steps(8)", 2), drawn("tiny_vae", 2)]), by_recipe, PLENTY)
+    assert [c.number for c in image_grid.columns] == [2, 3]
+    assert [c.number for c in image_grid.without_images] == [1]
+    assert not image_grid.has_reference
+    assert not image_grid.has_differences
+    assert order(image_grid) == [0, 1]

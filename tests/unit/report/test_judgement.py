@@ -41,7 +41,7 @@ def figures_of(
     match: list[float] | None = None,
 ) -> list[ImageFigures]:
     """A row for each image: its SSIM and match, and its CLIP score as a share of the baseline's margin."""
-    found = []
+    rows = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference = sha("baseline", i)
         key = FiguresKey(sha256=picture.sha256, reference=reference, prompt=picture.prompt, scorer=SCORER)
@@ -56,8 +56,8 @@ def figures_of(
                 "match": (match or [0.99] * NUM)[i],
             }
             alone = {"sharpness": 4.0 + i, "clip_score": OTHERS + (OWN - OTHERS) * (kept or [1.0] * NUM)[i]}
-        found.append(ImageFigures(**key.model_dump(), alone=alone, against=against))
-    return found
+        rows.append(ImageFigures(**key.model_dump(), alone=alone, against=against))
+    return rows
 
 
 def row_of(
@@ -67,20 +67,20 @@ def row_of(
     floor: NoiseFloor | None = None,
 ) -> Row:
     base = drawn("baseline", seconds=2.0)
-    known = {f.key: f for f in [*figures_of(base), *figures]}
-    return rows_of([base, other], QualityPass(known, SCORER, floor), limits or Limits(ssim=0.8, clip=0.9))[1]
+    by_key = {f.key: f for f in [*figures_of(base), *figures]}
+    return rows_of([base, other], QualityPass(by_key, SCORER, floor), limits or Limits(ssim=0.8, clip=0.9))[1]
 
 
 def test_the_figure_that_decided_is_named() -> None:
     other, steps = drawn("bf16"), drawn("steps(8)")
-    assert said(row_of(other, figures_of(other, match=[0.5] * NUM))).figure == "match"
-    assert said(row_of(other, figures_of(other, ssim=[0.5] * NUM))).figure == "ssim"
-    assert said(row_of(steps, figures_of(steps))).figure == "clip"
+    assert judgement_of(row_of(other, figures_of(other, match=[0.5] * NUM))).figure == "match"
+    assert judgement_of(row_of(other, figures_of(other, ssim=[0.5] * NUM))).figure == "ssim"
+    assert judgement_of(row_of(steps, figures_of(steps))).figure == "clip"
     strict = Limits(ssim=0.5, psnr_db=40)
-    assert said(row_of(other, figures_of(other), strict)).figure == "psnr_db"
+    assert judgement_of(row_of(other, figures_of(other), strict)).figure == "psnr_db"
 
 
-def said(row: Row) -> Judgement:
+def judgement_of(row: Row) -> Judgement:
     assert row.judgement is not None
     return row.judgement
 
@@ -107,23 +107,25 @@ def test_paired_differences_of_figures_without_a_reference() -> None:
 def test_a_recipe_of_the_same_picture_is_held_to_fidelity_too() -> None:
     other = drawn("bf16")
     good = row_of(other, figures_of(other, match=[0.95, 0.99] * 6), Limits(clip=0.9))
-    assert said(good).gate is Gate.PASSED
-    assert "CLIP margin kept 100.0 %" in said(good).reason
-    assert "match 97.0 %" in said(good).reason
+    assert judgement_of(good).gate is Gate.PASSED
+    assert "CLIP margin kept 100.0 %" in judgement_of(good).reason
+    assert "match 97.0 %" in judgement_of(good).reason
     bad = row_of(other, figures_of(other, match=[0.85, 0.86] * 6), Limits(clip=0.9))
-    assert said(bad).gate is Gate.FAILED
+    assert judgement_of(bad).gate is Gate.FAILED
     assert bad.outcome is Outcome.FAILED_QUALITY
-    assert said(bad).reason.startswith("match 85.5 %, below 8")
-    assert "the limit is 90 %" in said(bad).reason
+    assert judgement_of(bad).reason.startswith("match 85.5 %, below 8")
+    assert "the limit is 90 %" in judgement_of(bad).reason
     steps = drawn("steps(8)")
-    assert said(row_of(steps, figures_of(steps, match=[-1.0] * NUM))).gate is Gate.PASSED, "another image"
+    assert judgement_of(row_of(steps, figures_of(steps, match=[-1.0] * NUM))).gate is Gate.PASSED, (
+        "another image"
+    )
 
 
 def test_a_recipe_of_the_same_picture_is_held_to_the_clip_margin_too() -> None:
     other = drawn("bf16")
     blind = row_of(other, figures_of(other, ssim=[0.99] * NUM, match=[0.99] * NUM, kept=[0.6, 0.7] * 6))
-    assert said(blind).gate is Gate.FAILED
-    assert said(blind).figure == "clip"
+    assert judgement_of(blind).gate is Gate.FAILED
+    assert judgement_of(blind).figure == "clip"
 
 
 def thrice(record: Record) -> Record:
@@ -139,7 +141,7 @@ def thrice(record: Record) -> Record:
 
 def thrice_as_good(record: Record, kept: list[float], match: float = 0.99) -> list[ImageFigures]:
     """The figures of `thrice`, from the share of the margin that each prompt keeps."""
-    found = []
+    rows = []
     for k, picture in enumerate(record.rounds[0].pictures):
         reference = f"{sha('baseline', k % NUM)}/{picture.seed}"
         key = {"sha256": picture.sha256, "reference": reference, "prompt": picture.prompt, "scorer": SCORER}
@@ -147,8 +149,8 @@ def thrice_as_good(record: Record, kept: list[float], match: float = 0.99) -> li
         if picture.sha256 != reference:
             alone = {"clip_score": OTHERS + (OWN - OTHERS) * kept[k % NUM]}
             against = {"psnr_db": 30.0, "ssim": 0.9, "match": match}
-        found.append(ImageFigures(**key, alone=alone, against=against))
-    return found
+        rows.append(ImageFigures(**key, alone=alone, against=against))
+    return rows
 
 
 def test_a_prompt_of_which_nothing_is_left_fails_whatever_the_others() -> None:
@@ -159,10 +161,10 @@ def test_a_prompt_of_which_nothing_is_left_fails_whatever_the_others() -> None:
             *thrice_as_good(other, [*[1.0] * (NUM - 1), lost]),
         ]
         row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER), Limits(clip=0.95))[1]
-        assert said(row).gate is verdict
+        assert judgement_of(row).gate is verdict
     figures = [*thrice_as_good(base, [1.0] * NUM), *thrice_as_good(other, [*[1.0] * (NUM - 1), 0.1])]
     row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER), Limits(clip=0.95))[1]
-    assert said(row).reason.startswith(
+    assert judgement_of(row).reason.startswith(
         'CLIP margin kept at most 10.0 % in all 3 images of "prompt 11"; CLIP margin kept 92.5 % over all prompts'
     )
 
@@ -201,10 +203,10 @@ def test_a_second_witness_has_a_say() -> None:
         ]
         return rows_of([base, other], QualityPass({f.key: f for f in rows}, SCORER), Limits(clip=0.9))[1]
 
-    assert said(with_witness(0.97)).gate is Gate.PASSED
-    assert "second witness's margin kept 97.0 %" in said(with_witness(0.97)).reason
-    assert said(with_witness(0.7)).gate is Gate.FAILED
-    assert said(with_witness(0.7)).figure == "witness"
+    assert judgement_of(with_witness(0.97)).gate is Gate.PASSED
+    assert "second witness's margin kept 97.0 %" in judgement_of(with_witness(0.97)).reason
+    assert judgement_of(with_witness(0.7)).gate is Gate.FAILED
+    assert judgement_of(with_witness(0.7)).figure == "witness"
     assert with_witness(0.7).to_json()["fidelity"]["witness_kept"]["mean"] == pytest.approx(0.7)
 
 
@@ -215,16 +217,16 @@ def test_figures_of_an_older_version_are_read_and_prove_nothing() -> None:
         for f in figures_of(other)
     ]
     row = row_of(other, old, Limits(clip=0.9))
-    assert said(row).gate is Gate.UNCLEAR
-    assert "the same `vivace bench` again adds what is missing" in said(row).reason
+    assert judgement_of(row).gate is Gate.UNCLEAR
+    assert "the same `vivace bench` again adds what is missing" in judgement_of(row).reason
 
 
 def test_another_is_held_to_the_clip_margin() -> None:
     other = drawn("steps(8)")
     good = row_of(other, figures_of(other, ssim=[0.1] * NUM, kept=[1.02, 0.97] * 6))
-    assert said(good).gate is Gate.PASSED, "another image, as good"
+    assert judgement_of(good).gate is Gate.PASSED, "another image, as good"
     bad = row_of(other, figures_of(other, kept=[0.4, 0.9] * 6))
-    assert said(bad).gate is Gate.FAILED
+    assert judgement_of(bad).gate is Gate.FAILED
     assert bad.to_json()["outcome"] == "failed_quality"
     assert bad.to_json()["quality"]["reason"].startswith("CLIP margin kept 65.0 %, below 8")
     assert bad.to_json()["fidelity"]["clip_kept"]["mean"] == pytest.approx(0.65)
@@ -234,12 +236,12 @@ def test_another_is_held_to_the_clip_margin() -> None:
 def test_one_lost_picture_neither_fails_a_recipe_nor_hides() -> None:
     other = drawn("steps(8)")
     one_lost = row_of(other, figures_of(other, kept=[0.0, *[1.0] * (NUM - 1)]), Limits(clip=0.99))
-    assert said(one_lost).gate is Gate.UNCLEAR
-    assert said(one_lost).reason.startswith(
+    assert judgement_of(one_lost).gate is Gate.UNCLEAR
+    assert judgement_of(one_lost).reason.startswith(
         "CLIP margin kept 98.3 %, single images capped [95.3, 100.6]: too few"
     )
     half_lost = row_of(other, figures_of(other, kept=[0.5, 1.0] * 6), Limits(clip=0.99))
-    assert said(half_lost).gate is Gate.FAILED
+    assert judgement_of(half_lost).gate is Gate.FAILED
 
 
 def test_the_limit_is_the_scorers_own() -> None:
@@ -250,22 +252,22 @@ def test_the_limit_is_the_scorers_own() -> None:
         (ONE_VIEW, Gate.FAILED, 0.99),
         ("openai/clip-vit-large-patch14@1", Gate.PASSED, 0.95),
     ):
-        known = [f.model_copy(update={"scorer": scorer}) for f in rows]
-        row = rows_of([base, other], QualityPass({f.key: f for f in known}, scorer))[1]
-        assert said(row).gate is verdict
+        measured = [f.model_copy(update={"scorer": scorer}) for f in rows]
+        row = rows_of([base, other], QualityPass({f.key: f for f in measured}, scorer))[1]
+        assert judgement_of(row).gate is verdict
         assert row.to_json()["quality"]["limits"]["clip"] == limit
 
 
 def test_few_pictures_never_pass() -> None:
     other = drawn("steps(8)")
     wide = row_of(other, figures_of(other, kept=[1.1, 0.7] * 6))
-    assert said(wide).gate is Gate.UNCLEAR
-    assert "too few images to decide" in said(wide).reason
+    assert judgement_of(wide).gate is Gate.UNCLEAR
+    assert "too few images to decide" in judgement_of(wide).reason
     assert wide.outcome is Outcome.MEASURED
     round_ = other.rounds[0].model_copy(update={"pictures": other.rounds[0].pictures[:5]})
     five = other.model_copy(update={"rounds": (round_,)})
-    assert said(row_of(five, figures_of(five))).gate is Gate.UNCLEAR
-    assert said(row_of(five, figures_of(five))).reason == (
+    assert judgement_of(row_of(five, figures_of(five))).gate is Gate.UNCLEAR
+    assert judgement_of(row_of(five, figures_of(five))).reason == (
         "CLIP margin kept 100.0 %: a verdict needs 6 prompts or more, here are 5"
     )
 
@@ -273,29 +275,29 @@ def test_few_pictures_never_pass() -> None:
 def test_no_recipe_is_held_to_more_than_the_baseline_reaches_itself() -> None:
     other = drawn("bf16")
     figures = figures_of(other, ssim=[0.6, 0.62] * 6)
-    assert said(row_of(other, figures)).gate is Gate.FAILED
+    assert judgement_of(row_of(other, figures)).gate is Gate.FAILED
     again = drawn("attention(math)")
     floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
     row = row_of(other, figures + figures_of(again, ssim=[0.55, 0.65] * 6), floor=floor)
-    assert said(row).gate is Gate.PASSED
+    assert judgement_of(row).gate is Gate.PASSED
     figures = figures_of(other, match=[0.85, 0.86] * 6)
-    assert said(row_of(other, figures)).gate is Gate.FAILED
+    assert judgement_of(row_of(other, figures)).gate is Gate.FAILED
     row = row_of(other, figures + figures_of(again, match=[0.84, 0.86] * 6), floor=floor)
-    assert said(row).gate is Gate.PASSED
-    assert "what the baseline reaches against itself" in said(row).reason
+    assert judgement_of(row).gate is Gate.PASSED
+    assert "what the baseline reaches against itself" in judgement_of(row).reason
 
 
 def test_the_noise_floor_is_said() -> None:
     base, again = drawn("baseline"), drawn("attention(math)")
     floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
-    known = {f.key: f for f in [*figures_of(base), *figures_of(again, ssim=[0.9] * NUM)]}
-    (row,) = rows_of([base], QualityPass(known, SCORER, floor))
+    by_key = {f.key: f for f in [*figures_of(base), *figures_of(again, ssim=[0.9] * NUM)]}
+    (row,) = rows_of([base], QualityPass(by_key, SCORER, floor))
     assert noise_floor(row) == (
         "noise floor, the baseline against itself (attention(math), 12 images): "
         "SSIM 0.900, PSNR 25.5 dB, worst 20.0, CLIP margin kept 100.0 %"
     )
     nothing = NoiseFloor(recipe="baseline", reason="out of memory: 80 GB were wanted")
-    (row,) = rows_of([base], QualityPass(known, SCORER, nothing))
+    (row,) = rows_of([base], QualityPass(by_key, SCORER, nothing))
     assert noise_floor(row) == "no noise floor: out of memory: 80 GB were wanted"
 
 
@@ -307,15 +309,15 @@ def test_a_broken_picture_fails_whatever_the_figures() -> None:
         "steps(8)", other.rounds[0].model_copy(update={"pictures": tuple(pictures)}), other.rounds[1]
     )
     row = row_of(broken, figures_of(broken))
-    assert said(row).reason == "1 of 12 images are broken (black)"
+    assert judgement_of(row).reason == "1 of 12 images are broken (black)"
     assert row.failed_quality
 
 
 def with_faults(record: Record, *faults: tuple[str, ...]) -> Record:
     """The record, its first images marked."""
     pictures = list(record.rounds[0].pictures)
-    for k, found in enumerate(faults):
-        pictures[k] = pictures[k].model_copy(update={"faults": found})
+    for k, names in enumerate(faults):
+        pictures[k] = pictures[k].model_copy(update={"faults": names})
     return record.model_copy(
         update={"rounds": (record.rounds[0].model_copy(update={"pictures": tuple(pictures)}),)}
     )
@@ -351,7 +353,7 @@ def test_without_a_scorer_another_picture_is_never_passed() -> None:
         for f in [*figures_of(base), *figures_of(other, ssim=[0.99] * NUM)]
     ]
     row = rows_of([base, other], QualityPass({f.key: f for f in bare}))[1]
-    assert said(row) == Judgement(Gate.UNCLEAR, "no CLIP model scored the images", "clip")
+    assert judgement_of(row) == Judgement(Gate.UNCLEAR, "no CLIP model scored the images", "clip")
 
 
 def test_a_scorer_that_cannot_tell_the_baseline_decides_nothing() -> None:
@@ -360,29 +362,29 @@ def test_a_scorer_that_cannot_tell_the_baseline_decides_nothing() -> None:
         f.model_copy(update={"alone": f.alone | {"clip_score_of_others": OWN + 1}}) for f in figures_of(base)
     ]
     row = rows_of([base, other], QualityPass({f.key: f for f in [*blind, *figures_of(other)]}, SCORER))[1]
-    assert said(row).gate is Gate.UNCLEAR
-    assert "no higher with their own prompts" in said(row).reason
+    assert judgement_of(row).gate is Gate.UNCLEAR
+    assert "no higher with their own prompts" in judgement_of(row).reason
 
 
 def test_limits_can_be_changed_and_switched_off() -> None:
     other = drawn("bf16")
     figures = figures_of(other, ssim=[0.85, 0.86] * 6)
-    assert said(row_of(other, figures)).gate is Gate.PASSED
-    assert said(row_of(other, figures, Limits(ssim=0.99))).gate is Gate.FAILED
-    assert said(row_of(other, figures, Limits(ssim=None, psnr_db=40.0))).gate is Gate.FAILED
+    assert judgement_of(row_of(other, figures)).gate is Gate.PASSED
+    assert judgement_of(row_of(other, figures, Limits(ssim=0.99))).gate is Gate.FAILED
+    assert judgement_of(row_of(other, figures, Limits(ssim=None, psnr_db=40.0))).gate is Gate.FAILED
     off = Limits(clip=None, match=None, ssim=None, psnr_db=None)
-    assert said(row_of(other, figures, off)).gate is Gate.UNCLEAR, "nothing was asked"
+    assert judgement_of(row_of(other, figures, off)).gate is Gate.UNCLEAR, "nothing was asked"
 
 
 def test_a_failed_recipe_is_never_called_fastest() -> None:
     base = drawn("baseline", seconds=2.0)
     greedy, good = drawn("steps(1)", seconds=0.1), drawn("tiny_vae", seconds=1.0)
-    known = [*figures_of(base), *figures_of(greedy, kept=[0.1, 0.2] * 6), *figures_of(good)]
-    rows = rows_of([base, greedy, good], QualityPass({f.key: f for f in known}, SCORER), Limits())
-    told = summary(rows)
-    assert told.startswith("tiny_vae is the fastest: 2.00x")
-    assert "Its quality passes: CLIP margin kept 100.0 %, single images capped, above 100.0" in told
-    assert "steps(1) fails on quality; the table says why." in told
+    measured = [*figures_of(base), *figures_of(greedy, kept=[0.1, 0.2] * 6), *figures_of(good)]
+    rows = rows_of([base, greedy, good], QualityPass({f.key: f for f in measured}, SCORER), Limits())
+    headline = summary(rows)
+    assert headline.startswith("tiny_vae is the fastest: 2.00x")
+    assert "Its quality passes: CLIP margin kept 100.0 %, single images capped, above 100.0" in headline
+    assert "steps(1) fails on quality; the table says why." in headline
     assert "No recipe that passes on quality was faster" in summary(rows[:2])
     assert "failed_quality" in render(rows, "table")
     assert "failed_quality" in render(rows, "csv")
@@ -391,11 +393,11 @@ def test_a_failed_recipe_is_never_called_fastest() -> None:
 def test_an_unproven_recipe_is_not_headlined_before_a_proven_one() -> None:
     base = drawn("baseline", seconds=2.0)
     doubtful, good = drawn("steps(8)", seconds=0.5), drawn("tiny_vae", seconds=1.0)
-    known = [*figures_of(base), *figures_of(doubtful, kept=[1.2, 0.6] * 6), *figures_of(good)]
-    rows = rows_of([base, doubtful, good], QualityPass({f.key: f for f in known}, SCORER), Limits())
-    told = summary(rows)
-    assert told.startswith("tiny_vae is the fastest: 2.00x")
-    assert "steps(8) was faster still, 4.00x [" in told
+    measured = [*figures_of(base), *figures_of(doubtful, kept=[1.2, 0.6] * 6), *figures_of(good)]
+    rows = rows_of([base, doubtful, good], QualityPass({f.key: f for f in measured}, SCORER), Limits())
+    headline = summary(rows)
+    assert headline.startswith("tiny_vae is the fastest: 2.00x")
+    assert "steps(8) was faster still, 4.00x [" in headline
     alone = summary(rows[:2])
     assert alone.startswith("steps(8) was the fastest, but its quality is not proven: 4.00x")
     assert "Compare the images before you trust it." in alone
@@ -404,8 +406,8 @@ def test_an_unproven_recipe_is_not_headlined_before_a_proven_one() -> None:
 def test_the_headline_names_a_few_that_fail_and_counts_the_rest() -> None:
     base = drawn("baseline", seconds=2.0)
     greedy = [drawn(f"steps({n})", seconds=0.1) for n in range(1, 7)]
-    known = [f for r in greedy for f in figures_of(r, kept=[0.1, 0.2] * 6)]
-    rows = rows_of([base, *greedy], QualityPass({f.key: f for f in [*figures_of(base), *known]}, SCORER))
+    measured = [f for r in greedy for f in figures_of(r, kept=[0.1, 0.2] * 6)]
+    rows = rows_of([base, *greedy], QualityPass({f.key: f for f in [*figures_of(base), *measured]}, SCORER))
     assert "steps(1), steps(2), steps(3), steps(4) and 2 more fail on quality" in summary(rows)
 
 
@@ -413,7 +415,7 @@ def test_identical_pictures_are_called_so() -> None:
     same = drawn("channels_last", identical=NUM)
     row = row_of(same, figures_of(same))
     assert fidelity(row) == "identical"
-    assert said(row) == Judgement(Gate.PASSED, "all images are identical to the baseline's")
+    assert judgement_of(row) == Judgement(Gate.PASSED, "all images are identical to the baseline's")
 
 
 def test_without_a_quality_pass_there_is_no_judgement() -> None:
@@ -438,8 +440,8 @@ def hidden(record: Record, number: int) -> Record:
 @pytest.mark.parametrize(("number", "gate"), [(1, Gate.PASSED), (NUM, Gate.UNCLEAR)])
 def test_images_that_a_safety_checker_hid_are_named_and_prove_nothing(number: int, gate: Gate) -> None:
     base, other = hidden(drawn("baseline", seconds=2.0), number), hidden(drawn("steps(2)"), number)
-    known = {f.key: f for f in [*figures_of(base), *figures_of(other)]}
-    row = rows_of([base, other], QualityPass(known, SCORER, None), Limits(ssim=0.8, clip=0.9))[1]
+    by_key = {f.key: f for f in [*figures_of(base), *figures_of(other)]}
+    row = rows_of([base, other], QualityPass(by_key, SCORER, None), Limits(ssim=0.8, clip=0.9))[1]
     assert row.judgement is not None
     assert row.judgement.gate is gate
     assert any(

@@ -31,9 +31,9 @@ CEILINGS = Ceilings(
 
 
 def component(name: str = "denoiser", **fields: Any) -> ComponentWork:
-    given: dict[str, Any] = {"calls": 4, "computed": 4, "gemm_flop": 0, "conv_flop": 0, "attention_flop": 0}
-    given |= {"gemm": "bf16", "conv": "bf16", "attention": "bf16", "weights_bytes": 0}
-    return ComponentWork(component=name, **given | fields)
+    values: dict[str, Any] = {"calls": 4, "computed": 4, "gemm_flop": 0, "conv_flop": 0, "attention_flop": 0}
+    values |= {"gemm": "bf16", "conv": "bf16", "attention": "bf16", "weights_bytes": 0}
+    return ComponentWork(component=name, **values | fields)
 
 
 # 0.2 s of matmuls and convolutions, 0.1 s of attention; the VAE reads weights for 0.05 s, longer than it computes.
@@ -76,20 +76,20 @@ def test_a_cache_reads_the_weights_of_the_steps_that_it_computes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total_s", "busy_s", "said"),
+    ("total_s", "busy_s", "message"),
     [
         (0.25, 0.2, "the limit is 140% of the measured time: the count of operations"),
         (1.0, 0.175, "the limit is 200% of the time in which the GPU was busy: the count of operations"),
     ],
 )
 def test_faster_than_the_limit_is_an_error_and_is_not_clipped(
-    total_s: float, busy_s: float, said: str
+    total_s: float, busy_s: float, message: str
 ) -> None:
     row = row_of(total_s=total_s, busy_s=busy_s)
     assert row.limit is not None
     assert row.limit.share == pytest.approx(0.35 / total_s)
     assert row.limit.kernels_s == pytest.approx(busy_s - 0.35)
-    assert any(warning.startswith(said) for warning in row.warnings)
+    assert any(warning.startswith(message) for warning in row.warnings)
 
 
 def test_on_a_cpu_the_rest_is_not_divided() -> None:
@@ -115,7 +115,7 @@ def test_without_ceilings_the_columns_are_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "said"),
+    ("work", "message"),
     [
         (
             Work(components=(component(gemm_flop=1, gemm="fp8"),)),
@@ -124,9 +124,9 @@ def test_without_ceilings_the_columns_are_empty() -> None:
         (Work(reason="it has two GPUs"), "the work of this recipe was not counted: it has two GPUs"),
     ],
 )
-def test_a_limit_that_cannot_be_known_has_a_reason(work: Work, said: str) -> None:
+def test_a_limit_that_cannot_be_known_has_a_reason(work: Work, message: str) -> None:
     limit = row_of(work).limit
     assert limit is not None
     assert limit.limit_s is None
-    assert limit.reason == said
-    assert row_of(work).to_json()["limit"]["reason"] == said
+    assert limit.reason == message
+    assert row_of(work).to_json()["limit"]["reason"] == message

@@ -46,7 +46,7 @@ def test_a_machine_that_slows_down_in_every_round_makes_no_recipe_slower() -> No
 
 def test_canaries_that_agree_make_nothing_wider() -> None:
     with_canaries, without = (
-        rows_of(compared(0.0, with_canaries=given, recipe_s=0.8))[1] for given in (True, False)
+        rows_of(compared(0.0, with_canaries=has_canaries, recipe_s=0.8))[1] for has_canaries in (True, False)
     )
     assert with_canaries.verdict is Verdict.FASTER is without.verdict
     assert with_canaries.speedup is not None
@@ -67,5 +67,5 @@ def test_rounds_without_canaries_are_stored_as_before() -> None:
     undated = plain.model_copy(update={"started_at": ""})
     rows = rows_of([make_record("baseline", undated), make_record("tiny_vae", undated)])
     assert rows[1].speedup is not None, "the time of day is read only where there is a canary"
-    seen = round_at(0, 0, 1.0, (canary(2, 1.1),))
-    assert Round.model_validate_json(seen.model_dump_json()) == seen
+    with_canary = round_at(0, 0, 1.0, (canary(2, 1.1),))
+    assert Round.model_validate_json(with_canary.model_dump_json()) == with_canary

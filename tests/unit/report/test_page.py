@@ -146,14 +146,14 @@ def test_hostile_text_is_shown_as_text() -> None:
     hostile = faster().trial.recipe.model_copy(update={"text": HOSTILE})
     odd = with_prompt(faster(), HOSTILE)
     odd = odd.model_copy(update={"trial": odd.trial.model_copy(update={"recipe": hostile})})
-    shown = odd.rounds[0].model_copy(
+    hostile_round = odd.rounds[0].model_copy(
         update={
             "warnings": (HOSTILE,),
             "effects": {HOSTILE: {HOSTILE: HOSTILE}},
             "evidence": {HOSTILE: [HOSTILE]},
         }
     )
-    odd = odd.model_copy(update={"rounds": (shown,)})
+    odd = odd.model_copy(update={"rounds": (hostile_round,)})
     page = render(
         baseline,
         odd,
@@ -202,11 +202,11 @@ def test_nothing_is_fetched_and_nothing_is_styled_inline() -> None:
 def test_the_verdict_and_the_command_are_shown() -> None:
     records = [make_record("baseline"), faster()]
     page = render(*records)
-    (said,) = page.root.all("p", "verdict")
+    (verdict,) = page.root.all("p", "verdict")
     (more,) = page.root.all("p", "particulars")
-    assert said.text.startswith("steps(10) is the fastest: 2.00x [")
-    assert said.text.count(".") < 10, "one sentence"
-    assert f"{said.text} {more.text}" == summary(rows_of(records))
+    assert verdict.text.startswith("steps(10) is the fastest: 2.00x [")
+    assert verdict.text.count(".") < 10, "one sentence"
+    assert f"{verdict.text} {more.text}" == summary(rows_of(records))
     assert COMMAND in page.text
 
 
@@ -390,7 +390,7 @@ def drawn(recipe: str, identical: int = 0, black: int = 0) -> Record:
 
 def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> list[ImageFigures]:
     """Every image's SSIM and match, and its CLIP score as a share of the baseline's margin; both vary a little."""
-    found = []
+    rows = []
     for i, picture in enumerate(record.rounds[0].pictures):
         reference, jitter = f"baseline {i}", 0.01 * (-1) ** i
         is_reference = picture.sha256 == reference
@@ -401,7 +401,7 @@ def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> lis
         against = (
             {} if is_reference else {"psnr_db": 33.25 - i, "ssim": ssim + jitter, "match": ssim + jitter}
         )
-        found.append(
+        rows.append(
             ImageFigures(
                 sha256=picture.sha256,
                 reference=reference,
@@ -411,7 +411,7 @@ def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> lis
                 against=against,
             )
         )
-    return found
+    return rows
 
 
 def coloured(sha256: str) -> bytes:
@@ -419,13 +419,13 @@ def coloured(sha256: str) -> bytes:
     return png(64, 64, f"#{sum(sha256.encode()) % 256:02x}4080")
 
 
-def judged(
+def quality_section(
     *drawings: tuple[Record, list[ImageFigures]],
     limits: Limits | None = None,
     floor: NoiseFloor | None = None,
 ) -> Section:
-    known = {f.key: f for _, found in drawings for f in found}
-    quality = QualityPass(known, SCORER, floor)
+    by_key = {f.key: f for _, drawn_figures in drawings for f in drawn_figures}
+    quality = QualityPass(by_key, SCORER, floor)
     return Section(
         COMMAND, "2026-01-01", tuple(rows_of([r for r, _ in drawings], quality, limits or Limits()))
     )
@@ -436,7 +436,7 @@ def with_quality() -> Section:
     base, bf16, int4 = drawn("baseline"), drawn("bf16"), drawn("int4")
     greedy, few, good = drawn("steps(1)"), drawn("steps(12)"), drawn("tiny_vae")
     same, broken = drawn("channels_last", identical=NUM), drawn("steps(20)", black=2)
-    return judged(
+    return quality_section(
         (base, figures(base, kept=1.0)),
         (bf16, figures(bf16, ssim=0.98, kept=1.0)),
         (int4, figures(int4, ssim=0.4, kept=1.0)),
@@ -450,8 +450,8 @@ def with_quality() -> Section:
 
 def test_quality_stands_beside_speed_with_its_evidence() -> None:
     page = Page(render_page([with_quality()], coloured))
-    said = [line["quality"].text.replace("\u00a0", " ") for line in page.results]
-    assert said == [
+    cells = [line["quality"].text.replace("\u00a0", " ") for line in page.results]
+    assert cells == [
         "–",
         "passedCLIP kept 100 % [99, 101], match 0.980",
         "failedCLIP kept 100 % [99, 101], match 0.400",
@@ -491,17 +491,17 @@ def test_why_a_row_does_not_pass_stands_under_its_recipe() -> None:
 
 def test_a_doubt_that_several_rows_share_is_said_once() -> None:
     pair = [drawn("baseline"), drawn("steps(8)"), drawn("bf16"), drawn("tiny_vae")]
-    page = Page(render_page([judged(*((r, figures(r, ssim=0.98)) for r in pair))], coloured))
+    page = Page(render_page([quality_section(*((r, figures(r, ssim=0.98)) for r in pair))], coloured))
     assert page.text.count("no CLIP model scored the images") == 1
     assert "The quality of 2, 3 and 4 is unclear: no CLIP model scored the images." in page.text
-    said = [line["quality"].text for line in page.results]
-    assert said == ["–", "unclearno CLIP score", "unclearno CLIP score, match 0.980", "unclearno CLIP score"]
+    cells = [line["quality"].text for line in page.results]
+    assert cells == ["–", "unclearno CLIP score", "unclearno CLIP score, match 0.980", "unclearno CLIP score"]
 
 
 def test_the_limits_and_the_noise_floor_are_said_once_below_the_table() -> None:
     base, other, again = drawn("baseline"), drawn("bf16"), drawn("attention(math)")
     floor = NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures)
-    section = judged(
+    section = quality_section(
         (base, figures(base, kept=1.0) + figures(again, ssim=0.95, kept=1.0)),
         (other, figures(other, kept=1.0)),
         floor=floor,
@@ -521,14 +521,14 @@ def test_the_limits_and_the_noise_floor_are_said_once_below_the_table() -> None:
     assert page.text.count("the baseline against itself") == 1
     assert page.results[1]["quality"].text.startswith("passedCLIP kept 100\u00a0%")
     assert page.results[1]["quality"].text.endswith("match 0.900, SSIM 0.900, PSNR 29.8 dB")
-    without = Page(render_page([judged((base, []), (other, []))], coloured))
+    without = Page(render_page([quality_section((base, []), (other, []))], coloured))
     assert "Quality passes" not in without.text
     assert [line["quality"].text for line in without.results] == ["–", "–"]
 
 
 def test_every_line_of_the_results_is_as_wide_as_its_heading() -> None:
     base = drawn("baseline")
-    section = judged((base, figures(base)), (failed("steps(9)", Outcome.CRASHED, "signal 9"), []))
+    section = quality_section((base, figures(base)), (failed("steps(9)", Outcome.CRASHED, "signal 9"), []))
     page = Page(render_page([section, with_quality()], coloured))
     for table in page.root.all("table"):
         widths = {
@@ -541,7 +541,7 @@ def test_every_line_of_the_results_is_as_wide_as_its_heading() -> None:
 
 def test_all_figures_are_there_to_read() -> None:
     base, other = drawn("baseline"), drawn("tiny_vae")
-    page = Page(render_page([judged((base, figures(base)), (other, figures(other)))], coloured))
+    page = Page(render_page([quality_section((base, figures(base)), (other, figures(other)))], coloured))
     (table,) = page.root.all("table", "picture-figures")
     headings, *lines = [[c.text for c in line.children] for line in table.all("tr")]
     assert dict(zip(headings, lines[1], strict=True)) == {
@@ -554,7 +554,7 @@ def test_all_figures_are_there_to_read() -> None:
         "sharpness": "5 (+0)",
     }
     assert lines[0][2:] == ["–", "–", "–", "–", "5"], "the baseline has no distance from itself"
-    without = Page(render_page([judged((base, []), (other, []))], coloured))
+    without = Page(render_page([quality_section((base, []), (other, []))], coloured))
     assert not without.root.all("table", "picture-figures")
 
 
@@ -578,7 +578,7 @@ def test_a_hollow_mark_means_failed_quality_and_nothing_else() -> None:
 
 def test_differences_are_switched_on_by_a_checkbox_without_a_script() -> None:
     base, other, same = drawn("baseline"), drawn("tiny_vae"), drawn("channels_last", identical=NUM)
-    section = judged((base, figures(base)), (other, figures(other)), (same, figures(same)))
+    section = quality_section((base, figures(base)), (other, figures(other)), (same, figures(same)))
     page = Page(render_page([section, section], coloured))
     sections = page.root.all("section", "pictures")
     assert len(sections) == 2, "a switch for each"
@@ -595,13 +595,13 @@ def test_differences_are_switched_on_by_a_checkbox_without_a_script() -> None:
         )
         assert [m.text for m in pictures.all("span", "difference")] == ["identical"] * NUM
     assert ".pictures:has(.differences:checked) .compared .picture { display: none; }" in page.html
-    alone = Page(render_page([judged((base, figures(base)), (same, figures(same)))], coloured))
+    alone = Page(render_page([quality_section((base, figures(base)), (same, figures(same)))], coloured))
     assert not alone.root.all("input"), "nothing differs"
 
 
 def test_the_order_of_the_pictures_is_said() -> None:
     base, other = drawn("baseline"), drawn("tiny_vae")
-    page = Page(render_page([judged((base, figures(base)), (other, figures(other)))], coloured))
+    page = Page(render_page([quality_section((base, figures(base)), (other, figures(other)))], coloured))
     (pictures,) = page.root.all("section", "pictures")
     assert "Worst first, by the recipe’s loss against the baseline." in pictures.text
     prompts = [e.all("bdi")[0].text for e in pictures.all("th") if e.attributes["scope"] == "rowgroup"]
@@ -610,9 +610,9 @@ def test_the_order_of_the_pictures_is_said() -> None:
 
 def test_the_pictures_of_a_page_share_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     base, other = drawn("baseline"), drawn("tiny_vae")
-    section = judged((base, figures(base)), (other, figures(other)))
-    one = Page(render_page([section], coloured))
-    spent = sum(len(i["src"]) for i in one.all("img"))
+    section = quality_section((base, figures(base)), (other, figures(other)))
+    single = Page(render_page([section], coloured))
+    spent = sum(len(i["src"]) for i in single.all("img"))
     monkeypatch.setattr("vivace.report.page.MAX_IMAGE_BYTES", spent)
     two = Page(render_page([section, section], coloured))
     assert sum(len(i["src"]) for i in two.all("img")) <= spent
@@ -652,12 +652,12 @@ def saved(page: Page) -> dict[str, str]:
 
 
 def test_the_tables_that_are_saved_are_those_of_bench() -> None:
-    shown = with_quality()
-    files = saved(Page(render_page([shown], coloured)))
+    compared = with_quality()
+    files = saved(Page(render_page([compared], coloured)))
     assert set(files) == {"vivace-tiny-sd-2026-01-01.csv", "vivace-tiny-sd-2026-01-01.json", "prompts.txt"}
     for kind in ("csv", "json"):
-        assert files[f"vivace-tiny-sd-2026-01-01.{kind}"] == bench_table(shown.rows, kind)
-    both = [shown, section(make_record("baseline"), faster())]
+        assert files[f"vivace-tiny-sd-2026-01-01.{kind}"] == bench_table(compared.rows, kind)
+    both = [compared, section(make_record("baseline"), faster())]
     rows = [row for each in both for row in each.rows]
     files = saved(Page(render_page(both, coloured)))
     for kind in ("csv", "json"):
@@ -690,8 +690,10 @@ def test_the_page_says_where_a_table_is_that_it_does_not_hold(monkeypatch: pytes
 def test_columns_can_be_sorted_and_each_row_has_their_values() -> None:
     base = drawn("baseline")
     missing = failed("steps(9)", Outcome.CRASHED, "signal 9")
-    shown = judged((base, figures(base)), (drawn("bf16"), figures(drawn("bf16"), ssim=0.98)), (missing, []))
-    page = Page(render_page([shown], coloured))
+    compared = quality_section(
+        (base, figures(base)), (drawn("bf16"), figures(drawn("bf16"), ssim=0.98)), (missing, [])
+    )
+    page = Page(render_page([compared], coloured))
     (table,) = page.root.all("table", "results")
     headings, *lines = table.all("tr")
     assert [h.attributes["data-sort"] for h in headings.children] == [
@@ -702,7 +704,7 @@ def test_columns_can_be_sorted_and_each_row_has_their_values() -> None:
     assert not table.all("button"), "without a script nothing looks as if it could be clicked"
     _, fast, lost = lines
     values = [c.attributes["data-value"] for c in fast.children]
-    row = shown.rows[1]
+    row = compared.rows[1]
     assert row.latency is not None
     assert row.speedup is not None
     assert row.memory is not None
@@ -725,8 +727,8 @@ def test_verdicts_sort_from_faster_to_failed() -> None:
 
 
 def test_speed_stands_against_quality_with_the_front_and_its_names() -> None:
-    shown = with_quality()
-    page = Page(render_page([shown], coloured))
+    compared = with_quality()
+    page = Page(render_page([compared], coloured))
     quality, memory = page.root.all("div", "plot")
     assert "CLIP margin kept, %" in quality.all("text", "axis-name")[0].text
     assert "peak memory, MB" in memory.all("text", "axis-name")[0].text
@@ -734,19 +736,19 @@ def test_speed_stands_against_quality_with_the_front_and_its_names() -> None:
         assert "limit 95 %" in chart.text
         assert len(chart.all("line", "limit")) == 1
         assert len(chart.all("path", "below")) == 1, "steps(1) keeps 30 %: below the axis"
-    (told,) = quality.all("p", "told")
-    assert "4 2.00×, CLIP kept 30.0 %" in told.text.replace("\u00a0", " ").partition("Below the axis:")[2]
-    on_front = told.text.partition("front:")[2].partition("Below")[0]
+    (note,) = quality.all("p", "told")
+    assert "4 2.00×, CLIP kept 30.0 %" in note.text.replace("\u00a0", " ").partition("Below the axis:")[2]
+    on_front = note.text.partition("front:")[2].partition("Below")[0]
     assert "steps(1)" not in on_front, "it failed"
     assert "tiny_vae" in on_front
 
 
 def test_where_every_recipe_keeps_the_image_ssim_is_plotted() -> None:
     base, other = drawn("baseline"), drawn("bf16")
-    same = judged((base, figures(base, kept=1.0)), (other, figures(other, ssim=0.98, kept=1.0)))
-    blind = judged((base, figures(base)), (other, figures(other, ssim=0.98)))
-    for shown in (same, blind):
-        quality, _ = Page(render_page([shown], coloured)).root.all("div", "plot")
+    same = quality_section((base, figures(base, kept=1.0)), (other, figures(other, ssim=0.98, kept=1.0)))
+    blind = quality_section((base, figures(base)), (other, figures(other, ssim=0.98)))
+    for compared in (same, blind):
+        quality, _ = Page(render_page([compared], coloured)).root.all("div", "plot")
         assert "SSIM to the baseline’s images" in quality.text
         assert [m.all("title")[0].text for m in quality.all("svg")[0].all("path", "mark")] == [
             "1 baseline: 1.00×, SSIM 1.000",
@@ -770,16 +772,18 @@ def test_a_comparison_can_be_measured_again_from_its_page() -> None:
     assert typed.text == COMMAND
     words = shlex.split(whole.text.replace("\\\n", ""))
     assert words[:4] == ["vivace", "bench", "--model", "tiny-sd"]
-    given = bench.make_context("bench", words[2:], **app.context_settings).params
-    assert given["recipes"] == tuple(r.trial.recipe.text for r in records)
+    parameters = bench.make_context("bench", words[2:], **app.context_settings).params
+    assert parameters["recipes"] == tuple(r.trial.recipe.text for r in records)
     workload = records[0].trial.workload
-    assert {name: given[name] for name in ("height", "width", "num_inference_steps", "guidance_scale")} == {
+    assert {
+        name: parameters[name] for name in ("height", "width", "num_inference_steps", "guidance_scale")
+    } == {
         "height": workload.height,
         "width": workload.width,
         "num_inference_steps": workload.num_inference_steps,
         "guidance_scale": workload.guidance_scale,
     }
-    assert saved(page)[str(given["prompts_file"])].splitlines() == list(workload.prompts)
+    assert saved(page)[str(parameters["prompts_file"])].splitlines() == list(workload.prompts)
     (prompts,) = page.root.all("details", "prompts")
     assert [p.text for p in prompts.all("li")] == list(workload.prompts)
 

@@ -111,16 +111,16 @@ def test_stages_fill_their_share_on_one_scale() -> None:
 
 def test_rows_that_fail_on_quality_are_marked_in_every_chart() -> None:
     greedy = black(timed("steps(1)", 0.1))
-    found = rows(timed("baseline", 2.0), greedy, timed("tiny_vae", 1.0), black(timed("bf16", 0.5)))
-    (memory,) = plots(found)
+    all_rows = rows(timed("baseline", 2.0), greedy, timed("tiny_vae", 1.0), black(timed("bf16", 0.5)))
+    (memory,) = plots(all_rows)
     assert [(p.kind, p.failed) for p in memory.wide.points] == [
         ("baseline", False),
         ("changed", True),
         ("changed", False),
         ("same", True),
     ]
-    assert [f.failed for f in waterfall(found)] == [False, True, False, True]
-    assert [b.failed for b in breakdowns(found)] == [False, True, False, True]
-    calls = strips(found)
+    assert [f.failed for f in waterfall(all_rows)] == [False, True, False, True]
+    assert [b.failed for b in breakdowns(all_rows)] == [False, True, False, True]
+    calls = strips(all_rows)
     assert calls is not None
     assert [s.failed for s in calls.strips] == [False, True, False, True]

@@ -104,7 +104,7 @@ def test_a_row_of_another_speed_of_the_cpu_has_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("busy_s", "expected"), [(0.45, Verdict.FASTER), (0.3, Verdict.UNCLEAR), (None, Verdict.UNCLEAR)]
 )
-def test_a_busy_gpu_bounds_what_the_cpu_can_have_done(busy_s: float | None, expected: Verdict) -> None:
+def test_the_interval_of_a_busy_gpu_allows_for_a_changed_cpu(busy_s: float | None, expected: Verdict) -> None:
     """0.05 s of waiting on a CPU of twice the speed would be 0.1 s on the baseline's: 0.55 instead of 0.5 s."""
 
     def at(python_ms: float, busy_s: float | None, times: tuple[float, ...]) -> tuple[Round, ...]:
@@ -164,15 +164,15 @@ def test_the_time_in_which_the_gpu_is_busy() -> None:
 
 
 def test_a_narrow_terminal_drops_columns_before_it_breaks_recipes() -> None:
-    def shown(width: int) -> list[str]:
+    def table_lines(width: int) -> list[str]:
         out = io.StringIO()
         print_table(rows_of(records()), Console(file=out, width=width, color_system=None))
         return out.getvalue().splitlines()
 
-    assert "model memory" in shown(180)[0]
-    assert shown(80)[0].split() == ["recipe", "s/image", "speed-up", "verdict", "peak", "memory"]
-    assert "quality" not in shown(180)[0], "a column without figures is left out"
-    assert any(line.startswith("attention(cudnn) ") for line in shown(80))
+    assert "model memory" in table_lines(180)[0]
+    assert table_lines(80)[0].split() == ["recipe", "s/image", "speed-up", "verdict", "peak", "memory"]
+    assert "quality" not in table_lines(180)[0], "a column without figures is left out"
+    assert any(line.startswith("attention(cudnn) ") for line in table_lines(80))
 
 
 def test_every_format_holds_every_row() -> None:
@@ -233,9 +233,9 @@ def test_a_recipe_of_black_pictures_is_never_called_fastest() -> None:
     assert rows[1].latency is not None, "its time is shown all the same"
     assert rows[1].to_json()["outcome"] == "failed_quality"
     assert "failed_quality" in render(rows, "table")
-    said = summary(rows)
-    assert said.startswith("tiny_vae is the fastest")
-    assert "dtype(bf16) fails on quality; the table says why." in said
+    text = summary(rows)
+    assert text.startswith("tiny_vae is the fastest")
+    assert "dtype(bf16) fails on quality; the table says why." in text
 
 
 def test_narrow_terminals_keep_the_figures_that_matter() -> None:
@@ -291,8 +291,8 @@ def test_a_cpu_that_became_slower_is_told_beside_what_suffers() -> None:
         [baseline, record("bf16", 5.6, 5.5), record("tiny_vae", 9.0, 9.8), record("channels_last", 2.5, 2.6)]
     )
     assert not [w for w in same.warnings if "the CPU" in w]
-    (told,) = [w for w in slow.warnings if "the CPU" in w]
-    assert told.startswith("the CPU ran Python 1.8 times as slowly as while the baseline was measured")
+    (warning,) = [w for w in slow.warnings if "the CPU" in w]
+    assert warning.startswith("the CPU ran Python 1.8 times as slowly as while the baseline was measured")
     assert any("2.0 times as fast" in w for w in fast.warnings)
     lost = make_record("tf32", make_round(0, outcome=Outcome.UNSUPPORTED, reason="no tensor cores"))
     lost_round = lost.rounds[0].model_copy(update={"conditions": {"python_ms": 9.0}})
@@ -304,8 +304,8 @@ def test_graphs_that_were_captured_during_the_timed_calls_are_told() -> None:
     captured = make_round(0).model_copy(update={"evidence": {CAPTURED_WHILE_TIMED: 3}})
     plain, row = rows_of([make_record("baseline", make_round(0)), make_record("bf16", captured)])
     assert not [warning for warning in plain.warnings if "CUDA graph" in warning]
-    (told,) = [warning for warning in row.warnings if "CUDA graph" in warning]
-    assert told.startswith("3 CUDA graphs captured during the timed calls, which made them longer")
+    (line,) = [warning for warning in row.warnings if "CUDA graph" in warning]
+    assert line.startswith("3 CUDA graphs captured during the timed calls, which made them longer")
 
 
 def held_up(share: float) -> Round:
@@ -329,5 +329,5 @@ def test_a_process_that_another_program_held_up_has_no_verdict(
         disturbed[0] = make_round(0, FAST)
     baseline, row = rows_of([make_record("baseline", *calm), make_record("tiny_vae", *disturbed)])
     assert row.verdict is expected
-    one = baseline if which == "baseline" else row
-    assert any("another program kept the CPU busy" in w for w in one.warnings) is (share < 0.9)
+    affected = baseline if which == "baseline" else row
+    assert any("another program kept the CPU busy" in w for w in affected.warnings) is (share < 0.9)

@@ -8,10 +8,10 @@ from vivace.report.samples import HEIGHT, Strip, Strips, strips
 from vivace.spec.record import Outcome, Record
 
 
-def shown(*records: Record) -> Strips:
-    found = strips(rows_of(records))
-    assert found is not None
-    return found
+def strips_of(*records: Record) -> Strips:
+    plotted = strips(rows_of(records))
+    assert plotted is not None
+    return plotted
 
 
 def dots(strip: Strip) -> list[tuple[float, float]]:
@@ -20,14 +20,14 @@ def dots(strip: Strip) -> list[tuple[float, float]]:
 
 def test_calls_stand_in_order_and_slower_ones_higher() -> None:
     times = (1.0, 1.01, 0.99, 1.03, 1.0)
-    found = shown(make_record("baseline", make_round(0, times), make_round(1, times)))
-    (strip,) = found.strips
+    plotted = strips_of(make_record("baseline", make_round(0, times), make_round(1, times)))
+    (strip,) = plotted.strips
     points = dots(strip)
     assert len(points) == 10
     assert [x for x, _ in points] == sorted(x for x, _ in points)
     by_height = sorted(range(5), key=lambda i: -points[i][1])
     assert [times[i] for i in by_height] == sorted(times)
-    assert found.scale == "5 %"
+    assert plotted.scale == "5 %"
     assert strip.spread == "−1 % to +3 %"
     first, second = strip.lines
     assert first.end < second.start
@@ -36,7 +36,7 @@ def test_calls_stand_in_order_and_slower_ones_higher() -> None:
 
 
 def test_drift_from_round_to_round_moves_the_lines() -> None:
-    (strip,) = shown(make_record("baseline", make_round(0, (1.0,) * 5), make_round(1, (1.2,) * 5))).strips
+    (strip,) = strips_of(make_record("baseline", make_round(0, (1.0,) * 5), make_round(1, (1.2,) * 5))).strips
     fast, slow = strip.lines
     assert slow.y < HEIGHT / 2 < fast.y
     assert strip.by_round == ("1.00 s", "1.20 s")
@@ -44,17 +44,17 @@ def test_drift_from_round_to_round_moves_the_lines() -> None:
 
 def test_an_outlier_stands_at_the_edge_and_does_not_flatten_the_others() -> None:
     steady = tuple(1 + 0.01 * (-1) ** i for i in range(49))
-    found = shown(make_record("baseline", make_round(0, (*steady, 5.0))))
-    (strip,) = found.strips
-    assert found.scale == "2 %"
-    assert found.has_beyond
+    plotted = strips_of(make_record("baseline", make_round(0, (*steady, 5.0))))
+    (strip,) = plotted.strips
+    assert plotted.scale == "2 %"
+    assert plotted.has_beyond
     assert (len(dots(strip)), strip.beyond.count("M")) == (49, 1)
     assert strip.spread == "−2 % to +395 %"
 
 
 def test_of_very_many_calls_the_extremes_are_drawn() -> None:
     times = tuple(1 + 0.001 * (i % 7) for i in range(5000))
-    (strip,) = shown(make_record("baseline", make_round(0, (*times[:2500], 1.009, *times[2500:])))).strips
+    (strip,) = strips_of(make_record("baseline", make_round(0, (*times[:2500], 1.009, *times[2500:])))).strips
     points = dots(strip)
     assert 300 < len(points) <= 402
     assert min(y for _, y in points) < min(y for x, y in points if x < 400), "the slowest call is among them"

@@ -21,23 +21,23 @@ def timed(recipe: str, seconds: float, peak_bytes: float = 450e6, spread: float 
 
 
 def memory_plot(*records: Record) -> Plot:
-    (found,) = plots(rows_of(records))  # without a quality pass there is no other
-    return found
+    (plot,) = plots(rows_of(records))  # without a quality pass there is no other
+    return plot
 
 
 def test_faster_is_right_and_lighter_is_low() -> None:
     missing = make_record("tiny_vae", make_round(0, outcome=Outcome.UNSUPPORTED, reason="not here"))
-    found = memory_plot(timed("baseline", 2.0, 900e6), missing, timed("steps(10)", 1.0, 300e6)).wide
-    slow, fast = found.points
-    assert [(p.number, p.kind) for p in found.points] == [(1, "baseline"), (3, "changed")]
+    plot = memory_plot(timed("baseline", 2.0, 900e6), missing, timed("steps(10)", 1.0, 300e6)).wide
+    slow, fast = plot.points
+    assert [(p.number, p.kind) for p in plot.points] == [(1, "baseline"), (3, "changed")]
     assert fast.x > slow.x
     assert fast.y > slow.y  # y grows downwards
     assert fast.left is not None
     assert fast.right is not None
     assert fast.left < fast.x < fast.right
     assert fast.said == "2.00×, 300 MB"
-    assert found.starts_at_zero
-    assert found.y_name == "peak memory, MB"
+    assert plot.starts_at_zero
+    assert plot.y_name == "peak memory, MB"
 
 
 def test_without_a_measured_baseline_there_is_no_speed_to_plot() -> None:
@@ -53,23 +53,23 @@ def test_the_front_is_what_no_other_beats() -> None:
 
 
 def test_the_line_of_the_front_goes_over_its_recipes() -> None:
-    found = memory_plot(
+    plot = memory_plot(
         timed("baseline", 2.0, 400e6),
         timed("bf16", 1.5, 500e6),
         timed("steps(10)", 1.0, 450e6),
         timed("steps(12)", 1.2, 600e6),
     ).wide
-    assert [p.number for p in found.front] == [1, 3]
-    light, fast = found.front
-    assert found.steps == f"{light.x},{light.y} {light.x},{fast.y} {fast.x},{fast.y}"
+    assert [p.number for p in plot.front] == [1, 3]
+    light, fast = plot.front
+    assert plot.steps == f"{light.x},{light.y} {light.x},{fast.y} {fast.x},{fast.y}"
 
 
 def test_ticks_are_where_their_label_says() -> None:
-    found = memory_plot(timed("baseline", 0.9, 472e6), timed("steps(10)", 0.4, 451e6)).wide
-    assert not found.starts_at_zero  # 451 and 472 MB would be one line on an axis from zero
+    plot = memory_plot(timed("baseline", 0.9, 472e6), timed("steps(10)", 0.4, 451e6)).wide
+    assert not plot.starts_at_zero  # 451 and 472 MB would be one line on an axis from zero
     for ticks, point, value in (
-        (found.x_ticks, found.points[1].x, 0.9 / 0.4),
-        (found.y_ticks, found.points[1].y, 451.0),
+        (plot.x_ticks, plot.points[1].x, 0.9 / 0.4),
+        (plot.y_ticks, plot.points[1].y, 451.0),
     ):
         assert len(ticks) >= 3
         first, last = (float(t.label.rstrip("×")) for t in (ticks[0], ticks[-1]))
@@ -102,15 +102,15 @@ def test_twenty_labels_cover_neither_each_other_nor_a_point(crowd: str) -> None:
             return 1.0 - i / 40, 450e6
         return (1.0 + (i % 5) / 300, 450e6 + i % 3 * 1e5) if i % 4 else (2.0 + i / 9, 1e9 + i * 1e6)
 
-    for found in memory_plot(*[timed("baseline", *place(i), spread=0.02) for i in range(20)]).scatters:
+    for scatter in memory_plot(*[timed("baseline", *place(i), spread=0.02) for i in range(20)]).scatters:
         boxes = [
             (p.label_x - half, p.label_y - 5.5, p.label_x + half, p.label_y + 5.5)
-            for p in found.points
+            for p in scatter.points
             for half in [3.4 * len(str(p.number))]
         ]
         for a, b in itertools.combinations(boxes, 2):
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-        for (left, top, right, bottom), p in itertools.product(boxes, found.points):
+        for (left, top, right, bottom), p in itertools.product(boxes, scatter.points):
             beside = math.hypot(max(left - p.x, 0, p.x - right), max(top - p.y, 0, p.y - bottom))
             assert beside >= 4
-        assert all(found.left <= b[0] and b[2] <= found.right and found.top <= b[1] for b in boxes)
+        assert all(scatter.left <= b[0] and b[2] <= scatter.right and scatter.top <= b[1] for b in boxes)

@@ -22,12 +22,12 @@ Thumbnails = np.ndarray  # (seeds, prompts, 16 * 16 * 3)
 def varied(seed: int = 0) -> Thumbnails:
     """Thumbnails of flat backgrounds with an object, all of their own."""
     random = np.random.default_rng(seed)
-    found = np.repeat(random.uniform(0, 255, (SEEDS, PROMPTS, 1, 3)), 256, axis=2)
+    images = np.repeat(random.uniform(0, 255, (SEEDS, PROMPTS, 1, 3)), 256, axis=2)
     for s in range(SEEDS):
         for p in range(PROMPTS):
             start = random.integers(0, 200)
-            found[s, p, start : start + 50] = random.uniform(0, 255, 3)
-    return found.reshape(SEEDS, PROMPTS, -1)
+            images[s, p, start : start + 50] = random.uniform(0, 255, 3)
+    return images.reshape(SEEDS, PROMPTS, -1)
 
 
 def record_of(recipe: str, seeds: int = SEEDS) -> Record:
@@ -40,7 +40,7 @@ def record_of(recipe: str, seeds: int = SEEDS) -> Record:
     return make_record(recipe, *rounds)
 
 
-def judged(
+def judgement_of(
     images: Thumbnails,
     *,
     baseline: Thumbnails | None = None,
@@ -106,50 +106,50 @@ COLLAPSES: dict[str, Callable[[Thumbnails], Thumbnails]] = {
 @pytest.mark.parametrize("name", COLLAPSES)
 @pytest.mark.parametrize("seed", [0, 7], ids=["the baseline's", "others"])
 def test_images_that_differ_less_than_the_baselines_fail(name: str, seed: int) -> None:
-    said = judged(COLLAPSES[name](varied(seed)))
-    assert (said.gate, said.figure) == (Gate.FAILED, "variety")
+    judgement = judgement_of(COLLAPSES[name](varied(seed)))
+    assert (judgement.gate, judgement.figure) == (Gate.FAILED, "variety")
 
 
 def test_images_that_are_others_but_differ_as_much_pass() -> None:
     for seed in range(1, 9):
-        said = judged(varied(seed))
-        assert said.gate is Gate.PASSED
-        assert "differences between seeds" in said.reason
+        judgement = judgement_of(varied(seed))
+        assert judgement.gate is Gate.PASSED
+        assert "differences between seeds" in judgement.reason
 
 
 def test_the_limit_can_be_set_and_switched_off() -> None:
     half_way = COLLAPSES["half way"](varied())
-    assert judged(half_way, limits=Limits(clip=0.9, variety=None)).gate is Gate.PASSED
-    assert judged(half_way, limits=Limits(clip=0.9, variety=0.3)).gate is Gate.PASSED
-    said = judged(copies(varied()), limits=Limits(clip=0.9))
-    assert said.reason.startswith(
+    assert judgement_of(half_way, limits=Limits(clip=0.9, variety=None)).gate is Gate.PASSED
+    assert judgement_of(half_way, limits=Limits(clip=0.9, variety=0.3)).gate is Gate.PASSED
+    judgement = judgement_of(copies(varied()), limits=Limits(clip=0.9))
+    assert judgement.reason.startswith(
         'all seeds of "prompt 0" and 11 more give nearly the same image, and the baseline\'s do not'
     )
 
 
 def test_a_baseline_whose_seeds_do_not_differ_asks_for_nothing() -> None:
     same = copies(varied())
-    assert judged(same, baseline=same).gate is Gate.PASSED
+    assert judgement_of(same, baseline=same).gate is Gate.PASSED
 
 
 def test_with_one_seed_prompts_are_compared_and_the_rest_is_said_to_be_unknown() -> None:
-    said = judged(varied(3), seeds=1)
-    assert said.gate is Gate.PASSED
-    assert "with one seed a prompt nothing tells whether seeds differ" in said.reason
+    judgement = judgement_of(varied(3), seeds=1)
+    assert judgement.gate is Gate.PASSED
+    assert "with one seed a prompt nothing tells whether seeds differ" in judgement.reason
     one_image = COLLAPSES["one image for all prompts"](varied())
-    assert judged(one_image, seeds=1).gate is Gate.FAILED
+    assert judgement_of(one_image, seeds=1).gate is Gate.FAILED
 
 
 def test_figures_of_an_older_version_are_judged_as_before_and_say_so() -> None:
-    said = judged(copies(varied()), stored=False)
-    assert said.gate is Gate.PASSED
-    assert "was not compared, by an older vivace; the same `vivace bench` again adds it" in said.reason
+    judgement = judgement_of(copies(varied()), stored=False)
+    assert judgement.gate is Gate.PASSED
+    assert "was not compared, by an older vivace; the same `vivace bench` again adds it" in judgement.reason
 
 
 def test_variety_alone_passes_nothing() -> None:
-    assert judged(varied(2), kept=0.3).gate is Gate.FAILED
-    assert judged(varied(2), limits=Limits(clip=None)).gate is Gate.UNCLEAR
-    assert judged(copies(varied(2)), limits=Limits(clip=None)).gate is Gate.FAILED
+    assert judgement_of(varied(2), kept=0.3).gate is Gate.FAILED
+    assert judgement_of(varied(2), limits=Limits(clip=None)).gate is Gate.UNCLEAR
+    assert judgement_of(copies(varied(2)), limits=Limits(clip=None)).gate is Gate.FAILED
 
 
 def test_numbers_survive_being_text() -> None:

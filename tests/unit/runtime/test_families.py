@@ -194,7 +194,7 @@ def test_first_block_cache_counts_the_steps_of_each_of_guidances_calls(flux: Any
     assert session.evidence() == {"cache_hit_rate": pytest.approx(1 / 3), "cache_calls": 6}
 
 
-def test_a_higher_threshold_hits_more(flux: Any) -> None:
+def test_flux_hits_more_at_a_higher_threshold(flux: Any) -> None:
     rates = []
     for threshold in (0.0, 0.1, 10.0):
         flux.transformer.disable_cache()
@@ -228,7 +228,7 @@ def test_unets_have_nothing_for_a_first_block_cache(sdxl: Any) -> None:
         vivace.apply(sdxl, "fbcache")
 
 
-def test_random_weights_take_a_fixed_schedule_only(flux: Any) -> None:
+def test_first_block_cache_on_random_weights_takes_a_fixed_schedule_only(flux: Any) -> None:
     target = target_of(machine=this_machine("cpu"), pipe=flux, has_random_weights=True)
     reason = FirstBlockCache(threshold=0.1).unsupported(target)
     assert reason is not None

@@ -14,7 +14,7 @@ from vivace.errors import Unsupported, VivaceError
 
 def attributes_of(pipe: Any) -> dict[str, Any]:
     """Return the names of everything that hangs on the pipeline, its scheduler and its modules, and their hooks."""
-    found: dict[str, Any] = {
+    names: dict[str, Any] = {
         "pipe": set(vars(pipe)),
         "scheduler": (type(pipe.scheduler), set(vars(pipe.scheduler))),
     }
@@ -22,8 +22,8 @@ def attributes_of(pipe: Any) -> dict[str, Any]:
         if isinstance(network, torch.nn.Module):
             for name, module in network.named_modules():
                 hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
-                found[f"{part}.{name}"] = type(module), set(vars(module)), set(module._parameters), hooks
-    return found
+                names[f"{part}.{name}"] = type(module), set(vars(module)), set(module._parameters), hooks
+    return names
 
 
 @pytest.mark.parametrize(

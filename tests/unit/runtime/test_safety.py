@@ -11,7 +11,7 @@ from transformers import CLIPConfig, CLIPImageProcessor
 
 import vivace
 from tests import shrunken
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.benchmark import Timing
 from vivace.models.find import find_model
 from vivace.runtime.opening import apply
@@ -60,7 +60,7 @@ def test_a_session_warns_and_says_which_image(pipe: Any) -> None:
 def test_generate_names_the_file(pipe: Any, tmp_path: Path) -> None:
     folder = shrunken.save(pipe, tmp_path / "model")
     size = ["--height", "64", "--width", "64", "--num-inference-steps", "2", "--device", "cpu"]
-    done = said(tmp_path, "generate", "a red circle", "--model", str(folder), *size)
+    done = run_vivace(tmp_path, "generate", "a red circle", "--model", str(folder), *size)
     (path,) = done.stdout.split()
     assert f"warning: {path} is black: the model's safety checker replaced the image of seed 0" in done.stderr
 

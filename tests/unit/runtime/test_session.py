@@ -140,10 +140,10 @@ def test_components_of_different_dtypes_fit_together(recipe: str) -> None:
     session = vivace.load("tiny-sd", f"{recipe}+steps(4)")
     picture = draw(session, PROMPTS[0], 0)
     assert -10 * np.log10(np.mean((picture - reference) ** 2)) > 25
-    wanted = recipe.partition("@")[2].split(",") if "@" in recipe else ["denoiser", "vae", "text_encoder"]
+    parts = recipe.partition("@")[2].split(",") if "@" in recipe else ["denoiser", "vae", "text_encoder"]
     for component in ("denoiser", "vae", "text_encoder"):
         dtype = component_of(session.pipe, component).dtype
-        assert dtype == (torch.bfloat16 if component in wanted else torch.float32), component
+        assert dtype == (torch.bfloat16 if component in parts else torch.float32), component
 
 
 def test_a_recipe_that_changes_nothing_is_refused() -> None:

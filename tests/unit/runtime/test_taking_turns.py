@@ -78,23 +78,23 @@ def test_left_in_another_order_settings_are_as_before() -> None:
 
 
 def test_a_session_in_another_thread_waits() -> None:
-    setting, seen = _Setting(), []
+    setting, events = _Setting(), []
     first, second = (setting.session_of(name) for name in ("first", "second"))
     entered = threading.Event()
 
     def later() -> None:
         entered.wait()
         with second.surroundings():
-            seen.append(setting.value)
+            events.append(setting.value)
 
     def sooner() -> None:
         with first.surroundings():
             entered.set()
             threading.Event().wait(0.1)
-            seen.append(setting.value)
+            events.append(setting.value)
 
     together(later, sooner)
-    assert seen == ["first", "second"]
+    assert events == ["first", "second"]
     assert setting.value == "own"
 
 

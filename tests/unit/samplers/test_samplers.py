@@ -85,16 +85,16 @@ def test_every_number_of_steps_draws_or_is_refused_in_words(name: str, spacing: 
 
 
 @pytest.mark.parametrize(
-    ("recipe", "told"),
+    ("recipe", "message"),
     [
         ("scheduler(pndm)+steps(3)", "PNDMScheduler takes 4 to 1000 steps, got 3"),
         ("scheduler(lcm)+steps(60)", "LCMScheduler takes 1 to 50 steps of its 50 timesteps, got 60"),
         ("scheduler(tcd)+steps(1000)", "TCDScheduler takes 1 to 50 steps"),
     ],
 )
-def test_a_call_with_another_number_of_steps_is_an_error_of_usage(recipe: str, told: str) -> None:
+def test_a_call_with_another_number_of_steps_is_an_error_of_usage(recipe: str, message: str) -> None:
     made = vivace.apply(build("sd"), recipe)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         made("a red circle", height=64, width=64)
 
 
@@ -173,9 +173,9 @@ def test_calls_of_a_step() -> None:
         (PNDMScheduler(skip_prk_steps=True), 4),
     ):
         scheduler.set_timesteps(steps)
-        found = step_of_each_call(scheduler, len(scheduler.timesteps))
-        assert sorted(set(found)) == list(range(steps))
-        assert found == sorted(found)
+        steps_of_calls = step_of_each_call(scheduler, len(scheduler.timesteps))
+        assert sorted(set(steps_of_calls)) == list(range(steps))
+        assert steps_of_calls == sorted(steps_of_calls)
 
 
 # copies of a session's scheduler
@@ -190,8 +190,8 @@ def test_a_copy_on_another_pipeline_draws_what_it_should(how: str, recipe: str) 
     call: dict[str, Any] = {"num_inference_steps": 4, "height": 64, "width": 64, "output_type": "np"}
 
     def drawn(session: Any, seed: int = 0, **more: Any) -> np.ndarray:
-        given = call | more | {"generator": torch.Generator().manual_seed(seed)}
-        return np.asarray(session("a red circle", **given).images)
+        arguments = call | more | {"generator": torch.Generator().manual_seed(seed)}
+        return np.asarray(session("a red circle", **arguments).images)
 
     first = drawn(made)
     scheduler = made.pipe.scheduler

@@ -25,7 +25,11 @@ def test_the_keywords_are_the_fields_of_a_study() -> None:
 @pytest.mark.parametrize("call", [vivace.bench, vivace.compare, vivace.profile, Study.of])
 def test_no_keyword_passes_unchecked(call: object) -> None:
     assert callable(call)
-    (rest,) = (one for one in inspect.signature(call).parameters.values() if one.kind is one.VAR_KEYWORD)
+    (rest,) = (
+        parameter
+        for parameter in inspect.signature(call).parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    )
     assert str(rest.annotation).startswith("Unpack[")
 
 

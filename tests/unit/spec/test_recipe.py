@@ -160,18 +160,18 @@ def test_a_wrong_recipe_is_told_what_and_where(text: str, caret: int, says: str)
     error = caught.value
     assert says in str(error)
     assert error.start == caret
-    _, shown, marks = str(error).split("\n")
+    _, line, marks = str(error).split("\n")
     assert marks.index("^") == 2 + caret
-    assert shown.strip() == text.strip() or not text.strip()
+    assert line.strip() == text.strip() or not text.strip()
 
 
 def test_a_long_recipe_keeps_its_caret_on_the_screen() -> None:
     text = "+".join(["channels_last"] * 50) + "+nonsense"
     with pytest.raises(RecipeError) as caught:
         resolve(text)
-    _, shown, marks = str(caught.value).split("\n")
-    assert len(shown) < 130
-    assert shown[marks.index("^") :].startswith(("nonsense", "channels_last"))
+    _, line, marks = str(caught.value).split("\n")
+    assert len(line) < 130
+    assert line[marks.index("^") :].startswith(("nonsense", "channels_last"))
 
 
 def test_length_is_limited() -> None:
@@ -180,7 +180,7 @@ def test_length_is_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("lora('/a/b c/style (1), x.safetensors', scale=0.5, sha256=86e19e4dfa9fe84e)+compile",
          "lora(style (1), x@86e1, scale=0.5)+compile"),
@@ -191,8 +191,8 @@ def test_length_is_limited() -> None:
         ("no recipe ((", "no recipe (("),
     ],
 )  # fmt: skip
-def test_tables_show_files_by_name(text: str, shown: str) -> None:
-    assert short_form(text) == shown
+def test_tables_show_files_by_name(text: str, expected: str) -> None:
+    assert short_form(text) == expected
 
 
 def test_a_stored_recipe_is_found_by_what_was_written() -> None:

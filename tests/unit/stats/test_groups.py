@@ -37,10 +37,10 @@ def covered(
         shared = draw(random, (len(prompts),))[groups]
         own = draw(random, (len(groups),))
         values = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
-        found = mean_interval(list(values), groups if grouped else None, coverage)
-        assert found.low is not None
-        assert found.high is not None
-        hits += found.low <= 0 <= found.high
+        interval = mean_interval(list(values), groups if grouped else None, coverage)
+        assert interval.low is not None
+        assert interval.high is not None
+        hits += interval.low <= 0 <= interval.high
     return hits / TRIALS
 
 

@@ -15,9 +15,9 @@ def logs(ratio: float, number: int, sd: float = 0.002) -> tuple[list[float], lis
     return [-math.log(ratio) + float(x) for x in around - around.mean()], [0.0005] * number
 
 
-@pytest.mark.parametrize(("most", "wanted"), [(3, [3]), (5, [3, 4, 5]), (32, [3, 4, 6, 8, 12, 16, 24, 32])])
-def test_looks(most: int, wanted: list[int]) -> None:
-    assert looks(most) == wanted
+@pytest.mark.parametrize(("most", "expected"), [(3, [3]), (5, [3, 4, 5]), (32, [3, 4, 6, 8, 12, 16, 24, 32])])
+def test_looks(most: int, expected: list[int]) -> None:
+    assert looks(most) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_the_interval_that_is_shown_is_the_one_that_decides(
     ratio: float, sd: float, fail_if: float | None
 ) -> None:
     """Nobody should read "not slower by more than 3 %" beside an interval that ends at 5 %."""
-    found = decide_logs(*logs(ratio, 16 if sd < 0.05 else 6, sd), num_looks=9, fail_if=fail_if)
-    low, high, margin = found.shown.low, found.shown.high, 0.01 if fail_if is None else fail_if
+    decision = decide_logs(*logs(ratio, 16 if sd < 0.05 else 6, sd), num_looks=9, fail_if=fail_if)
+    low, high, margin = decision.shown.low, decision.shown.high, 0.01 if fail_if is None else fail_if
     assert low is not None
     assert high is not None
     if fail_if is not None:
-        assert found.regressed is None or (low > 1 + margin if found.regressed else high <= 1 + margin)
-    elif found.verdict is Verdict.SAME:
+        assert decision.regressed is None or (low > 1 + margin if decision.regressed else high <= 1 + margin)
+    elif decision.verdict is Verdict.SAME:
         assert 1 / (1 + margin) <= low <= high <= 1 + margin
-    elif found.verdict is not Verdict.UNCLEAR:
+    elif decision.verdict is not Verdict.UNCLEAR:
         assert low > 1 + margin or high < 1 / (1 + margin)

@@ -27,16 +27,16 @@ def test_the_interval_of_one_round_covers_the_true_median_about_95_percent_of_th
     hits = 0
     trials = 400
     for _ in range(trials):
-        found = median_interval([list(generator.lognormal(mean=0.0, sigma=0.02, size=number))])
-        assert found.low is not None
-        assert found.high is not None
-        hits += found.low <= 1.0 <= found.high
+        interval = median_interval([list(generator.lognormal(mean=0.0, sigma=0.02, size=number))])
+        assert interval.low is not None
+        assert interval.high is not None
+        hits += interval.low <= 1.0 <= interval.high
     assert 0.91 <= hits / trials <= 0.99
 
 
 def test_too_few_samples_have_no_interval() -> None:
-    found = median_interval([[1.0, 2.0]])
-    assert (found.low, found.high) == (None, None)
+    interval = median_interval([[1.0, 2.0]])
+    assert (interval.low, interval.high) == (None, None)
     with pytest.raises(ValueError, match="no samples"):
         median_interval([[]])
 
@@ -58,9 +58,9 @@ def test_rounds_that_disagree_widen_the_interval() -> None:
 
 def test_two_rounds_that_agree_by_chance_are_not_believed() -> None:
     """Their own spread would be nothing."""
-    found = median_interval([[1.0, 1.01, 0.99], [1.0, 1.01, 0.99]])
-    assert found.half_width is not None
-    assert found.half_width > 0.03
+    interval = median_interval([[1.0, 1.01, 0.99], [1.0, 1.01, 0.99]])
+    assert interval.half_width is not None
+    assert interval.half_width > 0.03
 
 
 def test_speedup_is_paired_by_round() -> None:
@@ -128,13 +128,15 @@ def rounds_of(generator: np.random.Generator, sd: float, number: int = 2) -> dic
 
 def test_a_recipe_is_seldom_faster_than_itself_and_a_gain_is_found() -> None:
     generator = np.random.default_rng(0)
-    wrong = found = 0
+    wrong = num_found = 0
     for _ in range(300):
-        one, other = (list(rounds_of(generator, 0.01).values()) for _ in range(2))
-        wrong += verdict(log_speedup(one, other), 2) in (Verdict.FASTER, Verdict.SLOWER)
-        found += verdict(log_speedup(one, [[s / 1.15 for s in r] for r in other]), 2) is Verdict.FASTER
+        baseline, other = (list(rounds_of(generator, 0.01).values()) for _ in range(2))
+        wrong += verdict(log_speedup(baseline, other), 2) in (Verdict.FASTER, Verdict.SLOWER)
+        num_found += (
+            verdict(log_speedup(baseline, [[s / 1.15 for s in r] for r in other]), 2) is Verdict.FASTER
+        )
     assert wrong <= 3
-    assert found >= 285
+    assert num_found >= 285
 
 
 def test_the_spread_between_processes_is_learnt_from_trials_side_by_side() -> None:
@@ -145,9 +147,9 @@ def test_the_spread_between_processes_is_learnt_from_trials_side_by_side() -> No
             {k: [s * machine[k] * 2**n for s in times] for k, times in rounds_of(generator, sd, 4).items()}
             for n in range(6)
         ]
-        found = learn_spread(trials)
-        assert found.dof == DEFAULT_SPREAD.dof + 12
-        assert found.sd == pytest.approx(math.hypot(0.01, sd * math.sqrt(0.75)), rel=0.3)
+        spread = learn_spread(trials)
+        assert spread.dof == DEFAULT_SPREAD.dof + 12
+        assert spread.sd == pytest.approx(math.hypot(0.01, sd * math.sqrt(0.75)), rel=0.3)
     assert learn_spread(trials[:1]) == learn_spread([]) == DEFAULT_SPREAD
     assert learn_spread([{0: [1.0] * 3}, {0: [2.0] * 3}]) == DEFAULT_SPREAD, "one round tells nothing"
     apart = [trials[0], {0: [1.0] * 3}]

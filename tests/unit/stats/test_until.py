@@ -59,13 +59,13 @@ def test_what_rounds_are_said_to_tell_they_tell() -> None:
     """Processes differ by 2 %, as assumed: four in five gains of that size are called faster."""
     random = np.random.default_rng(0)
     for rounds in (2, 4):
-        gain, told, repeats = 1 + detectable(rounds), 0, 300
+        gain, detected, repeats = 1 + detectable(rounds), 0, 300
         for _ in range(repeats):
             levels = np.exp(0.02 * random.standard_normal((2, rounds)))
             levels[1] /= gain
             times = [[np.full(10, level) for level in of] for of in levels]
-            told += verdict(log_speedup(*times), rounds) is Verdict.FASTER
-        assert 0.7 < told / repeats < 0.97
+            detected += verdict(log_speedup(*times), rounds) is Verdict.FASTER
+        assert 0.7 < detected / repeats < 0.97
 
 
 def test_more_rounds_tell_smaller_differences() -> None:

@@ -60,14 +60,14 @@ def test_the_counter_says_when_nothing_was_skipped() -> None:
 def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> None:
     """Whatever is missing for a decision, such as TeaCache's fit: none is made."""
     family = FAMILY.get(name, "flux")
-    wanted = drawn(family, num_inference_steps=4)
+    expected = drawn(family, num_inference_steps=4)
     pipe = build(family)
     target = target_of(pipe=pipe, has_weights=False, has_random_weights=True)
     cache = CACHES[name](**knobs)
     assert cache.unsupported(target) is None
     effect = cache.predict(target)
     picture = draw(vivace.apply(pipe), num_inference_steps=4)
-    assert np.allclose(picture, wanted, atol=1e-5)
+    assert np.allclose(picture, expected, atol=1e-5)
     assert effect.evidence is not None
     assert effect.evidence()["cache_hit_rate"] == 0
     assert effect.evidence()["cache_calls"] == 4
@@ -75,7 +75,7 @@ def test_a_prediction_computes_every_step(name: str, knobs: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("name", [name for name, kind in CACHES.items() if kind.compared])
-def test_random_weights_take_a_fixed_schedule_only(name: str) -> None:
+def test_each_step_cache_on_random_weights_takes_a_fixed_schedule_only(name: str) -> None:
     target = target_of(pipe=build("flux"), has_random_weights=True)
     reason = CACHES[name]().unsupported(target) or ""
     assert CACHES[name].compared in reason

@@ -21,14 +21,14 @@ FIGURES = ("latency", "p99", "peak_memory", "clip")
 
 
 def part(*recipes: str) -> ModelPart:
-    (found,) = expand(
+    (planned,) = expand(
         StudyFile(
             name="x",
             title="T",
             part=(Part(name="p", models=("tiny-sd",), recipes=recipes, figures=FIGURES),),
         )
     )
-    return found
+    return planned
 
 
 def published(name: str, figure: str = "latency", **values: float | None) -> StudyColumn:
@@ -57,8 +57,8 @@ def timed(recipe: str, *seconds: float) -> Record:
 
 
 def only(claim: Claim, column: StudyColumn, *recipes: str) -> JudgedClaim:
-    (found,) = judge(claim, [part(*recipes)], [column])
-    return found
+    (verdict,) = judge(claim, [part(*recipes)], [column])
+    return verdict
 
 
 def faster(row: str = "tiny_vae", than: str = "baseline", kind: str = "faster", **fields: object) -> Claim:
@@ -66,7 +66,7 @@ def faster(row: str = "tiny_vae", than: str = "baseline", kind: str = "faster", 
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "said"),
+    ("kind", "value", "expected"),
     [
         ("faster", 0.9, ClaimVerdict.AGREES),
         ("faster", 1.0, ClaimVerdict.DISAGREES),
@@ -77,9 +77,11 @@ def faster(row: str = "tiny_vae", than: str = "baseline", kind: str = "faster", 
         ("same", 1.05, ClaimVerdict.DISAGREES),
     ],
 )
-def test_published_times_are_compared_as_printed(kind: str, value: float | None, said: ClaimVerdict) -> None:
-    found = only(faster(kind=kind), published("A100", tiny_vae=value, baseline=1.0), "tiny_vae")
-    assert found.said is said
+def test_published_times_are_compared_as_printed(
+    kind: str, value: float | None, expected: ClaimVerdict
+) -> None:
+    verdict = only(faster(kind=kind), published("A100", tiny_vae=value, baseline=1.0), "tiny_vae")
+    assert verdict.said is expected
 
 
 def test_a_published_claim_names_its_numbers_or_what_is_missing() -> None:
@@ -100,9 +102,9 @@ def test_measured_times_need_an_interval_apart() -> None:
 
 def test_one_round_tells_only_large_differences() -> None:
     column = measured(timed("baseline", 1.0), timed("tiny_vae", 0.93))
-    found = only(faster(), column, "tiny_vae")
-    assert found.said is ClaimVerdict.CANNOT_TELL
-    assert found.because.endswith("(one round only)")
+    verdict = only(faster(), column, "tiny_vae")
+    assert verdict.said is ClaimVerdict.CANNOT_TELL
+    assert verdict.because.endswith("(one round only)")
     assert only(faster(kind="same"), column, "tiny_vae").said is ClaimVerdict.CANNOT_TELL
 
 
@@ -110,9 +112,9 @@ def test_rows_that_share_no_round_are_compared_by_way_of_the_baseline() -> None:
     base = timed("baseline", 1.0, 1.0, 2.0, 2.0)  # the machine was slower later on
     first = make_record("tiny_vae", *(make_round(i, (0.5,) * 10) for i in (0, 1)))
     second = make_record("steps(8)", *(make_round(i, (0.5,) * 10) for i in (2, 3)))
-    found = only(faster("steps(8)", "tiny_vae"), measured(base, first, second), "tiny_vae", "steps(8)")
-    assert found.said is ClaimVerdict.AGREES
-    assert "2.00x" in found.because
+    verdict = only(faster("steps(8)", "tiny_vae"), measured(base, first, second), "tiny_vae", "steps(8)")
+    assert verdict.said is ClaimVerdict.AGREES
+    assert "2.00x" in verdict.because
 
 
 def test_rows_of_two_gpus_are_compared_by_way_of_their_own_baselines() -> None:
@@ -127,15 +129,18 @@ def test_rows_of_two_gpus_are_compared_by_way_of_their_own_baselines() -> None:
     rows = {("p", "tiny-sd", row.recipe): row for row in (*second, *first)}
     cells = {(*key, figure): cell_of(row, figure) for key, row in rows.items() for figure in FIGURES}
     column = StudyColumn("GPU", "measured", cells, rows, {("p", "tiny-sd"): (first[0], second[0])})
-    found = only(faster("steps(8)", "tiny_vae"), column, "tiny_vae", "steps(8)")
-    assert found.said is ClaimVerdict.AGREES
-    assert "1.60x" in found.because
+    verdict = only(faster("steps(8)", "tiny_vae"), column, "tiny_vae", "steps(8)")
+    assert verdict.said is ClaimVerdict.AGREES
+    assert "1.60x" in verdict.because
 
 
 def test_a_row_that_was_not_measured_is_named_with_its_outcome() -> None:
     lost = make_record("tiny_vae", make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="40 GB wanted"))
-    found = only(faster(), measured(timed("baseline", 1.0), lost), "tiny_vae")
-    assert (found.said, found.because) == (ClaimVerdict.CANNOT_TELL, "tiny_vae out of memory: 40 GB wanted")
+    verdict = only(faster(), measured(timed("baseline", 1.0), lost), "tiny_vae")
+    assert (verdict.said, verdict.because) == (
+        ClaimVerdict.CANNOT_TELL,
+        "tiny_vae out of memory: 40 GB wanted",
+    )
 
 
 def test_memory_of_a_cpu_is_not_a_gpus() -> None:
@@ -153,8 +158,8 @@ def test_the_best_must_beat_each_other_row() -> None:
     good = published("A100", tiny_vae=0.5, bf16=0.6, baseline=1.0)
     assert only(claim, good, *rows).said is ClaimVerdict.AGREES
     tied = published("A100", tiny_vae=0.5, bf16=0.5, baseline=1.0)
-    found = only(claim, tied, *rows)
-    assert (found.said, found.because) == (
+    verdict = only(claim, tied, *rows)
+    assert (verdict.said, verdict.because) == (
         ClaimVerdict.DISAGREES,
         "holds in 1 of 2; tiny_vae 0.500 s, bf16 0.500 s",
     )
@@ -180,7 +185,8 @@ def test_a_small_model_says_nothing_about_a_limit_of_another() -> None:
 def test_conclusions_are_counted_by_column_the_published_first() -> None:
     claim = Claim(says="x", kind="open", because="y")
     agrees, open_ = (
-        JudgedClaim("H100", "published", said, "") for said in (ClaimVerdict.AGREES, ClaimVerdict.CANNOT_TELL)
+        JudgedClaim("H100", "published", verdict, "")
+        for verdict in (ClaimVerdict.AGREES, ClaimVerdict.CANNOT_TELL)
     )
     here = JudgedClaim("H200", "measured", ClaimVerdict.DISAGREES, "")
     counted = tally([(claim, [here, agrees]), (claim, [here, open_])])
@@ -202,8 +208,8 @@ def test_gpus_are_compared_row_by_row() -> None:
 
 def test_a_claim_about_a_gpu_is_not_asked_of_another() -> None:
     claim = faster(gpus=("H100",))
-    found = judge(claim, [part("tiny_vae")], [published("A100", tiny_vae=1.0, baseline=2.0)])
-    assert found == []
+    judgements = judge(claim, [part("tiny_vae")], [published("A100", tiny_vae=1.0, baseline=2.0)])
+    assert judgements == []
 
 
 def test_an_incomplete_claim_is_refused() -> None:
@@ -246,10 +252,12 @@ def test_what_the_sources_own_numbers_say(name: str, start: str) -> None:
     columns = published_columns(
         file.cells, {p.part.name: p.part.tables for p in parts}, [p.model for p in parts]
     )
-    (claim,) = [one for one in file.claim if one.says.startswith(start)]
-    found = judge(claim, parts, columns)
-    by_gpu = sorted(found, key=lambda one: one.column)
-    assert " ".join(one.said.value.split()[0] for one in by_gpu) == PUBLISHED_SAY[name, start], found
+    (claim,) = [candidate for candidate in file.claim if candidate.says.startswith(start)]
+    judgements = judge(claim, parts, columns)
+    by_gpu = sorted(judgements, key=lambda judgement: judgement.column)
+    assert " ".join(judgement.said.value.split()[0] for judgement in by_gpu) == PUBLISHED_SAY[name, start], (
+        judgements
+    )
 
 
 @pytest.mark.parametrize("name", ["000", "001", "002", "003", "004"])
@@ -262,9 +270,9 @@ def test_no_claim_is_empty(name: str) -> None:
     )
     for claim in file.claim:
         assert judge(claim, parts, columns), claim.says
-        assert all(one.because != "no row of it was measured" for one in judge(claim, parts, columns)), (
-            claim.says
-        )
+        assert all(
+            judgement.because != "no row of it was measured" for judgement in judge(claim, parts, columns)
+        ), claim.says
 
 
 def cached_part() -> ModelPart:
@@ -282,8 +290,8 @@ def cached_part() -> ModelPart:
             ),
         ),
     )
-    (found,) = expand(file, synthetic=True)
-    return found
+    (planned,) = expand(file, synthetic=True)
+    return planned
 
 
 def test_a_schedule_that_was_set_decides_only_between_rows_that_share_it() -> None:
@@ -301,16 +309,16 @@ def test_a_schedule_that_was_set_decides_only_between_rows_that_share_it() -> No
     cells = {(*key, figure): cell_of(row, figure) for key, row in labels.items() for figure in FIGURES}
     column = StudyColumn("GPU", "measured", cells, labels, {("p", "flux-dev"): (rows[0],)})
 
-    def said(**claim: object) -> tuple[ClaimVerdict, str]:
-        (found,) = judge(Claim.model_validate({"says": "S", **claim}), [planned], [column])
-        return found.said, found.because
+    def verdict_of(**claim: object) -> tuple[ClaimVerdict, str]:
+        (judged_claim,) = judge(Claim.model_validate({"says": "S", **claim}), [planned], [column])
+        return judged_claim.said, judged_claim.because
 
-    assert said(kind="faster", rows=[both], than=cache)[0] is ClaimVerdict.AGREES
+    assert verdict_of(kind="faster", rows=[both], than=cache)[0] is ClaimVerdict.AGREES
     for claim in (
         {"kind": "faster", "rows": [cache], "than": "baseline"},
         {"kind": "best", "rows": [both]},
         {"kind": "limit", "rows": [cache], "figure": "latency", "at_most": 9},
     ):
-        found, because = said(**claim)
-        assert found is ClaimVerdict.CANNOT_TELL, claim
+        verdict, because = verdict_of(**claim)
+        assert verdict is ClaimVerdict.CANNOT_TELL, claim
         assert "the number of skipped steps is set" in because

@@ -29,8 +29,8 @@ def cases(folder: Path, text: str, *, tiny: bool = False) -> tuple[Case, ...]:
 
 
 def test_a_list_names_its_rows(tmp_path: Path) -> None:
-    found = cases(tmp_path, 'recipes = ["tiny_vae", { row = "few", recipe = "steps(8)" }]')
-    assert [(c.label, c.recipe) for c in found] == [
+    parsed = cases(tmp_path, 'recipes = ["tiny_vae", { row = "few", recipe = "steps(8)" }]')
+    assert [(c.label, c.recipe) for c in parsed] == [
         ("baseline", "baseline"),
         ("tiny_vae", "tiny_vae"),
         ("few", "steps(8)"),
@@ -38,16 +38,16 @@ def test_a_list_names_its_rows(tmp_path: Path) -> None:
 
 
 def test_a_matrix_has_every_combination(tmp_path: Path) -> None:
-    found = cases(tmp_path, 'matrix = { a = ["", "tiny_vae"], b = ["", "steps(8)", "steps(4)"] }')
-    assert [c.recipe for c in found] == [
+    parsed = cases(tmp_path, 'matrix = { a = ["", "tiny_vae"], b = ["", "steps(8)", "steps(4)"] }')
+    assert [c.recipe for c in parsed] == [
         "baseline", "steps(8)", "steps(4)", "tiny_vae", "tiny_vae+steps(8)", "tiny_vae+steps(4)"
     ]  # fmt: skip
 
 
 def test_a_combination_that_conflicts_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    found = cases(tmp_path, 'matrix = { a = ["", "compile"], b = ["", "compile(dynamic=True)"] }')
-    assert [c.recipe for c in found if c.refused is None] == ["baseline", "compile(dynamic=True)", "compile"]
-    (refused,) = [c for c in found if c.refused]
+    parsed = cases(tmp_path, 'matrix = { a = ["", "compile"], b = ["", "compile(dynamic=True)"] }')
+    assert [c.recipe for c in parsed if c.refused is None] == ["baseline", "compile(dynamic=True)", "compile"]
+    (refused,) = [c for c in parsed if c.refused]
     assert refused.label == "compile+compile(dynamic=True)"
     assert "both set the compilation" in str(refused.refused)
 
@@ -83,8 +83,8 @@ def test_tiny_replaces_techniques_on_their_targets(tmp_path: Path) -> None:
         '[tiny]\nmodels = { tiny-sd = "tiny-flux" }\n'
         'replace = { compile = "compile(backend=eager)", "steps(20)" = "" }'
     )
-    found = cases(tmp_path, text, tiny=True)
-    assert [c.recipe for c in found] == ["baseline", "compile(backend=eager)@denoiser,vae", "dtype(bf16)"]
+    parsed = cases(tmp_path, text, tiny=True)
+    assert [c.recipe for c in parsed] == ["baseline", "compile(backend=eager)@denoiser,vae", "dtype(bf16)"]
 
 
 def test_one_study_for_each_part_and_model_with_its_own_workload(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ models = ["tiny-sd"]
 workload = { height = 96 }
 recipes = ["steps(2)"]
 """
-    found = expand(read_study(write(tmp_path, text)))
-    assert [(p.part.name, p.model) for p in found] == [("a", "tiny-sd"), ("a", "tiny-flux"), ("b", "tiny-sd")]
-    asked = [p.study.workload for p in found]
-    assert [(w.num_inference_steps, w.height) for w in asked] == [(9, 64), (5, 64), (9, 96)]
+    parts = expand(read_study(write(tmp_path, text)))
+    assert [(p.part.name, p.model) for p in parts] == [("a", "tiny-sd"), ("a", "tiny-flux"), ("b", "tiny-sd")]
+    workloads = [p.study.workload for p in parts]
+    assert [(w.num_inference_steps, w.height) for w in workloads] == [(9, 64), (5, 64), (9, 96)]
     assert [p.model for p in expand(read_study(write(tmp_path, text)), parts=["b"])] == ["tiny-sd"]
 
 
@@ -117,7 +117,7 @@ def test_synthetic_takes_random_weights_and_no_quality(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("title = ", "is not TOML"),
         ('[[part]]\nname = "p"\nmodels = ["tiny-sd"]\nrecipes = ["bf16"]', "title: must be given"),
@@ -153,10 +153,10 @@ def test_synthetic_takes_random_weights_and_no_quality(tmp_path: Path) -> None:
         ('published = "none.csv"\n' + PART + 'recipes = ["bf16"]', "No such file"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_study(write(tmp_path, text))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "study.toml" in str(caught.value) or "none.csv" in str(caught.value)
 
 
@@ -166,7 +166,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, said: str)
      'matrix = { a = ["bf17"] }',
      'recipes = ["bf16"]\n[tiny]\nmodels = { tiny-sd = "tiny-sd" }\nreplace = { bf17 = "" }'],
 )  # fmt: skip
-def test_a_wrong_recipe_is_marked(tmp_path: Path, text: str) -> None:
+def test_a_wrong_recipe_of_a_study_is_marked(tmp_path: Path, text: str) -> None:
     with pytest.raises(RecipeError, match="no technique 'bf17'; did you mean 'bf16'"):
         read_study(write(tmp_path, PART + text))
 
@@ -189,17 +189,17 @@ def test_an_unknown_study_names_the_known_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         ({"models": ["sdxl"]}, "--model sdxl: "),
         ({"parts": ["waterfal"]}, "did you mean 'waterfall'?"),
         ({"tiny": True, "synthetic": True}, "exclude each other"),
     ],
 )
-def test_what_a_study_does_not_have_is_refused(asked: dict[str, object], said: str) -> None:
+def test_what_a_study_does_not_have_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        expand(read_study("001"), **asked)
-    assert said in str(caught.value)
+        expand(read_study("001"), **options)
+    assert message in str(caught.value)
 
 
 def test_without_a_tiny_table_there_is_no_tiny_run(tmp_path: Path) -> None:
@@ -210,14 +210,14 @@ def test_without_a_tiny_table_there_is_no_tiny_run(tmp_path: Path) -> None:
 def test_the_example_of_the_docs_is_a_study(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    found = expand(read_study(write(tmp_path, example)))
-    assert {part.part.name: len(part.cases) for part in found} == {
+    parts = expand(read_study(write(tmp_path, example)))
+    assert {part.part.name: len(part.cases) for part in parts} == {
         "list": 3,
         "matrix": 8,
         "waterfall": 4,
         "members": 5,
     }
-    assert all(case.refused is None for part in found for case in part.cases)
+    assert all(case.refused is None for part in parts for case in part.cases)
 
 
 def test_the_docs_name_every_figure_and_kind_of_claim() -> None:

@@ -39,8 +39,8 @@ def test_the_five_are_there() -> None:
 
 
 def test_every_cell_of_the_tables_is_there() -> None:
-    found = Counter((name, cell.table) for name in STUDIES for cell in read_study(name).cells)
-    assert found == CELLS
+    counts = Counter((name, cell.table) for name in STUDIES for cell in read_study(name).cells)
+    assert counts == CELLS
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -57,9 +57,9 @@ def test_no_cell_is_twice(name: str) -> None:
 
 
 def test_values_are_those_of_the_sources() -> None:
-    def value(name: str, **wanted: str) -> str:
+    def value(name: str, **expected: str) -> str:
         (cell,) = [
-            one for one in read_study(name).cells if all(getattr(one, k) == v for k, v in wanted.items())
+            row for row in read_study(name).cells if all(getattr(row, k) == v for k, v in expected.items())
         ]
         return cell.value
 
@@ -92,7 +92,7 @@ def test_every_configuration_is_a_row_of_the_study_with_the_same_recipe(name: st
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("s,t,g,m,row,,latency,s,fast,", "could not convert"),
         ("s,t,g,m,row,,latency,s,nan,", "finite number"),
@@ -102,11 +102,11 @@ def test_every_configuration_is_a_row_of_the_study_with_the_same_recipe(name: st
         ("s,t,g,m,row,,latency,s,1", "9 columns instead of 10"),
     ],
 )
-def test_a_wrong_cell_is_named_with_its_line(line: str, said: str) -> None:
+def test_a_wrong_cell_is_named_with_its_line(line: str, message: str) -> None:
     text = f"{','.join(COLUMNS)}\ns,t,g,m,row,,latency,s,1,\n{line}\n"
     with pytest.raises(UsageError, match="line 3") as caught:
         parse_published(text, "x.csv")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_another_heading_is_refused() -> None:
@@ -122,9 +122,9 @@ def test_the_schedules_of_004_skip_as_many_steps_as_its_times_imply() -> None:
         (c.gpu, c.row): c.number for c in file.cells if c.metric == "mean" and c.table in ("A100", "H100")
     }
     rows = {
-        resolve(one.recipe.removeprefix("fp16+")).text: one.label
-        for one in file.part[0].recipes
-        if "hits" not in one.recipe and one.recipe.count("+") == 1
+        resolve(row.recipe.removeprefix("fp16+")).text: row.label
+        for row in file.part[0].recipes
+        if "hits" not in row.recipe and row.recipe.count("+") == 1
     }
     for old, new in file.synthetic.replace.items():
         gpu = "A100" if old == "first_block_cache(0.4)" else "H100"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.typed import said as vivace
+from tests.typed import run_vivace as vivace
 from vivace.benchmark.store import Store
 from vivace.measure.surroundings import surroundings
 from vivace.studies import StudyFile, StudyRun, read_study, study
@@ -94,12 +94,14 @@ def test_json_and_csv_have_every_cell(folder: Path, printed: str) -> None:
     assert float(vae["measured_over_published"]) == pytest.approx(here / 0.5)
     assert float(by_key["VAE", "clip", "measured"]["value"]) < 1
 
-    found = json.loads(vivace(folder, "study", "own.toml", "--store", "s", "--format", "json", code=4).stdout)
-    assert len(found["cells"]) == len(rows)
-    (claim,) = found["claims"]
+    answer = json.loads(
+        vivace(folder, "study", "own.toml", "--store", "s", "--format", "json", code=4).stdout
+    )
+    assert len(answer["cells"]) == len(rows)
+    (claim,) = answer["claims"]
     assert claim["judged"][0]["said"] == "agrees"
-    assert found["gains"][0]["member"] == "tiny_vae"
-    assert found["gains"][0]["speedup"]["ratio"] > 0
+    assert answer["gains"][0]["member"] == "tiny_vae"
+    assert answer["gains"][0]["speedup"]["ratio"] > 0
 
 
 def test_the_page_is_offline_and_escapes_what_the_file_says(folder: Path, printed: str) -> None:
@@ -123,11 +125,15 @@ def test_a_store_becomes_a_record_that_shows_the_same(folder: Path, printed: str
     file = read_study(folder / "own.toml")
     with Store.read_only(folder / "s") as store:
         write_sittings(folder / "record.json", of_store(store, expand(file)))
-    shown = ("study", "own.toml", "--format", "json")
-    before = json.loads(vivace(folder, *shown, "--store", "s", code=4).stdout)
-    after = json.loads(vivace(folder, *shown, "--record", "record.json", "-o", "again.html", code=4).stdout)
+    arguments = ("study", "own.toml", "--format", "json")
+    before = json.loads(vivace(folder, *arguments, "--store", "s", code=4).stdout)
+    after = json.loads(
+        vivace(folder, *arguments, "--record", "record.json", "-o", "again.html", code=4).stdout
+    )
     with_images = ("sharpness", "clip")
-    kept = [[cell for cell in one["cells"] if cell["figure"] not in with_images] for one in (before, after)]
+    kept = [
+        [cell for cell in output["cells"] if cell["figure"] not in with_images] for output in (before, after)
+    ]
     assert kept[0] == kept[1]
     assert (before["gains"], before["claims"]) == (after["gains"], after["claims"])
     assert "data:image" not in (folder / "again.html").read_text()
@@ -160,24 +166,24 @@ def test_a_dry_run_knows_what_the_store_holds(folder: Path, printed: str) -> Non
 def test_the_published_studies_run_dry(name: str, tmp_path: Path) -> None:
     full = json.loads(vivace(tmp_path, "study", name, "--dry-run", "--no-plan", "--format", "json").stdout)
     tiny = json.loads(vivace(tmp_path, "study", name, "--dry-run", "--tiny", "--format", "json").stdout)
-    assert all(one["refused"] is None for one in (*full, *tiny))
-    assert {one["measured_on"] for one in tiny} <= {"tiny-sd", "tiny-flux", "tiny-flux-schnell"}
+    assert all(line["refused"] is None for line in (*full, *tiny))
+    assert {line["measured_on"] for line in tiny} <= {"tiny-sd", "tiny-flux", "tiny-flux-schnell"}
     assert len(tiny) <= len(full)
     if name == "000":  # the committed records have FLUX.1 [dev]'s ten configurations
-        known = [one for one in full if one["model"] == "flux-dev"]
-        assert all(one["call_s"] > 1 and one["time_from"] == "record of NVIDIA H200" for one in known)
-        assert not any(one["is_rough"] for one in known)
+        of_flux = [line for line in full if line["model"] == "flux-dev"]
+        assert all(line["call_s"] > 1 and line["time_from"] == "record of NVIDIA H200" for line in of_flux)
+        assert not any(line["is_rough"] for line in of_flux)
     # Where no record has the recipe, the baseline's says roughly how long it takes.
-    assert all(one["call_s"] for one in full)
-    assert all(one["time_from"].endswith("rough, marked ~") for one in full if one["is_rough"])
+    assert all(line["call_s"] for line in full)
+    assert all(line["time_from"].endswith("rough, marked ~") for line in full if line["is_rough"])
 
 
 def test_a_dry_run_predicts_memory_that_no_record_knows(tmp_path: Path) -> None:
     text = 'title = "T"\n[[part]]\nname = "p"\nmodels = ["sd15"]\nrecipes = ["tiny_vae+steps(9)"]\n'
     (tmp_path / "own.toml").write_text(text)
-    found = json.loads(vivace(tmp_path, "study", "own.toml", "--dry-run", "--format", "json").stdout)[1:]
-    assert found[0]["memory_from"] == "plan"
-    assert 2.0e9 < found[0]["peak_bytes"] < 4e9
+    cases = json.loads(vivace(tmp_path, "study", "own.toml", "--dry-run", "--format", "json").stdout)[1:]
+    assert cases[0]["memory_from"] == "plan"
+    assert 2.0e9 < cases[0]["peak_bytes"] < 4e9
 
 
 def test_the_list_names_the_five(tmp_path: Path) -> None:
@@ -189,10 +195,10 @@ def shortened(name: str, part: int, row: str) -> StudyFile:
     """A study with its baseline and one recipe of a part, on one tiny model, as quick as it can be."""
     file = read_study(name)
     assert file.tiny is not None
-    one = file.part[part]
-    model = next(m for m in one.models if m in file.tiny.models)
-    one = one.model_copy(
-        update={"recipes": tuple(r for r in one.recipes if r.label == row), "models": (model,)}
+    study_part = file.part[part]
+    model = next(m for m in study_part.models if m in file.tiny.models)
+    study_part = study_part.model_copy(
+        update={"recipes": tuple(r for r in study_part.recipes if r.label == row), "models": (model,)}
     )
     workload = file.tiny.workload.model_copy(
         update={"num_inference_steps": 1, "prompts": ("a red circle",), "prompt_set": None, "num_seeds": None}
@@ -201,7 +207,7 @@ def shortened(name: str, part: int, row: str) -> StudyFile:
     tiny = Tiny.model_validate(
         {**dict(file.tiny), "workload": workload, "timing": quick, "models": {model: file.tiny.models[model]}}
     )
-    return file.model_copy(update={"part": (one,), "tiny": tiny, "claim": ()})
+    return file.model_copy(update={"part": (study_part,), "tiny": tiny, "claim": ()})
 
 
 @pytest.mark.slow("000-*", "002-*", "003-*")
@@ -222,7 +228,7 @@ def test_a_trial_of_each_of_the_others(name: str, part: int, row: str, outcome: 
     assert [r.case.label for r in view.rows][1:] == [row]
     assert {column.kind for column in view.columns} == {"published", "measured"}
     figure = view.time
-    *published, here = [shown.cell.outcome for shown in view.rows[1].cells[figure]]
+    *published, here = [compared.cell.outcome for compared in view.rows[1].cells[figure]]
     assert "published" in published
     assert here == outcome
 
@@ -230,9 +236,11 @@ def test_a_trial_of_each_of_the_others(name: str, part: int, row: str, outcome: 
 def test_published_numbers_are_judged_by_all_models_whatever_was_run() -> None:
     """Full optimisation is the fastest on some models of 000 and not on others."""
     file = read_study("000")
-    (one,) = expand(file, models=["flux-dev"])
-    said = {claim.says: judged for claim, judged in StudyRun(file, Path(), (MeasuredPart(one),)).claims()}
-    (h100,) = said["Full optimisation is the fastest of all ten on an H100"]
+    (planned,) = expand(file, models=["flux-dev"])
+    by_claim = {
+        claim.says: verdicts for claim, verdicts in StudyRun(file, Path(), (MeasuredPart(planned),)).claims()
+    }
+    (h100,) = by_claim["Full optimisation is the fastest of all ten on an H100"]
     assert h100.said.value == "does not"
     assert h100.because.startswith("holds in ")
 
@@ -249,8 +257,11 @@ def test_the_waterfall_runs_whole(tmp_path: Path) -> None:
     (gains,) = [part.gains() for part in run.parts]
     assert all(gain is not None for _, gain in gains)
     assert len(gains) == 6
-    said = {claim.says: {one.kind: one.said.value for one in judged} for claim, judged in run.claims()}
-    assert said["20 steps are faster than 30"]["published"] == "agrees"
+    by_claim = {
+        claim.says: {verdict.kind: verdict.said.value for verdict in verdicts}
+        for claim, verdicts in run.claims()
+    }
+    assert by_claim["20 steps are faster than 30"]["published"] == "agrees"
     assert run.page().count("data:image/") >= 10
 
 
@@ -259,14 +270,14 @@ def test_on_a_cpu_nothing_of_a_gpu_is_shown(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "own.toml").write_text(text)
     dry = ("study", "own.toml", "--dry-run", "--no-plan")
     rows = json.loads(vivace(tmp_path, *dry, "--device", "cpu", "--format", "json").stdout)
-    assert {one["peak_bytes"] for one in rows} == {None}
-    assert {one["time_from"] for one in rows} == {"unknown"}
+    assert {row["peak_bytes"] for row in rows} == {None}
+    assert {row["time_from"] for row in rows} == {"unknown"}
     here = dataclasses.replace(surroundings(), gpu=None, may_have_gpu=False)
     monkeypatch.setattr("vivace.measure.surroundings.surroundings", lambda: here)
-    shown = " ".join(vivace(tmp_path, *dry).stdout.split())
-    assert "12.4 GB (GPU)" in shown
-    assert "on such a GPU" in shown
-    assert "This machine has no GPU: these times and peaks are a GPU's" in shown
+    output = " ".join(vivace(tmp_path, *dry).stdout.split())
+    assert "12.4 GB (GPU)" in output
+    assert "on such a GPU" in output
+    assert "This machine has no GPU: these times and peaks are a GPU's" in output
     monkeypatch.setattr(
         "vivace.measure.surroundings.surroundings", lambda: dataclasses.replace(here, gpu="NVIDIA H100")
     )

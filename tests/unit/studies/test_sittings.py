@@ -51,12 +51,12 @@ def lasting(seconds: float, **fields: object) -> Round:
 
 def sitting(source: str = "", torch: str = "2.11", **rounds: Round) -> Sitting:
     """A sitting of synthetic:sd15, its rows by recipe: baseline=lasting(1.0)."""
-    found = find_model("synthetic:sd15")
+    located = find_model("synthetic:sd15")
     environment = make_environment().model_copy(update={"libraries": {"torch": torch}})
     return Sitting(
         environment=environment,
-        model=found.model,
-        workload=workload_of(found, PLANNED[0].study.workload),
+        model=located.model,
+        workload=workload_of(located, PLANNED[0].study.workload),
         device="cuda",
         rows=tuple(
             SittingRow(recipe=resolve(recipe).spec, round=round_) for recipe, round_ in rounds.items()
@@ -71,13 +71,13 @@ def run(*sittings: Sitting) -> StudyRun:
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     lost = make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="too large")
-    given = [
+    stored = [
         sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}),
         sitting("other.json", baseline=lasting(2.0), bf16=lost),
     ]
     path = tmp_path / "deep" / "record.json"
-    write_sittings(path, given)
-    assert read_sittings(path) == given
+    write_sittings(path, stored)
+    assert read_sittings(path) == stored
     assert len(path.read_text().splitlines()) == 2 + 2 * 4, "a line for a row"
     write_sittings(path, [])
     assert read_sittings(path) == []
@@ -92,11 +92,11 @@ def test_another_file_is_no_record(text: str, tmp_path: Path) -> None:
 
 def test_a_row_is_compared_with_the_baseline_beside_it() -> None:
     """The second day's host is half as fast. That must not look like a slower recipe."""
-    found = run(
+    study_run = run(
         sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}),
         sitting(baseline=lasting(2.0), **{FEW: lasting(0.5)}),
     )
-    (part,) = found.parts
+    (part,) = study_run.parts
     gains = {label: row.speedup.point for label, row in part.rows.items() if row.speedup is not None}
     assert gains == {"VAE": pytest.approx(2.0, rel=0.01), "few": pytest.approx(4.0, rel=0.01)}
     steps = dict(part.gains())["steps(9)"]
@@ -105,11 +105,11 @@ def test_a_row_is_compared_with_the_baseline_beside_it() -> None:
 
 
 def test_rounds_of_two_days_are_two_rounds_of_one_row() -> None:
-    found = run(
+    study_run = run(
         sitting(baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.5)}),
         sitting(baseline=lasting(2.0), **{VAE: lasting(1.0)}),
     )
-    rows = found.parts[0].rows
+    rows = study_run.parts[0].rows
     assert [len(rows[label].record.rounds) for label in ("VAE", "bf16", "baseline")] == [2, 1, 2]
     assert rows["VAE"].speedup is not None
     assert rows["VAE"].speedup.point == pytest.approx(2.0, rel=0.01)
@@ -120,8 +120,8 @@ def test_rounds_of_two_days_are_two_rounds_of_one_row() -> None:
 def test_a_later_success_replaces_a_failure_and_not_the_reverse() -> None:
     crash = make_round(0, outcome=Outcome.CRASHED, reason="signal 11")
     ways = [
-        [sitting(baseline=lasting(1.0), **{VAE: one}), sitting(baseline=lasting(1.0), **{VAE: other})]
-        for one, other in ((crash, lasting(0.5)), (lasting(0.5), crash))
+        [sitting(baseline=lasting(1.0), **{VAE: first}), sitting(baseline=lasting(1.0), **{VAE: other})]
+        for first, other in ((crash, lasting(0.5)), (lasting(0.5), crash))
     ]
     for way in ways:
         assert run(*way).parts[0].rows["VAE"].record.outcome is Outcome.MEASURED
@@ -132,21 +132,21 @@ def test_a_later_success_replaces_a_failure_and_not_the_reverse() -> None:
 
 def test_rounds_of_other_libraries_are_not_mixed() -> None:
     later = {"started_at": "2026-02-01T00:00:00+00:00"}
-    found = run(
+    study_run = run(
         sitting(torch="2.12", baseline=lasting(1.0, **later), **{VAE: lasting(0.25, **later)}),
         sitting(torch="2.11", baseline=lasting(1.0), **{VAE: lasting(0.5)}),
     )
-    record = found.parts[0].rows["VAE"].record
+    record = study_run.parts[0].rows["VAE"].record
     assert record.environment.libraries == {"torch": "2.12"}, "the latest, wherever it stands in the file"
     assert len(record.rounds) == 1
 
 
 def test_rows_of_other_records_fill_gaps_only() -> None:
-    found = run(
+    study_run = run(
         sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}),
         sitting("other.json", baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.1)}),
     )
-    rows = found.parts[0].rows
+    rows = study_run.parts[0].rows
     assert rows["VAE"].latency is not None
     assert rows["VAE"].latency.median.point == pytest.approx(0.5, rel=0.01)
     assert rows["bf16"].latency is not None
@@ -155,34 +155,34 @@ def test_rows_of_other_records_fill_gaps_only() -> None:
 def test_rows_without_a_baseline_beside_them_and_other_models_do_not_count() -> None:
     other = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
     larger = other.workload.model_copy(update={"height": 1024})
-    found = run(
+    study_run = run(
         sitting(**{VAE: lasting(0.5)}),
         other.model_copy(update={"workload": larger}),
         other.model_copy(update={"model": find_model("synthetic:sdxl").model}),
     )
-    assert found.records == []
+    assert study_run.records == []
 
 
 def test_prompts_do_not_matter_to_random_weights() -> None:
-    one = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
-    prompts = one.workload.model_copy(update={"prompts": ("another",), "seeds": (3, 4)})
-    assert run(one.model_copy(update={"workload": prompts})).parts[0].rows.keys() == {"baseline", "VAE"}
-    real = one.model.model_copy(update={"source": "hub"})
-    assert not one.model_copy(update={"workload": prompts, "model": real}).is_of(real, one.workload)
+    first = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+    prompts = first.workload.model_copy(update={"prompts": ("another",), "seeds": (3, 4)})
+    assert run(first.model_copy(update={"workload": prompts})).parts[0].rows.keys() == {"baseline", "VAE"}
+    real = first.model.model_copy(update={"source": "hub"})
+    assert not first.model_copy(update={"workload": prompts, "model": real}).is_of(real, first.workload)
 
 
 def test_what_is_missing_is_a_typed_cell_with_its_reason() -> None:
-    found = run(sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}))
-    assert not found.is_complete
-    (view,) = views(found)
+    study_run = run(sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}))
+    assert not study_run.is_complete
+    (view,) = views(study_run)
     cells = {row.case.label: row.cells["latency"][0].cell for row in view.rows}
     assert cells["VAE"].outcome == "measured"
     assert (cells["few"].outcome, cells["bf16"].outcome) == ("not_measured", "not_measured")
     assert "no round" in cells["few"].note
-    ((_, (judged,)),) = found.claims()
-    assert judged.said.value == "agrees"
-    assert "data:image" not in found.page(), "a record has no images"
-    assert "vivace study x --synthetic" in found.page(), "the command that measures it"
+    ((_, (judgement,)),) = study_run.claims()
+    assert judgement.said.value == "agrees"
+    assert "data:image" not in study_run.page(), "a record has no images"
+    assert "vivace study x --synthetic" in study_run.page(), "the command that measures it"
 
 
 def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
@@ -191,13 +191,15 @@ def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
     file = FILE.model_copy(update={"part": (part.model_copy(update={"models": models}),)})
     planned = expand(file)
     sittings = []
-    for one, gpu in zip(planned[:2], ("H200", "H100"), strict=True):
-        found = find_model(one.measured_on)
+    for model_part, gpu in zip(planned[:2], ("H200", "H100"), strict=True):
+        located = find_model(model_part.measured_on)
         beside = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
         environment = beside.environment.model_copy(update={"device_name": gpu})
-        workload = workload_of(found, one.study.workload)
+        workload = workload_of(located, model_part.study.workload)
         sittings.append(
-            beside.model_copy(update={"model": found.model, "environment": environment, "workload": workload})
+            beside.model_copy(
+                update={"model": located.model, "environment": environment, "workload": workload}
+            )
         )
     whole = run_of(file, planned, sittings)
     assert [[column.name for column in view.columns] for view in views(whole)] == [
@@ -205,21 +207,24 @@ def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
         ["H100"],
         ["H200"],
     ]
-    ((_, judged),) = whole.claims()
-    assert [(one.column, one.said.value) for one in judged] == [("H200", "agrees"), ("H100", "agrees")]
-    assert "1 of 2 not known" in judged[0].because, "the model that no device measured"
-    assert "not known" not in judged[1].because
+    ((_, judgements),) = whole.claims()
+    assert [(judgement.column, judgement.said.value) for judgement in judgements] == [
+        ("H200", "agrees"),
+        ("H100", "agrees"),
+    ]
+    assert "1 of 2 not known" in judgements[0].because, "the model that no device measured"
+    assert "not known" not in judgements[1].because
 
 
 def test_rows_of_two_gpus_stand_in_two_columns() -> None:
     """Each beside its own baseline, whichever was measured last."""
     later = {"started_at": "2026-02-01T00:00:00+00:00"}
-    one = sitting(baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.5)})
+    first = sitting(baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.5)})
     other = sitting(baseline=lasting(2.0, **later), **{VAE: lasting(0.5, **later)})
     environment = other.environment.model_copy(update={"device_name": "H200"})
-    whole = run(one, other.model_copy(update={"environment": environment}))
+    whole = run(first, other.model_copy(update={"environment": environment}))
     (part,) = whole.parts
-    here = one.environment.device_name
+    here = first.environment.device_name
     assert list(part.on_devices) == [here, "H200"], "the one with more rows first"
     assert {name: sorted(rows) for name, rows in part.on_devices.items()} == {
         here: ["VAE", "baseline", "bf16"],
@@ -227,29 +232,29 @@ def test_rows_of_two_gpus_stand_in_two_columns() -> None:
     }
     assert [len(rows["baseline"].record.rounds) for rows in part.on_devices.values()] == [1, 1]
     (view,) = views(whole)
-    shown = {row.case.label: row for row in view.rows}
-    times = [cell.cell.value and cell.cell.value.point for cell in shown["VAE"].cells["latency"]]
+    by_label = {row.case.label: row for row in view.rows}
+    times = [cell.cell.value and cell.cell.value.point for cell in by_label["VAE"].cells["latency"]]
     assert times == [pytest.approx(0.5, rel=0.01)] * 2
-    speedups = [cell.relative and cell.relative.point for cell in shown["VAE"].cells["latency"]]
+    speedups = [cell.relative and cell.relative.point for cell in by_label["VAE"].cells["latency"]]
     assert speedups == [pytest.approx(2.0, rel=0.01), pytest.approx(4.0, rel=0.01)]
-    assert [cell.cell.outcome for cell in shown["bf16"].cells["latency"]] == ["measured", "not_measured"]
-    assert [label for label, _ in shown["VAE"].labelled] == ["VAE", "VAE (H200)"]
+    assert [cell.cell.outcome for cell in by_label["bf16"].cells["latency"]] == ["measured", "not_measured"]
+    assert [label for label, _ in by_label["VAE"].labelled] == ["VAE", "VAE (H200)"]
 
 
 def test_a_device_that_measured_the_baseline_alone_has_no_column() -> None:
-    one = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+    first = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
     alone = sitting(baseline=lasting(2.0))
     environment = alone.environment.model_copy(update={"device_name": "H200"})
-    (part,) = run(one, alone.model_copy(update={"environment": environment})).parts
-    assert list(part.on_devices) == [one.environment.device_name]
+    (part,) = run(first, alone.model_copy(update={"environment": environment})).parts
+    assert list(part.on_devices) == [first.environment.device_name]
 
 
 def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
-    found = find_model("synthetic:sd15")
-    workload = workload_of(found, PLANNED[0].study.workload)
+    located = find_model("synthetic:sd15")
+    workload = workload_of(located, PLANNED[0].study.workload)
 
     def record(recipe: str, *rounds: Round) -> Record:
-        trial = Trial(model=found.model, recipe=resolve(recipe).spec, workload=workload, device="cuda")
+        trial = Trial(model=located.model, recipe=resolve(recipe).spec, workload=workload, device="cuda")
         return Record(trial=trial, environment=make_environment(), rounds=rounds)
 
     sittings = of_records(
@@ -263,20 +268,22 @@ def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
         ("baseline",),
         "other.json",
     )
-    assert [[row.recipe.text for row in one.rows] for one in sittings] == [
+    assert [[row.recipe.text for row in read.rows] for read in sittings] == [
         ["baseline", "tiny_vae"],
         ["baseline", "tiny_vae"],
         ["baseline", "dtype(bf16)"],
     ]
     assert sittings[1].rows[1].round.samples[0].total_s == pytest.approx(0.6)
-    assert {one.source for one in sittings} == {"other.json"}
+    assert {read.source for read in sittings} == {"other.json"}
 
 
 def test_a_device_that_measured_nothing_of_a_claim_has_no_say_in_it() -> None:
-    one = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
+    first = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
     other = sitting(baseline=lasting(2.0), bf16=lasting(1.0))
     environment = other.environment.model_copy(update={"device_name": "H200"})
-    whole = run(one, other.model_copy(update={"environment": environment}))
+    whole = run(first, other.model_copy(update={"environment": environment}))
     assert len(whole.measured()) == 2
-    ((_, judged),) = whole.claims()
-    assert [(each.column, each.said.value) for each in judged] == [(one.environment.device_name, "agrees")]
+    ((_, judgements),) = whole.claims()
+    assert [(each.column, each.said.value) for each in judgements] == [
+        (first.environment.device_name, "agrees")
+    ]

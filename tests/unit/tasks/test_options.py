@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 import vivace
-from tests.typed import said, typed
+from tests.typed import run_vivace, typed
 from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.support import support_of
@@ -43,21 +43,21 @@ def test_each_command_hands_on_what_it_was_given(
     command: str, function: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def ask(*args: Any, **fields: Any) -> None:
         holder = next((arg for arg in args if hasattr(arg, "workload") or hasattr(arg, "request")), None)
         request = getattr(holder, "workload", None) or getattr(holder, "request", None) or fields["workload"]
-        seen.append({name: getattr(request, name) for name in WANTED})
+        calls.append({name: getattr(request, name) for name in REQUESTED})
         raise WorkloadError("enough")
 
     monkeypatch.setattr(function, ask)
     flags = ["--task", "inpaint", "--image", "a.png", "--mask", "b.png", "--strength", "0.5"]
     assert typed(monkeypatch, *command.split(), *flags) == 2
-    assert {name: seen[0][name] for name in WANTED} == WANTED
+    assert {name: calls[0][name] for name in REQUESTED} == REQUESTED
 
 
-WANTED: dict[str, Any] = {
+REQUESTED: dict[str, Any] = {
     "task": "inpaint",
     "images": ("a.png",),
     "masks": ("b.png",),
@@ -69,19 +69,23 @@ WANTED: dict[str, Any] = {
 
 @pytest.mark.soak
 def test_a_profile_is_of_the_task() -> None:
-    found = vivace.profile("tiny-sd", task="inpaint", calls=1, **SMALL)
-    workload = found.profile.trial.workload
+    profiled = vivace.profile("tiny-sd", task="inpaint", calls=1, **SMALL)
+    workload = profiled.profile.trial.workload
     assert (workload.task, workload.strength, len(workload.sources)) == ("inpaint", 0.9, 6)
-    assert found.profile.num_denoiser_calls == 2, "0.9 of 3 steps"
-    assert str(found).startswith("tiny-sd, inpaint, strength 0.9, baseline, 64x64, 2 denoiser calls")
+    assert profiled.profile.num_denoiser_calls == 2, "0.9 of 3 steps"
+    assert str(profiled).startswith("tiny-sd, inpaint, strength 0.9, baseline, 64x64, 2 denoiser calls")
 
 
 @pytest.mark.soak
 def test_pairs_and_advice_are_of_the_task(tmp_path: Path) -> None:
-    given: dict[str, Any] = SMALL | {"prompts": [PROMPT], "images": (IMAGE,), "strength": 0.7}
-    found = vivace.compare("tiny-sd", "baseline", "tiny_vae", max_pairs=3, store=tmp_path / "pairs", **given)
-    assert {record.trial.workload.task_in_words for record in found.records} == {"image, strength 0.7"}
-    vivace.bench("tiny-sd", ["baseline", "inference_mode"], store=tmp_path / "store", quality=False, **given)
+    arguments: dict[str, Any] = SMALL | {"prompts": [PROMPT], "images": (IMAGE,), "strength": 0.7}
+    comparison = vivace.compare(
+        "tiny-sd", "baseline", "tiny_vae", max_pairs=3, store=tmp_path / "pairs", **arguments
+    )
+    assert {record.trial.workload.task_in_words for record in comparison.records} == {"image, strength 0.7"}
+    vivace.bench(
+        "tiny-sd", ["baseline", "inference_mode"], store=tmp_path / "store", quality=False, **arguments
+    )
     answer = recommend("tiny-sd", gpu="cpu", store=tmp_path / "store", task="image")
     assert answer.basis is not None
     assert answer.basis.kind == "own"
@@ -95,14 +99,14 @@ def test_pairs_and_advice_are_of_the_task(tmp_path: Path) -> None:
 
 def test_a_search_draws_from_as_many_pictures_as_prompts() -> None:
     prompts = ("a", "b", "c")
-    asked = ImageRequest(images=("1.png", "2.png", "3.png"), masks=("m.png",), task="inpaint", strength=0.5)
-    workload = asked.of(prompts[:2])
+    request = ImageRequest(images=("1.png", "2.png", "3.png"), masks=("m.png",), task="inpaint", strength=0.5)
+    workload = request.of(prompts[:2])
     assert (workload.images, workload.masks, workload.strength) == (("1.png", "2.png"), ("m.png",), 0.5)
-    assert asked.options == (("strength", 0.5), ("image", "1.png"), ("mask", "m.png"))
+    assert request.options == (("strength", 0.5), ("image", "1.png"), ("mask", "m.png"))
 
 
 @pytest.mark.parametrize(
-    ("asked", "files"),
+    ("image_request", "files"),
     [
         (ImageRequest(task="inpaint"), " --image FILE --mask FILE"),
         (
@@ -112,8 +116,8 @@ def test_a_search_draws_from_as_many_pictures_as_prompts() -> None:
         (ImageRequest(task="control"), " --control FILE"),
     ],
 )
-def test_the_answer_of_a_search_can_be_run(asked: ImageRequest, files: str) -> None:
-    assert asked.task is not None
+def test_the_answer_of_a_search_can_be_run(image_request: ImageRequest, files: str) -> None:
+    assert image_request.task is not None
     tuned = Tuned(
         model="tiny-sd",
         device_name="a CPU",
@@ -127,13 +131,13 @@ def test_the_answer_of_a_search_can_be_run(asked: ImageRequest, files: str) -> N
         judges=True,
         num_trials=0,
         seconds=0.0,
-        options=asked.options,
-        task=asked.task,
+        options=image_request.options,
+        task=image_request.task,
     )
     generate, export, load = tuned.commands
     assert generate.endswith(f"--recipe baseline{files}")
     assert export.endswith(f"{files} -o draw.py")
-    assert load == f"vivace.load('tiny-sd', 'baseline', task='{asked.task}')"
+    assert load == f"vivace.load('tiny-sd', 'baseline', task='{image_request.task}')"
 
 
 def test_techniques_judge_the_pipeline_of_the_task() -> None:
@@ -146,16 +150,16 @@ def test_techniques_judge_the_pipeline_of_the_task() -> None:
 
 @pytest.mark.soak
 def test_a_search_is_of_the_task(tmp_path: Path) -> None:
-    asked = ImageRequest(task="inpaint", num_inference_steps=4, height=64, width=64)
-    found = vivace.tune(
-        "tiny-sd", request=asked, trials=1, store=tmp_path, device="cpu", start="inference_mode"
+    request = ImageRequest(task="inpaint", num_inference_steps=4, height=64, width=64)
+    search = vivace.tune(
+        "tiny-sd", request=request, trials=1, store=tmp_path, device="cpu", start="inference_mode"
     )
-    assert found.task == "inpaint"
-    assert {one.recipe.text for one in found.history} == {"baseline", "inference_mode"}
+    assert search.task == "inpaint"
+    assert {trial.recipe.text for trial in search.history} == {"baseline", "inference_mode"}
     with Store.read_only(tmp_path) as store:
         records = [store.record(key) for run in store.runs() for key in run.keys]
     assert {record.trial.workload.task for record in records if record is not None} == {"inpaint"}
-    assert "--image FILE --mask FILE" in found.commands[0]
+    assert "--image FILE --mask FILE" in search.commands[0]
 
 
 @pytest.fixture
@@ -177,8 +181,8 @@ def folders(tmp_path: Path) -> Path:
 
 
 def quality(folder: Path, *flags: str, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(folder, "quality", *flags, "--json", code=code).stdout)
-    return found
+    answer: dict[str, Any] = json.loads(run_vivace(folder, "quality", *flags, "--json", code=code).stdout)
+    return answer
 
 
 @pytest.mark.long
@@ -216,4 +220,4 @@ def test_folders_are_held_to_what_their_images_were_made_from(folders: Path) -> 
     ],
 )
 def test_what_folders_lack_is_said(flags: tuple[str, ...], says: str, folders: Path) -> None:
-    assert says in said(folders, "quality", "a", "b", *flags, code=2).stderr
+    assert says in run_vivace(folders, "quality", "a", "b", *flags, code=2).stderr

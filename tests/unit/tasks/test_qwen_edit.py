@@ -62,7 +62,7 @@ def draw(recipe: str) -> tuple[np.ndarray, dict[str, Any]]:
     session = vivace.apply(pipe, recipe)
     prompt = torch.randn(1, 7, 16, generator=torch.Generator().manual_seed(1))
     mask = torch.ones(1, 7, dtype=torch.long)
-    found = session(
+    image = session(
         image=Image.open(FOLDER / "00.png").convert("RGB"),
         prompt_embeds=prompt,
         prompt_embeds_mask=mask,
@@ -75,7 +75,7 @@ def draw(recipe: str) -> tuple[np.ndarray, dict[str, Any]]:
         width=64,
         output_type="np",
     )
-    return np.asarray(found.images), session.evidence()
+    return np.asarray(image.images), session.evidence()
 
 
 def test_caches_and_cutoffs_count_both_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,25 +50,25 @@ CASES = [(model, task) for model in RUN for task in ("image", "inpaint")]
 
 
 def open_session(model: str, task: Task, recipe: str = "baseline", **defaults: Any) -> Session:
-    found = find_model(model)
+    located = find_model(model)
     call = {"height": 128, "width": 128, "num_inference_steps": STEPS, "strength": STRENGTH} | defaults
-    return session_of(load(model, task), found, resolve(recipe), "cpu", call)
+    return session_of(load(model, task), located, resolve(recipe), "cpu", call)
 
 
 def draw(session: Session, batch: int = 1, **call: Any) -> np.ndarray:
     torch.set_num_threads(1)
-    given = example_images(type(session.pipe).__name__, {"height": 128, "width": 128})
+    inputs = example_images(type(session.pipe).__name__, {"height": 128, "width": 128})
     if batch > 1:
-        given = {name: [picture] * batch for name, picture in given.items()}
+        inputs = {name: [picture] * batch for name, picture in inputs.items()}
     generators = [torch.Generator().manual_seed(k) for k in range(batch)]
     prompts = [PROMPT] * batch if batch > 1 else PROMPT
-    found = session(
+    images = session(
         prompt=prompts,
         generator=generators if batch > 1 else generators[0],
         output_type="np",
-        **given | call,
+        **inputs | call,
     )
-    return np.asarray(found.images)
+    return np.asarray(images.images)
 
 
 @functools.cache
@@ -98,8 +98,8 @@ def test_as_many_steps_as_diffusers_runs(model: str) -> None:
         shifted = {"mu": 1.0} if model == "tiny-flux" else {}
         pipe.scheduler.set_timesteps(steps, **shifted)
         for strength in (0.05, 0.29, 0.5, 0.55, 0.6, 0.8, 1.0):
-            _, wanted = pipe.get_timesteps(steps, strength, "cpu")
-            assert steps_run(steps, strength, rounds_up=rounds_up(published)) == wanted, (steps, strength)
+            _, expected = pipe.get_timesteps(steps, strength, "cpu")
+            assert steps_run(steps, strength, rounds_up=rounds_up(published)) == expected, (steps, strength)
             assert steps_run(steps_for(3, strength), strength, rounds_up=False) == 3
 
 
@@ -135,16 +135,16 @@ def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) ->
     from vivace.machinery.step_caching.magcache_ratios import Ratios
     from vivace.techniques import magcache
 
-    asked: list[tuple[int, int]] = []
+    lookups: list[tuple[int, int]] = []
 
     class Watched(Ratios):
         def at(self, step: int, num_steps: int) -> float:
-            asked.append((step, num_steps))
+            lookups.append((step, num_steps))
             return 1.0
 
     monkeypatch.setattr(magcache, "find_ratios", lambda *_: Watched((1.0, 1.0), "m"))
     draw(open_session("tiny-flux", "image", "magcache(retention=0)"))
-    assert asked == [(k, STEPS) for k in range(1, STEPS)], "the first of six steps is not run"
+    assert lookups == [(k, STEPS) for k in range(1, STEPS)], "the first of six steps is not run"
 
 
 def test_samplers_that_cannot_begin_in_the_middle_are_refused() -> None:
@@ -241,7 +241,7 @@ def test_a_kontext_pipeline_edits_in_the_size_of_its_picture(tmp_path: Path) -> 
         generator=torch.Generator().manual_seed(0),
     ).images[0]
     flags = ["--model", model, "--prompt", PROMPT, "--image", IMAGE, "--steps", "4", "--device", "cpu"]
-    script = typed.said(tmp_path, "export", *flags).stdout
+    script = typed.run_vivace(tmp_path, "export", *flags).stdout
     assert "max_area=16384" in script, "the size of the image, not a megapixel"
     (tmp_path / "runs").mkdir()
     drawn_by_script = run(script, tmp_path / "runs").astype(int)
@@ -298,7 +298,7 @@ def test_without_files_each_prompt_has_its_own_picture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"masks": (MASK,)}, "--mask: a mask needs the image"),
         ({"strength": 0.5}, "--strength 0.5: only image-to-image and inpainting have one"),
@@ -314,18 +314,18 @@ def test_without_files_each_prompt_has_its_own_picture() -> None:
         ({"controls": (IMAGE,), "controlnet": "/nowhere"}, "--controlnet /nowhere: there is no such folder"),
     ],
 )
-def test_mistakes_are_said_before_anything_is_loaded(given: dict[str, Any], said: str) -> None:
+def test_mistakes_are_said_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError) as error:
-        checked_request("tiny-sd", "baseline", **given)
-    assert said in str(error.value)
+        checked_request("tiny-sd", "baseline", **options)
+    assert message in str(error.value)
 
 
 def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     small, black = tmp_path / "small.png", tmp_path / "black.png"
     Image.new("L", (64, 64), 255).save(small)
     Image.new("L", (128, 128), 0).save(black)
-    for file, said in ((small, "it has 64x64 pixels, and its image 128x128"), (black, "it is black")):
-        with pytest.raises(WorkloadError, match=said):
+    for file, reason in ((small, "it has 64x64 pixels, and its image 128x128"), (black, "it is black")):
+        with pytest.raises(WorkloadError, match=reason):
             checked_request("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
 
 
@@ -336,8 +336,8 @@ def test_a_model_without_such_a_pipeline_says_which_tasks_it_has() -> None:
 
 @pytest.mark.parametrize("task", ["image", "inpaint", "control"])
 def test_plan_counts_the_encoder_of_pictures(task: Task) -> None:
-    def peaks(wanted: Task) -> dict[str, int]:
-        return predict(find_weightless("tiny-flux"), resolve("baseline"), task=wanted).stages
+    def peaks(task_of_call: Task) -> dict[str, int]:
+        return predict(find_weightless("tiny-flux"), resolve("baseline"), task=task_of_call).stages
 
     assert "vae encoder" in peaks(task)
     assert "vae encoder" not in peaks("text")
@@ -361,19 +361,19 @@ def test_sdxl_casts_its_vae_back_after_encoding() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
-def test_a_script_draws_the_same(recipe: str, own: list[str], tmp_path: Path) -> None:
-    asked = WorkloadRequest(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
-    prepared = checked_request("tiny-sd", recipe, **asked.model_dump(exclude_unset=True))
-    found, workload = prepared.located, prepared.workload
+def test_a_script_draws_the_same_from_a_source_image(recipe: str, own: list[str], tmp_path: Path) -> None:
+    request = WorkloadRequest(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
+    prepared = checked_request("tiny-sd", recipe, **request.model_dump(exclude_unset=True))
+    located, workload = prepared.located, prepared.workload
     written = write_script(
-        found,
+        located,
         prepared.recipe,
         "cpu",
         prompt=PROMPT,
         call=workload.call,
         threads=1,
         workload=workload,
-        sources=source_files(found, workload, asked),
+        sources=source_files(located, workload, request),
     )
     assert written.own == own
     drawn = run(written.text, tmp_path).astype(float)
@@ -456,21 +456,21 @@ def test_sdxl_with_random_weights(kind: str) -> None:
 
     pipe = for_task(families.build("sdxl"), f"StableDiffusionXL{kind}Pipeline")
     session = vivace.apply(pipe, "cfg_cutoff(0.5)+taylorseer(hits=0.5)")
-    given = example_images(type(pipe).__name__, {"height": 64, "width": 64})
+    inputs = example_images(type(pipe).__name__, {"height": 64, "width": 64})
     strength = {} if kind == "ControlNet" else {"strength": 0.7}
     size = {} if kind == "Img2Img" else {"height": 64, "width": 64}
-    found = session(
+    image = session(
         prompt=[PROMPT] * 2,
         generator=[torch.Generator().manual_seed(k) for k in range(2)],
         num_inference_steps=6,
         guidance_scale=5.0,
         output_type="np",
-        **{name: [picture] * 2 for name, picture in given.items()},
+        **{name: [picture] * 2 for name, picture in inputs.items()},
         **strength,
         **size,
     )
     steps = 6 if kind == "ControlNet" else 4
-    assert np.asarray(found.images).shape == (2, 64, 64, 3)
+    assert np.asarray(image.images).shape == (2, 64, 64, 3)
     evidence = session.evidence()
     assert evidence["cache_calls"] == steps
     assert (evidence["guided_steps"], evidence["unguided_steps"]) == (steps // 2, steps // 2)

@@ -52,8 +52,8 @@ def unsupported(backend: Any, machine: Machine, components: Any = ("denoiser",),
     ],
 )
 def test_what_runs_where(machine: Machine, runs: str) -> None:
-    said = {backend: unsupported(backend, machine) for backend in KERNELS}
-    assert [backend for backend, reason in said.items() if reason is None] == runs.split()
+    reasons = {backend: unsupported(backend, machine) for backend in KERNELS}
+    assert [backend for backend, reason in reasons.items() if reason is None] == runs.split()
 
 
 def test_reasons_say_what_is_missing_and_what_to_do() -> None:
@@ -75,7 +75,7 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "backend", "component", "said"),
+    ("model", "backend", "component", "expected"),
     [
         ("sd15", "flash", "vae", "supports up to 256 channels per head, the vae has 512"),
         ("sd15", "flex", "vae", "up to 256"),
@@ -88,17 +88,17 @@ def test_reasons_say_what_is_missing_and_what_to_do() -> None:
         ("sdxl", "flash3_fp8", "denoiser", "supports 128 channels per head, the denoiser has 64"),
     ],
 )  # fmt: skip
-def test_heads_of_full_size_models(model: str, backend: str, component: Any, said: str | None) -> None:
+def test_heads_of_full_size_models(model: str, backend: str, component: Any, expected: str | None) -> None:
     pipe = find_weightless(model).build()
     reason = unsupported(backend, gpu(9, 0), pipe=pipe, components=(component,), has_weights=False)
-    assert reason is None if said is None else said in (reason or "")
+    assert reason is None if expected is None else expected in (reason or "")
 
 
 def test_fp32_is_refused_where_a_kernel_wants_half_of_it() -> None:
     pipe = build("sd")
     for backend in ("flash", "cudnn", "flash3", "cudnn_fp8", "flash4"):
-        said = unsupported(backend, gpu(9, 0), pipe=pipe, has_weights=False)
-        assert "needs fp16 or bf16, the denoiser is float32" in (said or "")
+        reason = unsupported(backend, gpu(9, 0), pipe=pipe, has_weights=False)
+        assert "needs fp16 or bf16, the denoiser is float32" in (reason or "")
 
 
 @pytest.fixture(autouse=True)
@@ -114,14 +114,14 @@ def test_flex_draws_the_same_picture_and_is_named() -> None:
     made = session("flux", "attention(flex)@denoiser,vae")
     call = {"num_inference_steps": 1}
     assert psnr(draw(made, **call), drawn("flux", **call)) > 80
-    found = made.evidence()
-    assert found["denoiser.attention_calls_flex"] == 7
-    assert found["vae.attention_calls_flex"] == 1
-    assert found["compiled_graphs"] == 2
+    evidence = made.evidence()
+    assert evidence["denoiser.attention_calls_flex"] == 7
+    assert evidence["vae.attention_calls_flex"] == 1
+    assert evidence["compiled_graphs"] == 2
     assert made.refuted({}) is None
     parts = {"denoiser": made.pipe.transformer, "vae": made.pipe.vae.decoder}
-    seen = attention_kernels(parts, lambda: draw(made, **call))
-    assert [name for name in seen if not name.startswith("elsewhere")] == [
+    kernels = attention_kernels(parts, lambda: draw(made, **call))
+    assert [name for name in kernels if not name.startswith("elsewhere")] == [
         "denoiser: flex_attention x7",
         "vae: flex_attention x1",
     ]
@@ -135,11 +135,11 @@ def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str)
     call = {"num_inference_steps": 1}
     made = session(family, f"attention(flex)+{recipe}")
     assert psnr(draw(made, **call), drawn(family, **call)) > 80
-    found = made.evidence()
-    assert found["denoiser.attention_calls_flex"] == 0
+    evidence = made.evidence()
+    assert evidence["denoiser.attention_calls_flex"] == 0
     # Repeated blocks are traced once a kind.
-    assert 0 < int(found["denoiser.attentions_compiled_flex"]) <= num
-    assert blocks == "repeated" or found["denoiser.attentions_compiled_flex"] == num
+    assert 0 < int(evidence["denoiser.attentions_compiled_flex"]) <= num
+    assert blocks == "repeated" or evidence["denoiser.attentions_compiled_flex"] == num
     assert made.refuted({}) is None
 
 
@@ -149,11 +149,11 @@ def test_another_kernel_for_the_vae(family: str) -> None:
     assert set(made.effects["attention@vae"].values()) == {"math", "flash"}
     assert psnr(draw(made), drawn(family)) > 80
     denoiser = getattr(made.pipe, "unet", None) or made.pipe.transformer
-    seen = attention_kernels({"denoiser": denoiser, "vae": made.pipe.vae.decoder}, lambda: draw(made))
-    assert any(name.startswith("vae: ") and "math" in name for name in seen)
-    assert any(name.startswith("denoiser: ") and "flash" in name for name in seen)
-    assert made.refuted({"attention_kernels": seen}) is None
-    wrong = [name.replace("_math", "_flash") for name in seen]
+    kernels = attention_kernels({"denoiser": denoiser, "vae": made.pipe.vae.decoder}, lambda: draw(made))
+    assert any(name.startswith("vae: ") and "math" in name for name in kernels)
+    assert any(name.startswith("denoiser: ") and "flash" in name for name in kernels)
+    assert made.refuted({"attention_kernels": kernels}) is None
+    wrong = [name.replace("_math", "_flash") for name in kernels]
     assert "math attention was asked for" in (made.refuted({"attention_kernels": wrong}) or "")
 
 
@@ -186,15 +186,15 @@ def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> No
     elsewhere = {"attention_kernels": ["vae: _scaled_dot_product_efficient_attention x1"]}
     recipe = "fp32+attention({})+compile(backend=eager)"
     flash, math = (session("flux", recipe.format(backend)) for backend in ("flash", "math"))
-    said = "compiled code calls no fused kernel"
-    assert said in (flash.refuted(elsewhere) or "")
+    reason = "compiled code calls no fused kernel"
+    assert reason in (flash.refuted(elsewhere) or "")
     assert math.refuted(elsewhere) is None
-    seen = {"attention_kernels": ["denoiser: _scaled_dot_product_flash_attention_for_cpu x2"]}
-    assert said not in (flash.refuted(seen) or "")
+    evidence = {"attention_kernels": ["denoiser: _scaled_dot_product_flash_attention_for_cpu x2"]}
+    assert reason not in (flash.refuted(evidence) or "")
 
 
 @pytest.mark.long
-def test_flex_composes() -> None:
+def test_flex_composes_on_a_cpu() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
     assert psnr(draw(both), draw(alone)) > 25
@@ -269,10 +269,10 @@ def test_flash3_takes_the_wheels_module(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "fa3_fwd_interface", module)
     redirected = RedirectedAttention("flash3")
     query, key, value = tensors()
-    wanted = PLAIN(query, key, value)
+    expected = PLAIN(query, key, value)
     with torch.no_grad(), redirected.inside():
-        found = F.scaled_dot_product_attention(query, key, value)
-    torch.testing.assert_close(found, wanted)
+        attended = F.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(attended, expected)
     assert used == [None]
 
 
@@ -288,16 +288,16 @@ def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
     query, key, value = tensors()
     kept = key.clone()
 
-    def outer(*given: Any) -> Any:
-        return F.scaled_dot_product_attention(*given).flatten(1) + 1
+    def outer(*inputs: Any) -> Any:
+        return F.scaled_dot_product_attention(*inputs).flatten(1) + 1
 
-    wanted = outer(query, key, value)
+    expected = outer(query, key, value)
     with torch.no_grad(), redirected.inside():
-        torch.testing.assert_close(outer(query, key, value), wanted, atol=0.03, rtol=0.03)
+        torch.testing.assert_close(outer(query, key, value), expected, atol=0.03, rtol=0.03)
         assert (redirected.num_redirected, redirected.num_compiled) == (1, 0)
         compiled = torch.compile(outer, backend="aot_eager", fullgraph=True)
         for _ in range(2):
-            torch.testing.assert_close(compiled(query, key, value), wanted, atol=0.03, rtol=0.03)
+            torch.testing.assert_close(compiled(query, key, value), expected, atol=0.03, rtol=0.03)
     assert (redirected.num_redirected, redirected.num_compiled) == (1, 1)
     assert torch.equal(key, kept), "the caller's tensors stay as they are"
 
@@ -339,8 +339,8 @@ def in_fp8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     def attend(q: Any, k: Any, v: Any, qk_scales: Any, v_scales: Any, out: torch.Tensor) -> None:
         assert all(x.is_contiguous() for x in (q, k, v))
         assert float(v_scales[0] * v_scales[1]) == pytest.approx(1.0), "and its inverse"
-        found = _in_fp8(q, k, v, [*qk_scales, v_scales[0]])
-        out.copy_((found * v_scales[1]).to(torch.float8_e4m3fn))
+        output = _in_fp8(q, k, v, [*qk_scales, v_scales[0]])
+        out.copy_((output * v_scales[1]).to(torch.float8_e4m3fn))
 
     def flash(
         q: Any, k: Any, v: Any, softmax_scale: Any, q_descale: Any, k_descale: Any, v_descale: Any
@@ -363,16 +363,16 @@ def test_fp8_rounds_by_a_few_percent_eager_and_compiled(in_fp8: str) -> None:
     query, key, value = (
         torch.randn(2, 3, 40, 64, generator=generator, dtype=torch.bfloat16) + 0.5 for _ in range(3)
     )
-    wanted = PLAIN(query, key, value)
+    expected = PLAIN(query, key, value)
 
-    def error(found: torch.Tensor) -> float:
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-        return float((found - wanted).norm() / wanted.norm())
+    def error(attended: torch.Tensor) -> float:
+        assert (attended.dtype, attended.shape) == (expected.dtype, expected.shape)
+        return float((attended - expected).norm() / expected.norm())
 
     with torch.no_grad(), redirected.inside():
         assert 0.005 < error(F.scaled_dot_product_attention(query, key, value)) < 0.1
         compiled = torch.compile(
-            lambda *given: F.scaled_dot_product_attention(*given), backend="aot_eager", fullgraph=True
+            lambda *inputs: F.scaled_dot_product_attention(*inputs), backend="aot_eager", fullgraph=True
         )
         assert 0.005 < error(compiled(query, key, value)) < 0.1
         nothing = torch.zeros_like(query)
@@ -400,10 +400,10 @@ def test_the_first_and_last_blocks_stay_as_they_are(
     monkeypatch.setattr(Attention, "unsupported", lambda *_: None)  # it is a CPU's fp8 here
     call = {"num_inference_steps": 2}
     plain = session("flux", "bf16")
-    found = {}
+    psnr_by_blocks = {}
     for blocks in (0, 1):
         made = session("flux", f"bf16+attention({in_fp8}, bf16_blocks={blocks}){compiled}")
-        found[blocks] = psnr(draw(made, **call), draw(plain, **call))
+        psnr_by_blocks[blocks] = psnr(draw(made, **call), draw(plain, **call))
         calls_left = made.evidence().get("denoiser.attention_calls_left")
         if not compiled:
             assert calls_left == (None if blocks == 0 else "in blocks that were to be left x4")
@@ -411,8 +411,8 @@ def test_the_first_and_last_blocks_stay_as_they_are(
         else:
             assert (calls_left is None) is (blocks == 0)
         assert made.refuted({}) is None
-    assert all(15 < one < 60 for one in found.values())
-    assert found[0] != found[1]
+    assert all(15 < value < 60 for value in psnr_by_blocks.values())
+    assert psnr_by_blocks[0] != psnr_by_blocks[1]
     with pytest.raises(NoEffect, match="bf16_blocks=4 leaves none of the 7 blocks"):
         session("flux", f"bf16+attention({in_fp8}, bf16_blocks=4)")
 

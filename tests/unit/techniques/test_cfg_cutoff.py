@@ -94,14 +94,14 @@ def test_it_is_what_a_plain_loop_gives(guided: int) -> None:
 
 def test_until_the_cutoff_nothing_is_changed() -> None:
     def latents_of(recipe: str) -> list[torch.Tensor]:
-        seen: list[torch.Tensor] = []
+        latents: list[torch.Tensor] = []
 
         def look(_: Any, step: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            seen.append(tensors["latents"].clone())
+            latents.append(tensors["latents"].clone())
             return {}
 
         drawn("flux", recipe, **TRUE_CFG, callback_on_step_end=look)
-        return seen
+        return latents
 
     cut, whole = latents_of("cfg_cutoff(0.5)"), latents_of("baseline")
     assert [torch.equal(a, b) for a, b in zip(cut, whole, strict=True)] == [True] * 3 + [False] * 3
@@ -116,14 +116,14 @@ def test_of_a_batch_each_picture_is_what_it_is_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "call_arguments",
     [{}, {"true_cfg_scale": 3.0}, {"negative_prompt": "a blue square"}, TRUE_CFG | {"true_cfg_scale": 1.0}],
 )
-def test_without_true_cfg_it_is_refuted_in_words(said: dict[str, Any]) -> None:
+def test_without_true_cfg_it_is_refuted_in_words(call_arguments: dict[str, Any]) -> None:
     made = session("flux", "cfg_cutoff(0.5)")
-    picture = draw(made, **said)
+    picture = draw(made, **call_arguments)
     assert "guidance(3.5, true_cfg=4)" in (made.refuted({}) or "")
-    assert np.array_equal(picture, drawn("flux", **said))
+    assert np.array_equal(picture, drawn("flux", **call_arguments))
 
 
 def test_a_cutoff_on_the_last_step_is_refuted() -> None:
@@ -153,10 +153,10 @@ def test_a_call_that_failed_leaves_the_next_one_guided() -> None:
 def test_step_caches_count_the_calls_that_are_made(cache: str) -> None:
     made = session("flux", f"{cache}+cfg_cutoff(0.5)")
     first = draw(made, **TRUE_CFG)
-    found = made.evidence()
-    assert found["cache_calls"] == 6 + 3
-    assert found["guided_steps"] == 3
-    assert 0 < float(found["cache_hit_rate"]) < 0.5
+    evidence = made.evidence()
+    assert evidence["cache_calls"] == 6 + 3
+    assert evidence["guided_steps"] == 3
+    assert 0 < float(evidence["cache_hit_rate"]) < 0.5
     assert np.array_equal(draw(made, **TRUE_CFG), first)
     whole = session("flux", cache)
     draw(whole, **TRUE_CFG)
@@ -168,14 +168,14 @@ def test_step_caches_count_the_calls_that_are_made(cache: str) -> None:
 def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
     alone = drawn("flux", "cfg_cutoff(0.5)", **TRUE_CFG)
     made = session("flux", f"cfg_cutoff(0.5)+compile(backend=eager, blocks={blocks})")
-    found = []
+    counts = []
     for _ in range(2):
         assert psnr(draw(made, **TRUE_CFG), alone) > 80
-        found.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
-    assert found[0] == found[1], "none in the second call"
+        counts.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
+    assert counts[0] == counts[1], "none in the second call"
     assert made.evidence()["unguided_steps"] == 3
     if blocks == "whole":
-        assert found[0] == (1, 0)
+        assert counts[0] == (1, 0)
 
 
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
@@ -236,10 +236,10 @@ def test_pipelines_that_name_no_two_calls_say_so() -> None:
 
 def test_a_recipe_turns_true_cfg_on() -> None:
     made = session("flux", "guidance(3.5, true_cfg=3)")
-    told = {"negative_prompt": "", "true_cfg_scale": 3.0, "guidance_scale": 3.5}
-    assert np.array_equal(draw(made), drawn("flux", **told))
+    arguments = {"negative_prompt": "", "true_cfg_scale": 3.0, "guidance_scale": 3.5}
+    assert np.array_equal(draw(made), drawn("flux", **arguments))
     own = draw(made, negative_prompt="a blue square")
-    assert np.array_equal(own, drawn("flux", **told | {"negative_prompt": "a blue square"}))
+    assert np.array_equal(own, drawn("flux", **arguments | {"negative_prompt": "a blue square"}))
     assert not np.array_equal(own, draw(made))
     off = draw(made, true_cfg_scale=1.0)
     assert np.array_equal(off, drawn("flux", guidance_scale=3.5)), "what is passed to the call wins"
@@ -262,11 +262,11 @@ def test_every_prompt_of_a_batch_has_its_own_row_of_the_empty_one(per_prompt: in
 
 def test_embeddings_take_the_place_of_prompts() -> None:
     made = vivace.load("tiny-flux", "guidance(3.5, true_cfg=3)+cfg_cutoff(0.5)+steps(6)")
-    said = encode(made, ["a red circle"])
-    assert {"negative_prompt_embeds", "negative_pooled_prompt_embeds"} <= set(said)
+    embeddings = encode(made, ["a red circle"])
+    assert {"negative_prompt_embeds", "negative_pooled_prompt_embeds"} <= set(embeddings)
     seeded = {"output_type": "np"}
     in_words = made("a red circle", generator=torch.Generator().manual_seed(0), **seeded).images
-    encoded = made(**said, generator=torch.Generator().manual_seed(0), **seeded).images
+    encoded = made(**embeddings, generator=torch.Generator().manual_seed(0), **seeded).images
     assert np.array_equal(in_words, encoded)
     assert made.evidence() == {"guided_steps": 3, "unguided_steps": 3}
     plain = vivace.load("tiny-flux", "steps(6)")

@@ -113,7 +113,7 @@ REFUSED = {
     "StableDiffusionUpscalePipeline": "does not say whether",
     "StableDiffusionSAGPipeline": "does not say whether|calls its denoiser",
 }
-KNOWN = {
+KNOWN_ROWS = {
     "StableDiffusionXLPipeline": GuidanceRows(2, 1),
     "StableDiffusionXLAdapterPipeline": GuidanceRows(2, 1),
     "StableDiffusionXLControlNetUnionPipeline": GuidanceRows(2, 1),
@@ -122,15 +122,15 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *KNOWN])
+@pytest.mark.parametrize("name", [*REFUSED, *KNOWN_ROWS])
 def test_which_pipelines_rows_are_known(name: str) -> None:
     import diffusers
 
     pipe = object.__new__(getattr(diffusers, name))
     vars(pipe)["unet"] = build("sd").unet
     rows = rows_of(pipe)
-    if name in KNOWN:
-        assert rows == KNOWN[name]
+    if name in KNOWN_ROWS:
+        assert rows == KNOWN_ROWS[name]
     else:
         assert isinstance(rows, str)
         assert re.search(REFUSED[name], rows)
@@ -169,12 +169,12 @@ def _callbacks() -> dict[str, Any]:
         tensor_inputs = ["latents", "prompt_embeds"]  # noqa: RUF012  as diffusers declares them
 
         def callback_fn(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            self.seen = [*getattr(self, "seen", []), sorted(tensors)]
+            self.batches = [*getattr(self, "batches", []), sorted(tensors)]
             tensors["latents"] = tensors["latents"] * (1.1 if step == 1 else 1.0)
             return tensors
 
-    one = Looks()
-    return {"one": one, "several": MultiPipelineCallbacks([one])}
+    looks = Looks()
+    return {"one": looks, "several": MultiPipelineCallbacks([looks])}
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
@@ -182,7 +182,7 @@ def test_callback_objects_get_the_tensors_that_they_declare(kind: str) -> None:
     callbacks = _callbacks()
     made = vivace.apply(build("sd"), "cfg_cutoff(0.5)")
     changed = draw(made, {}, callback_on_step_end=callbacks[kind])
-    assert callbacks["one"].seen == [["latents", "prompt_embeds"]] * 4
+    assert callbacks["one"].batches == [["latents", "prompt_embeds"]] * 4
     assert psnr(changed, draw(made, {})) < 40, "and what they return is taken"
 
 
@@ -198,7 +198,7 @@ def test_with_a_techniques_own_callback_both_get_their_tensors(kind: str) -> Non
     call = with_step_ends({"callback_on_step_end": callbacks[kind]}, [effect])
     draw(vivace.apply(build("sd")), call)
     assert ours == [["latents", "negative_prompt_embeds", "prompt_embeds"]] * 4
-    assert [{"latents", "prompt_embeds"} <= {*names} for names in callbacks["one"].seen] == [True] * 4
+    assert [{"latents", "prompt_embeds"} <= {*names} for names in callbacks["one"].batches] == [True] * 4
 
 
 def test_diffusers_own_cutoff_beside_ours() -> None:

@@ -82,11 +82,11 @@ def test_each_session_counts_its_own_graphs() -> None:
 def test_dynamic_code_serves_another_size(family: str) -> None:
     def graphs(recipe: str) -> list[int]:
         made = session(family, recipe)
-        found = []
+        counts = []
         for height in (64, 96):
             assert psnr(draw(made, height=height), drawn(family, height=height)) > 80
-            found.append(int(made.evidence()["compiled_graphs"]))
-        return found
+            counts.append(int(made.evidence()["compiled_graphs"]))
+        return counts
 
     first, second = graphs("compile(backend=eager, dynamic=True)")
     assert first == second, "the second size was compiled for already"
@@ -129,16 +129,16 @@ def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
     environment.pop("VIVACE_CACHE", None)
     environment["XDG_CACHE_HOME"] = str(tmp_path)
-    found = []
+    runs = []
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", _PROCESS], env=environment, capture_output=True, text=True, check=True
         )
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    assert found[0] == {
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    assert runs[0] == {
         "compiled_graphs": 1, "graph_breaks": 0, "graphs_from_cache": 0, "graphs_not_in_cache": 1
     }  # fmt: skip
-    assert found[1] == found[0] | {"graphs_from_cache": 1, "graphs_not_in_cache": 0}
+    assert runs[1] == runs[0] | {"graphs_from_cache": 1, "graphs_not_in_cache": 0}
     assert any((tmp_path / "vivace" / "inductor").iterdir())
 
 
@@ -153,12 +153,14 @@ def test_where_the_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_the_search_of_max_autotune_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a setting of PyTorch's mode: the others that the mode sets stay."""
-    given: list[dict[str, Any]] = []
+    options_of_calls: list[dict[str, Any]] = []
     target = target_of(pipe=build("sd"))
-    monkeypatch.setattr(torch, "compile", lambda forward, **options: given.append(options) or forward)
+    monkeypatch.setattr(
+        torch, "compile", lambda forward, **options: options_of_calls.append(options) or forward
+    )
     Compile(mode="max-autotune").apply(target)
     Compile(mode="max-autotune", coordinate_descent=False).apply(target)
-    with_search, without = given[0], given[-1]
+    with_search, without = options_of_calls[0], options_of_calls[-1]
     assert not {"mode"} & (with_search.keys() | without.keys()), "PyTorch takes a mode or options, not both"
     theirs = torch._inductor.list_mode_options("max-autotune")
     assert with_search["options"] == theirs

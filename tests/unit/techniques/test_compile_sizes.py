@@ -44,7 +44,7 @@ def test_sizes_have_one_form_which_survives_text_and_json(written: str, text: st
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
         ("sizes=[512]", r"a size is WIDTHxHEIGHT.*|sizes is a list of WIDTHxHEIGHT"),
         ("sizes=[512x500]", "must be multiples of 8; got 512x500"),
@@ -55,8 +55,8 @@ def test_sizes_have_one_form_which_survives_text_and_json(written: str, text: st
         (f"sizes=[{', '.join(f'{8 * k}x64' for k in range(1, 34))}]", "at most 32 sizes"),
     ],
 )
-def test_what_is_no_size_is_refused_in_words(written: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_what_is_no_size_is_refused_in_words(written: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         resolve(f"compile({written})")
 
 
@@ -138,7 +138,7 @@ def test_warming_up_draws_each_size() -> None:
     drawn: list[Any] = []
     made.pipe.unet.register_forward_pre_hook(lambda _, inputs: drawn.append(tuple(inputs[0].shape[-2:])))
     warmed = made.warm_up("a red circle", num_inference_steps=1)
-    assert [(str(one.size), one.graphs, one.graphs_later) for one in warmed] == [
+    assert [(str(warmed_size.size), warmed_size.graphs, warmed_size.graphs_later) for warmed_size in warmed] == [
         ("64x64", 1, 0), ("96x64", 0, 0)
     ], "the text encoder does not see the size"  # fmt: skip
     assert drawn == [(8, 8), (8, 8), (8, 12), (8, 12)]

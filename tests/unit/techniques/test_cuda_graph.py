@@ -273,24 +273,24 @@ def test_schedulers_do_not_read_timesteps_back_from_the_device(
         scheduler.set_timesteps(num_inference_steps=5, device=device)
         assert all(t.device.type == device for t in scheduler.timesteps)
         random = torch.Generator().manual_seed(0)
-        found = [torch.ones(1, 4, 2, 2)]
+        latents = [torch.ones(1, 4, 2, 2)]
         for t in scheduler.timesteps:
-            found.append(scheduler.scale_model_input(found[-1], t))
+            latents.append(scheduler.scale_model_input(latents[-1], t))
             noise = torch.randn(1, 4, 2, 2, generator=random)
             more = (
                 {"generator": random} if "generator" in inspect.signature(scheduler.step).parameters else {}
             )
-            found.append(scheduler.step(noise, t, found[-2], **more).prev_sample)
+            latents.append(scheduler.step(noise, t, latents[-2], **more).prev_sample)
         assert all(t.device.type == device for t in scheduler.timesteps)
-        return found
+        return latents
 
-    wanted = samples(getattr(diffusers, name)(), "cpu")
+    expected = samples(getattr(diffusers, name)(), "cpu")
     pipe = build("sd")
     pipe.scheduler = getattr(diffusers, name)()
     effect = apply(pipe, monkeypatch)
     effect.finish()
     for _ in range(2):
-        for ours, plain in zip(samples(pipe.scheduler, "meta"), wanted, strict=True):
+        for ours, plain in zip(samples(pipe.scheduler, "meta"), expected, strict=True):
             torch.testing.assert_close(ours, plain, rtol=0, atol=0)
     num_steps = effect.evidence()["timesteps_from_host"]
     assert num_steps == 2 * len(pipe.scheduler.timesteps)
@@ -416,7 +416,7 @@ def test_graphs_that_are_never_used_twice_refute_it(monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_what_cannot_be_captured_is_refused_with_a_reason() -> None:
+def test_what_cannot_be_captured_is_refused_before_the_call() -> None:
     with pytest.raises(Unsupported, match="there is none here"):
         vivace.load("tiny-sd", "cuda_graph")
     pipe = build("flux")

@@ -32,7 +32,7 @@ def inputs(unet: Any, side: int = 8, batch: int = 2) -> dict[str, Any]:
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "sample": noise(batch, 4, side, side),
         "timestep": torch.tensor(500.0),
         "encoder_hidden_states": noise(batch, 7, unet.config.cross_attention_dim),
@@ -40,26 +40,26 @@ def inputs(unet: Any, side: int = 8, batch: int = 2) -> dict[str, Any]:
     }
     if unet.config.addition_embed_type == "text_time":
         pooled = unet.config.projection_class_embeddings_input_dim - 6 * unet.config.addition_time_embed_dim
-        found["added_cond_kwargs"] = {"text_embeds": noise(batch, pooled), "time_ids": noise(batch, 6)}
-    return found
+        arguments["added_cond_kwargs"] = {"text_embeds": noise(batch, pooled), "time_ids": noise(batch, 6)}
+    return arguments
 
 
 @pytest.mark.parametrize("family", UNETS)
 @pytest.mark.parametrize("branch", range(6))
 @pytest.mark.parametrize("side", [8, 10])  # 10 cells cannot be halved as often as the UNet does
 @pytest.mark.diagonal
-def test_a_hit_on_what_was_computed_is_the_same(family: str, branch: int, side: int) -> None:
+def test_a_hit_on_the_same_input_is_the_same_unet_output(family: str, branch: int, side: int) -> None:
     pipe = build(family)
-    given = inputs(pipe.unet, side)
+    arguments = inputs(pipe.unet, side)
     with torch.no_grad():
-        (wanted,) = pipe.unet(**given)
+        (expected,) = pipe.unet(**arguments)
         made = vivace.apply(pipe, f"deepcache(2, branch={branch})")
-        (whole,) = pipe.unet(**given)
-        (hit,) = pipe.unet(**given)
-        other = pipe.unet(**given | {"return_dict": True}).sample
+        (whole,) = pipe.unet(**arguments)
+        (hit,) = pipe.unet(**arguments)
+        other = pipe.unet(**arguments | {"return_dict": True}).sample
     assert made.evidence() == {"cache_hit_rate": pytest.approx(1 / 3), "cache_calls": 3}
     for result in (whole, hit, other):
-        assert torch.equal(result, wanted)
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("family", UNETS)
@@ -87,7 +87,7 @@ def test_a_hit_computes_the_outer_layers_alone(family: str) -> None:
         ("deepcache(hits=0.65)", 4),
     ],
 )
-def test_schedules(recipe: str, num_hits: int) -> None:
+def test_which_steps_deepcache_skips(recipe: str, num_hits: int) -> None:
     made = session("sd", recipe)
     draw(made, num_inference_steps=8 if recipe != "deepcache" else 7)
     calls = made.evidence()["cache_calls"]
@@ -98,31 +98,31 @@ def test_schedules(recipe: str, num_hits: int) -> None:
 def test_other_residuals() -> None:
     """What a control net adds at the outer skip connections is added in hits too; an adapter's forbids them."""
     pipe = build("sd")
-    given = inputs(pipe.unet)
+    arguments = inputs(pipe.unet)
     skips: list[torch.Tensor] = []
     middle: list[torch.Tensor] = []
     hooks = [b.register_forward_hook(lambda _, __, o: skips.extend(o[1])) for b in pipe.unet.down_blocks]
     hooks.append(pipe.unet.conv_in.register_forward_hook(lambda _, __, o: skips.append(o)))
     hooks.append(pipe.unet.mid_block.register_forward_hook(lambda _, __, o: middle.append(o)))
     with torch.no_grad():
-        pipe.unet(**given)
+        pipe.unet(**arguments)
         for hook in hooks:
             hook.remove()
         added = {
             "down_block_additional_residuals": [0.1 * torch.ones_like(skip) for skip in skips],
             "mid_block_additional_residual": 0.1 * torch.ones_like(middle[0]),
         }
-        (wanted,) = pipe.unet(**given, **added)
+        (expected,) = pipe.unet(**arguments, **added)
         made = vivace.apply(pipe, "deepcache(2, branch=1)")
-        assert torch.equal(pipe.unet(**given, **added)[0], wanted)
-        assert torch.equal(pipe.unet(**given, **added)[0], wanted)
+        assert torch.equal(pipe.unet(**arguments, **added)[0], expected)
+        assert torch.equal(pipe.unet(**arguments, **added)[0], expected)
         assert made.evidence()["cache_hit_rate"] == 0.5
         for _ in range(2):
-            pipe.unet(**given, down_intrablock_additional_residuals=[])
+            pipe.unet(**arguments, down_intrablock_additional_residuals=[])
         assert made.evidence()["cache_hit_rate"] == 0.25, "no further hit"
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_deepcache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match=r"FluxTransformer2DModel is no UNet: it has no skip connections"):
         session("flux", "deepcache")
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
     )
 
 
-def test_random_weights_take_its_schedule() -> None:
+def test_deepcache_runs_on_random_weights() -> None:
     pipe = build("sdxl")
     target = target_of(pipe=pipe, has_random_weights=True)
     assert Deepcache().unsupported(target) is None
@@ -154,8 +154,8 @@ def test_random_weights_take_its_schedule() -> None:
 def test_memory_is_predicted_with_the_feature() -> None:
     # Guidance makes two rows of 320 channels of 128 x 128 cells in fp16.
     feature = 2 * 320 * 128 * 128 * 2
-    found = find_weightless("synthetic:sdxl")
-    plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "deepcache"))
+    weightless = find_weightless("synthetic:sdxl")
+    plain, cached = (predict(weightless, resolve(recipe)) for recipe in ("baseline", "deepcache"))
     assert cached.model_bytes == plain.model_bytes, "its layers are the UNet's own"
     more = cached.stages["vae"] - plain.stages["vae"]
     assert more == pytest.approx(feature, rel=0.1), "while it is kept, which is until the call's end"

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 import vivace
 from tests.families import draw, psnr
 from tests.targets import target_of
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.errors import Unsupported, UnusableModel
 from vivace.export.script import write_script
 from vivace.machinery.lora.distillations import distillations
@@ -50,7 +50,7 @@ def lora(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def known(lora: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def distilled_tiny_sd(lora: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """tiny-sd has an LCM LoRA for 4 or 2 steps, and a lightning one for 8."""
     lcm = FewSteps(
         kind="lcm",
@@ -71,12 +71,12 @@ def merged_weight(session: Any, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(("recipe", "amount"), [("distilled(lcm)", 1.0), ("distilled(lightning)", 0.5)])
 def test_the_lora_is_in_the_weights_and_the_call_is_what_it_was_made_for(
-    known: Path, recipe: str, amount: float
+    distilled_tiny_sd: Path, recipe: str, amount: float
 ) -> None:
     from safetensors.torch import load_file
 
     plain, made = vivace.load("tiny-sd", device="cpu"), vivace.load("tiny-sd", recipe, device="cpu")
-    state = load_file(known)
+    state = load_file(distilled_tiny_sd)
     for name in LAYERS:
         down, up = (state[f"unet.{name}.lora_{which}.weight"] for which in "AB")
         delta = amount * (up.flatten(1) @ down.flatten(1)).view_as(merged_weight(plain, name))
@@ -84,15 +84,15 @@ def test_the_lora_is_in_the_weights_and_the_call_is_what_it_was_made_for(
     assert type(made.pipe.scheduler).__name__ == "LCMScheduler"
     steps = 4 if amount == 1 else 8
     assert (made.defaults["num_inference_steps"], made.defaults["guidance_scale"]) == (steps, 1.0)
-    found = made.effects["distilled@denoiser"]
-    assert (found["denoiser.merged_layers"], found["scheduler"]) == (2, "LCMScheduler")
+    effect = made.effects["distilled@denoiser"]
+    assert (effect["denoiser.merged_layers"], effect["scheduler"]) == (2, "LCMScheduler")
     calls = []
     made.pipe.unet.register_forward_hook(lambda *_: calls.append(1))
     assert np.isfinite(np.asarray(made("a red circle", output_type="np").images)).all()
     assert len(calls) == steps
 
 
-def test_what_stands_beside_it_wins(known: Path) -> None:
+def test_what_stands_beside_it_wins(distilled_tiny_sd: Path) -> None:
     made = vivace.load("tiny-sd", "distilled(lcm, steps=2)+guidance(2)+scheduler(euler)", device="cpu")
     assert (made.defaults["num_inference_steps"], made.defaults["guidance_scale"]) == (2, 2.0)
     assert type(made.pipe.scheduler).__name__ == "EulerDiscreteScheduler"
@@ -100,7 +100,7 @@ def test_what_stands_beside_it_wins(known: Path) -> None:
 
 @pytest.mark.parametrize("other", ["int8", "fuse_qkv", "bf16", "compile(backend=eager)"])
 @pytest.mark.slow("compile*")
-def test_it_is_merged_before_what_changes_weights(known: Path, other: str) -> None:
+def test_it_is_merged_before_what_changes_weights(distilled_tiny_sd: Path, other: str) -> None:
     alone = draw(vivace.load("tiny-sd", "distilled(lcm)", device="cpu"))
     both = draw(vivace.load("tiny-sd", f"{other}+distilled(lcm)", device="cpu"))
     assert psnr(both, alone) > 20
@@ -114,15 +114,17 @@ def test_it_is_merged_before_what_changes_weights(known: Path, other: str) -> No
         ("tiny-sd", "distilled(lcm, steps=3)", "this model's lcm LoRA is made for 2, 4 steps, not for 3"),
     ],
 )
-def test_what_is_not_there_is_said(known: Path, model: str, recipe: str, words: str) -> None:
+def test_a_distillation_that_is_not_there_is_refused_with_a_reason(
+    distilled_tiny_sd: Path, model: str, recipe: str, words: str
+) -> None:
     with pytest.raises(Unsupported, match=words):
         vivace.load(model, recipe, device="cpu")
 
 
-def test_a_file_of_another_model_is_refused(known: Path) -> None:
+def test_a_file_of_another_model_is_refused(distilled_tiny_sd: Path) -> None:
     save_file(
         {"unet.nothing.lora_A.weight": torch.zeros(2, 2), "unet.nothing.lora_B.weight": torch.zeros(2, 2)},
-        known,
+        distilled_tiny_sd,
     )
     with pytest.raises(UnusableModel, match="is not a LoRA for this unet"):
         vivace.load("tiny-sd", "distilled(lcm)", device="cpu")
@@ -138,15 +140,15 @@ def test_random_weights_have_no_lora() -> None:
 def test_the_catalogues_are_whole(name: str) -> None:
     import diffusers
 
-    for one in distillations(CATALOGUE[name]):
-        assert hasattr(diffusers, one.scheduler)
-        repo, weight_name, *_ = one.arguments
+    for few_steps in distillations(CATALOGUE[name]):
+        assert hasattr(diffusers, few_steps.scheduler)
+        repo, weight_name, *_ = few_steps.arguments
         assert "/" in repo
         assert weight_name.endswith('.safetensors"')
-        assert set(one.steps) <= set(range(1, 17))
-    kinds = {one.kind for one in distillations(CATALOGUE[name])}
-    wanted = {"sd15": {"lcm", "hyper"}, "flux-dev": {"hyper", "turbo"}}
-    assert kinds == wanted.get(name, {"lcm", "hyper", "lightning"})
+        assert set(few_steps.steps) <= set(range(1, 17))
+    kinds = {entry.kind for entry in distillations(CATALOGUE[name])}
+    expected = {"sd15": {"lcm", "hyper"}, "flux-dev": {"hyper", "turbo"}}
+    assert kinds == expected.get(name, {"lcm", "hyper", "lightning"})
 
 
 @pytest.mark.parametrize("steps", [4, 2, 8])
@@ -166,7 +168,7 @@ def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
     """As the gate counts it; 8 prompts, one seed each, one thread. Plain steps of the same work are two."""
     prompts = PROMPT_SETS["tinyworld"][:8]
     scorer = ClipScorer(find_scorer("tiny-clip").folder)
-    wanted = scorer.embed_prompts(prompts)
+    prompt_embeddings = scorer.embed_prompts(prompts)
 
     def scores(recipe: str) -> np.ndarray:
         """(8, 8): each image with each prompt."""
@@ -174,7 +176,7 @@ def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
         torch.set_num_threads(1)
         generators = [torch.Generator().manual_seed(k) for k in range(len(prompts))]
         return 100 * np.asarray(
-            scorer.embed_images(session(list(prompts), generator=generators).images) @ wanted.T
+            scorer.embed_images(session(list(prompts), generator=generators).images) @ prompt_embeddings.T
         )
 
     usual = scores("baseline")
@@ -233,12 +235,14 @@ def test_a_plan_has_fewer_steps_and_no_larger_model() -> None:
     assert few.stages["denoiser"] < plain.stages["denoiser"], "no guidance: half the batch"
 
 
-def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_merges_it_through_diffusers(
+    distilled_tiny_sd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part = StoredPart(repo="somebody/some-lora", revision="abc", files=("it.safetensors",))
     entry = CATALOGUE["tiny-sd"]
     hub = entry.few_steps[1].model_copy(update={"lora": part, "kind": "hyper"})
     monkeypatch.setitem(CATALOGUE, "tiny-sd", entry.model_copy(update={"few_steps": (hub,)}))
-    monkeypatch.setattr("vivace.machinery.lora.distillations.fetch_part", lambda _: known)
+    monkeypatch.setattr("vivace.machinery.lora.distillations.fetch_part", lambda _: distilled_tiny_sd)
     text = write_script(find_model("tiny-sd"), resolve("distilled(hyper)"), "cpu", prompt="a red circle").text
     for words in ('"somebody/some-lora",', 'weight_name="it.safetensors",', 'revision="abc",'):
         assert words in text.split("pipe.load_lora_weights(")[1].split(")")[0]
@@ -249,7 +253,7 @@ def test_a_script_merges_it_through_diffusers(known: Path, monkeypatch: pytest.M
 
 
 def test_vivace_models_lists_them(tmp_path: Path) -> None:
-    out = said(tmp_path, "models").stdout
+    out = run_vivace(tmp_path, "models").stdout
     assert out.count("with a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8), ") == 3
     assert out.count("with a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8)\n") == 1, "tiny-sd's own"
     assert "with a LoRA: distilled(hyper) in 8 steps (or 16), distilled(turbo) in 8 steps\n" in out

@@ -11,16 +11,16 @@ from tests.families import build, draw
 
 def test_a_step_does_not_ask_the_denoiser_for_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     session = vivace.apply(build("sd"), "dtype(bf16)@denoiser")
-    asked: list[Any] = []
+    lookups: list[Any] = []
 
     def dtype(unet: Any) -> torch.dtype:
-        asked.append(unet)
+        lookups.append(unet)
         return torch.bfloat16
 
     monkeypatch.setattr(type(session.pipe.unet), "dtype", property(dtype))
     counts = []
     for steps in (1, 4):
-        asked.clear()
+        lookups.clear()
         draw(session, num_inference_steps=steps)
-        counts.append(len(asked))
+        counts.append(len(lookups))
     assert counts[0] == counts[1]

@@ -41,11 +41,11 @@ def flux_call() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return tiny-flux's transformer, and the arguments of the second step's call."""
     made = session("flux")
     transformer = made.pipe.transformer
-    found: list[Any] = []
-    hook = transformer.register_forward_pre_hook(lambda _, a, k: found.append((a, dict(k))), with_kwargs=True)
+    calls: list[Any] = []
+    hook = transformer.register_forward_pre_hook(lambda _, a, k: calls.append((a, dict(k))), with_kwargs=True)
     draw(made, num_inference_steps=2)
     hook.remove()
-    return transformer, *found[1]
+    return transformer, *calls[1]
 
 
 # The blocks
@@ -177,7 +177,7 @@ def test_it_decides_by_what_the_first_blocks_add(knobs: str, limits: dict[str, i
     blocks[first - 1].register_forward_hook(lambda _, __, out: added.append(out[1] - begin[-1]))
     blocks[-1].register_forward_hook(lambda *_: computed.append(len(added) - 1))
     draw(made, **CALL)
-    wanted, in_all, in_a_row, last = [], 0, 0, 0
+    expected, in_all, in_a_row, last = [], 0, 0, 0
     for step in range(12):
         close = step >= limits.get("warmup", 3) and (
             relative_change(added[step], added[last]) < technique.threshold
@@ -185,11 +185,11 @@ def test_it_decides_by_what_the_first_blocks_add(knobs: str, limits: dict[str, i
         if close and in_all < limits.get("in_all", 99) and in_a_row < limits.get("in_a_row", 99):
             in_all, in_a_row = in_all + 1, in_a_row + 1
         else:
-            wanted.append(step)
+            expected.append(step)
             last, in_a_row = step, 0
-    assert computed == wanted
-    assert 2 < len(wanted) < 11
-    assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - len(wanted) / 12), "cache_calls": 12}
+    assert computed == expected
+    assert 2 < len(expected) < 11
+    assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - len(expected) / 12), "cache_calls": 12}
 
 
 def test_with_one_first_block_it_is_the_first_block_cache() -> None:
@@ -241,10 +241,10 @@ def test_a_mask_says_which_steps_are_hits(mask: str, hits: list[int]) -> None:
     made = session("flux", f"dual_block_cache(mask={mask})")
     computed: list[int] = []
     made.pipe.transformer.single_transformer_blocks[0].register_forward_hook(lambda *_: computed.append(1))
-    told: list[int] = []
-    draw(made, **CALL, callback_on_step_end=lambda *_: told.append(len(computed)) or {})
-    found = [step for step in range(12) if told[step] == (told[step - 1] if step else 0)]
-    assert found == hits
+    num_computed: list[int] = []
+    draw(made, **CALL, callback_on_step_end=lambda *_: num_computed.append(len(computed)) or {})
+    hit_steps = [step for step in range(12) if num_computed[step] == (num_computed[step - 1] if step else 0)]
+    assert hit_steps == hits
     assert made.effects["dual_block_cache@denoiser"]["denoiser.dual_block_cache"] == f"mask={mask}"
     assert (made.refuted({}) is None) == bool(hits)
 
@@ -298,13 +298,13 @@ def test_sizes_and_batches_change_between_calls() -> None:
 def test_guidance_in_one_call() -> None:
     cached = flow_models.session("sd35-medium", "dual_block_cache(hits=0.5)+cfg_cutoff(0.5)")
     assert np.isfinite(flow_models.draw(cached)).all()
-    found = cached.evidence()
-    assert found["cache_calls"] == 4
-    assert found["unguided_steps"] == 2
-    assert found["cache_hit_rate"] == 0.0
+    evidence = cached.evidence()
+    assert evidence["cache_calls"] == 4
+    assert evidence["unguided_steps"] == 2
+    assert evidence["cache_hit_rate"] == 0.0
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_dual_block_cache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "dual_block_cache(hits=0.5)")
     with pytest.raises(
@@ -324,7 +324,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
         vivace.apply(wrapped, "dual_block_cache")
 
 
-def test_random_weights_take_a_fixed_schedule_only() -> None:
+def test_dual_block_cache_on_random_weights_takes_a_fixed_schedule_only() -> None:
     target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
     for knobs in ("", "(mask=4c3d)"):
         reason = the_one(f"dual_block_cache{knobs}").unsupported(target) or ""
@@ -345,7 +345,7 @@ def shallow(recipe: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ("first_block_cache(hits=0.5)", "dual_block_cache(0.3, last=1)"),
         ("dual_block_cache(0.3, last=1)", "first_block_cache(hits=0.5)"),
@@ -361,9 +361,9 @@ def shallow(recipe: str) -> Any:
 )
 @pytest.mark.long
 @pytest.mark.exhaustive("dual_block*", "teacache*", "first_block_cache(hits=0.5)-[bf]*", "baseline*")
-def test_two_compiled_sessions_each_have_their_own_cache(one: str, other: str) -> None:
+def test_two_compiled_sessions_each_have_their_own_cache(first: str, other: str) -> None:
     """Compiled code may be used again for another module of the same classes."""
-    recipes = one, other
+    recipes = first, other
     alone = [draw(shallow(recipe), **CALL) for recipe in recipes]
     compiled = "compile(backend=eager)"
     made = [shallow(compiled if recipe == "baseline" else f"{recipe}+{compiled}") for recipe in recipes]

@@ -30,8 +30,8 @@ def _fresh_compiler() -> None:
 
 def counts(made: Any) -> tuple[int, int, int]:
     """Calls of the denoiser with half of the batch, with the whole, and without guidance."""
-    found = made.evidence()
-    return found["half_batch_calls"], found["whole_batch_calls"], found["unguided_calls"]
+    evidence = made.evidence()
+    return evidence["half_batch_calls"], evidence["whole_batch_calls"], evidence["unguided_calls"]
 
 
 def rows_of(pipe: Any) -> list[int]:
@@ -46,8 +46,8 @@ def rows_of(pipe: Any) -> list[int]:
 def test_bands_are_those_of_diffusers(height: int, width: int) -> None:
     latents = torch.randn(2, 4, height, width, generator=torch.Generator().manual_seed(0))
     bands = _bands(latents)
-    for band, wanted in zip(bands, _split_low_high_freq(latents), strict=True):
-        inverse = torch.fft.ifft2(torch.fft.ifftshift(wanted))
+    for band, expected in zip(bands, _split_low_high_freq(latents), strict=True):
+        inverse = torch.fft.ifft2(torch.fft.ifftshift(expected))
         assert inverse.imag.abs().max() < 1e-5
         torch.testing.assert_close(band, inverse.real, atol=1e-5, rtol=0)
     torch.testing.assert_close(sum(bands), latents)
@@ -65,7 +65,7 @@ def test_the_means_are_low_and_checkerboards_high() -> None:
 def test_a_hit_adds_the_weighted_difference(timestep: int, num: int) -> None:
     pipe = build("sd")
     generator = torch.Generator().manual_seed(0)
-    given = {
+    arguments = {
         "sample": torch.randn(num, 4, 8, 8, generator=generator),
         "encoder_hidden_states": torch.randn(num, 7, pipe.unet.config.cross_attention_dim, generator=generator),
         "return_dict": False,
@@ -76,19 +76,19 @@ def test_a_hit_adds_the_weighted_difference(timestep: int, num: int) -> None:
     pipe._guidance_scale = 3.0
     with torch.no_grad():
         first, second = (
-            pipe.unet(timestep=timestep, **given)[0],
-            pipe.unet(timestep=timestep - 50, **given)[0],
+            pipe.unet(timestep=timestep, **arguments)[0],
+            pipe.unet(timestep=timestep - 50, **arguments)[0],
         )
         made = vivace.apply(pipe, "faster_cache(hits=0.99, boost=0.5)")
         for _ in range(2):  # of so many hits the second step is none either
-            assert torch.equal(pipe.unet(timestep=timestep, **given)[0], first)
-        (hit,) = pipe.unet(timestep=timestep - 50, **given)
-        other = pipe.unet(timestep=timestep - 50, **given | {"return_dict": True}).sample
+            assert torch.equal(pipe.unet(timestep=timestep, **arguments)[0], first)
+        (hit,) = pipe.unet(timestep=timestep - 50, **arguments)
+        other = pipe.unet(timestep=timestep - 50, **arguments | {"return_dict": True}).sample
     low, high = _bands(first[: num // 2] - first[num // 2 :])
     weights = (1.5, 1.0) if timestep > 301 else (1.0, 1.5)
-    wanted = second[num // 2 :] + weights[0] * low + weights[1] * high
+    expected = second[num // 2 :] + weights[0] * low + weights[1] * high
     torch.testing.assert_close(hit[num // 2 :], second[num // 2 :])
-    torch.testing.assert_close(hit[: num // 2], wanted)
+    torch.testing.assert_close(hit[: num // 2], expected)
     assert torch.equal(other, hit)
     assert counts(made) == (2, 2, 0)
 
@@ -129,7 +129,7 @@ def test_a_hit_is_half_of_the_operations() -> None:
         ("faster_cache(hits=0.3)", [0, 1, 2, 3, 5, 6, 8, 9, 11]),
     ],
 )
-def test_schedules(recipe: str, whole: list[int]) -> None:
+def test_which_steps_faster_cache_skips(recipe: str, whole: list[int]) -> None:
     pipe = build("sd")
     rows = rows_of(pipe)
     made = vivace.apply(pipe, recipe)
@@ -146,14 +146,14 @@ def test_better_than_fewer_steps_of_the_same_work() -> None:
     prompts = [f"a {colour} {shape}" for colour in ("red", "green", "blue", "yellow", "purple", "orange")
                for shape in ("circle", "square", "star", "triangle")]  # fmt: skip
     plain = session("sd")
-    wanted = draw(plain, prompts, seed=5, num_inference_steps=20)
+    expected = draw(plain, prompts, seed=5, num_inference_steps=20)
     fewer = draw(plain, prompts, seed=5, num_inference_steps=17)
     made = session("sd", "faster_cache")
     cached = draw(made, prompts, seed=5, num_inference_steps=20)
     half, whole, _ = counts(made)
     assert half / 2 + whole <= 17
     near, far = (
-        np.mean([psnr(a, b) for a, b in zip(pictures, wanted, strict=True)]) for pictures in (cached, fewer)
+        np.mean([psnr(a, b) for a, b in zip(pictures, expected, strict=True)]) for pictures in (cached, fewer)
     )
     assert near > far + 2
     assert near > 25
@@ -178,32 +178,32 @@ def test_blocks_compiled_one_code_for_all(num: int) -> None:
     recipe = "faster_cache(2, start=1001)"
     alone = draw(session("sd", recipe), prompts, num_inference_steps=8)
     made = session("sd", f"{recipe}+compile(backend=eager, blocks=repeated)")
-    found = []
+    graphs = []
     for _ in range(2):
         assert psnr(draw(made, prompts, num_inference_steps=8), alone) > 80
-        found.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
-    assert found[0] == found[1], "none in the second call"
-    assert found[0][1] == 0
+        graphs.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
+    assert graphs[0] == graphs[1], "none in the second call"
+    assert graphs[0][1] == 0
 
 
 def test_the_conditional_half_of_nested_arguments() -> None:
     """What control nets and adapters add comes in lists and dicts; scales, timesteps and flags have no halves."""
     rows = torch.arange(4.0)[:, None]
-    given = (
+    call_arguments = (
         (rows, torch.tensor(3.0)),
         {"added": {"ids": rows}, "residuals": [rows, (rows,)], "scale": 0.5, "t": rows[:1]},
     )
-    args, kwargs = _conditional(given, 4)
+    args, kwargs = _conditional(call_arguments, 4)
     half = rows[2:]
     assert torch.equal(args[0], half)
-    assert args[1] is given[0][1]
+    assert args[1] is call_arguments[0][1]
     assert torch.equal(kwargs["added"]["ids"], half)
     assert torch.equal(kwargs["residuals"][0], half)
     assert torch.equal(kwargs["residuals"][1][0], half)
     assert (kwargs["scale"], kwargs["t"].shape) == (0.5, (1, 1))
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_faster_cache_refuses_with_a_reason() -> None:
     with pytest.raises(
         Unsupported,
         match="FluxPipeline does not run guidance as a doubled batch, so there is no unconditional",
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_said_in_words() -> None:
     )
 
 
-def test_random_weights_take_its_schedule() -> None:
+def test_faster_cache_runs_on_random_weights() -> None:
     pipe = build("sdxl")
     target = target_of(pipe=pipe, has_random_weights=True)
     assert FasterCache().unsupported(target) is None
@@ -237,7 +237,7 @@ def test_random_weights_take_its_schedule() -> None:
 
 @pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_both_bands() -> None:
-    found = find_weightless("synthetic:sdxl")
-    plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "faster_cache"))
+    weightless = find_weightless("synthetic:sdxl")
+    plain, cached = (predict(weightless, resolve(recipe)) for recipe in ("baseline", "faster_cache"))
     assert cached.model_bytes == plain.model_bytes
     assert cached.stages["vae"] - plain.stages["vae"] == 2 * 4 * 128 * 128 * 4, "kept until the call's end"

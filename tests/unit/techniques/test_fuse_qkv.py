@@ -54,7 +54,7 @@ def test_fewer_products_run(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
 @pytest.mark.slow("*-compile*")
-def test_it_composes(family: str, recipe: str) -> None:
+def test_fuse_qkv_composes(family: str, recipe: str) -> None:
     alone, both = session(family, recipe), session(family, f"fuse_qkv+{recipe}")
     # int8 scales each output row by itself, so merging rows changes nothing.
     assert psnr(draw(both), draw(alone)) > (30 if recipe == "bf16" else 40)
@@ -92,7 +92,7 @@ def test_what_cannot_be_fused_is_said_in_words() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-sd", "sd15"])
-def test_its_memory_is_predicted(name: str) -> None:
+def test_memory_of_fused_projections_is_predicted(name: str) -> None:
     model = find_weightless(name)
     plain, fused = (predict(model, resolve(recipe)) for recipe in ("baseline", "fuse_qkv"))
     assert fused.model_bytes == pytest.approx(plain.model_bytes, rel=0.01)

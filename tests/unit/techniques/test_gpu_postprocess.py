@@ -38,10 +38,10 @@ def test_the_same_bytes(dtype: torch.dtype) -> None:
     latents = torch.linspace(-1.2, 1.2, 2 * 3 * 64 * 48).reshape(2, 3, 64, 48).to(dtype)
     pipe, _ = applied()
     for options in ({}, {"do_denormalize": [True, False]}):
-        wanted = VaeImageProcessor().postprocess(latents, output_type="pil", **options)
-        found = pipe.image_processor.postprocess(latents, output_type="pil", **options)
-        assert [image.mode for image in found] == ["RGB", "RGB"]
-        assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+        expected = VaeImageProcessor().postprocess(latents, output_type="pil", **options)
+        images = pipe.image_processor.postprocess(latents, output_type="pil", **options)
+        assert [image.mode for image in images] == ["RGB", "RGB"]
+        assert all(np.array_equal(a, b) for a, b in zip(images, expected, strict=True))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -50,11 +50,11 @@ def test_the_cpu_moves_no_bytes_around(
     how: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PIL copies an array whose colours are apart byte by byte: nine times as long as the rest of its work."""
-    given: list[bool] = []
+    contiguous: list[bool] = []
     fromarray = Image.fromarray
 
     def noted(array: Any, *args: Any) -> Any:
-        given.append(array.flags["C_CONTIGUOUS"])
+        contiguous.append(array.flags["C_CONTIGUOUS"])
         return fromarray(array, *args)
 
     pipe = applied()[0] if how == "applied" else scripted()
@@ -62,17 +62,17 @@ def test_the_cpu_moves_no_bytes_around(
     for count in (1, 2):
         image = torch.zeros(count, 3, 8, 4).to(memory_format=layout)
         pipe.image_processor.postprocess(image, do_denormalize=[True] * count)
-    assert given == [True, True, True]
+    assert contiguous == [True, True, True]
 
 
 @pytest.mark.parametrize("kind", ["np", "pt", "latent"])
 def test_other_outputs_are_diffusers(kind: str) -> None:
     latents = torch.linspace(-1, 1, 3 * 4 * 4).reshape(1, 3, 4, 4)
     pipe, effect = applied()
-    found = pipe.image_processor.postprocess(latents, output_type=kind)
-    wanted = VaeImageProcessor().postprocess(latents, output_type=kind)
-    assert type(found) is type(wanted)
-    assert np.array_equal(found, wanted)
+    image = pipe.image_processor.postprocess(latents, output_type=kind)
+    expected = VaeImageProcessor().postprocess(latents, output_type=kind)
+    assert type(image) is type(expected)
+    assert np.array_equal(image, expected)
     assert "no image was converted on the GPU" in str(effect.refuted({}))
 
 
@@ -90,5 +90,5 @@ def test_it_is_for_gpus() -> None:
 
 def test_its_script_does_the_same() -> None:
     latents = torch.linspace(-1.2, 1.2, 3 * 16 * 16).reshape(1, 3, 16, 16)
-    (found,), (wanted,) = (made.image_processor.postprocess(latents) for made in (scripted(), Pipe()))
-    assert np.array_equal(found, wanted)
+    (actual,), (expected,) = (made.image_processor.postprocess(latents) for made in (scripted(), Pipe()))
+    assert np.array_equal(actual, expected)

@@ -26,7 +26,7 @@ def num_fp8(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize(("family", "component"), TARGETS)
 @pytest.mark.slow("sdxl-text*", "flux-text_encoder_2")
-def test_the_picture_stays_near_and_the_weights_shrink(family: str, component: str) -> None:
+def test_cast_weights_shrink_and_the_image_stays_near(family: str, component: str) -> None:
     pipe = build(family)
     before = weights_bytes(pipe)
     reference = draw(vivace.apply(pipe))
@@ -67,7 +67,7 @@ def test_what_must_keep_its_precision_does() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
 @pytest.mark.slow("*-channels_last", "*-inference_mode", "*-prompt_cache")
-def test_it_composes(family: str, recipe: str) -> None:
+def test_layerwise_casting_composes(family: str, recipe: str) -> None:
     alone, both = drawn(family, "layerwise_casting"), session(family, f"layerwise_casting+{recipe}")
     assert psnr(draw(both), alone) > (25 if recipe == "bf16" else 35)
     assert num_fp8(both.pipe.unet if family != "flux" else both.pipe.transformer) > 0
@@ -88,7 +88,7 @@ def test_a_run_that_casts_them_for_good_refutes_it() -> None:
     assert "nothing of denoiser is stored in fp8 any more" in (stored.refuted({}) or "")
 
 
-def test_what_it_cannot_do_is_said_in_words() -> None:
+def test_layerwise_casting_refuses_with_a_reason() -> None:
     pipe = session("sd", "layerwise_casting").pipe
     with pytest.raises(NoEffect, match="in fp8 already") as caught:
         vivace.apply(pipe, "layerwise_casting")
@@ -102,7 +102,7 @@ def test_what_it_cannot_do_is_said_in_words() -> None:
 
 
 @pytest.mark.usefixtures("shallow")
-def test_its_memory_is_predicted() -> None:
+def test_memory_of_fp8_storage_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, stored = (
         predict(model, resolve(recipe), text="embeddings") for recipe in ("baseline", "layerwise_casting")

@@ -76,9 +76,9 @@ def test_an_exchange_replaces_all_of_the_old_one(loras: dict[str, str]) -> None:
     hot = session("sd", f"lora('{loras['a']}', hot=True, max_rank=6)")
     hot.set_lora(loras["b"], scale=0.7)
     assert psnr(draw(hot), draw(session("sd", f"lora('{loras['b']}', 0.7)"))) > 80
-    told = hot.evidence()
-    assert told["lora.b"].endswith("rank 6 of 6, scale 0.7")
-    assert told["lora.b.exchanges"] == 1
+    evidence = hot.evidence()
+    assert evidence["lora.b"].endswith("rank 6 of 6, scale 0.7")
+    assert evidence["lora.b.exchanges"] == 1
 
 
 def test_several_add_up_whatever_their_order(loras: dict[str, str]) -> None:
@@ -157,9 +157,9 @@ def test_the_same_with_inductor(loras: dict[str, str]) -> None:
     draw(hot)
     before = hot.evidence()["compiled_graphs"]
     hot.set_lora(loras["b"], scale=0.5)
-    found = draw(hot)
+    image = draw(hot)
     assert hot.evidence()["compiled_graphs"] == before
-    assert psnr(found, draw(session("sd", f"lora('{loras['b']}', 0.5, hot=True)+int8"))) > 50
+    assert psnr(image, draw(session("sd", f"lora('{loras['b']}', 0.5, hot=True)+int8"))) > 50
 
 
 def test_a_captured_step_sees_the_exchange(loras: dict[str, str]) -> None:

@@ -19,16 +19,18 @@ def test_it_is_merged_exchanged_and_left_out(model: str, tmp_path: Path) -> None
     files = [tmp_path / f"{name}.safetensors" for name in ("one", "other")]
     for seed, file in enumerate(files):
         assert write_random(pipeline(model), file, 4, seed) >= 8
-    one, other = (file.as_posix() for file in files)
-    merged = [draw(session(model, f"lora({file!r})")) for file in (one, other)]
+    first, other = (file.as_posix() for file in files)
+    merged = [draw(session(model, f"lora({file!r})")) for file in (first, other)]
     assert np.abs(merged[0] - reference(model)).max() > 1e-3
-    hot = session(model, f"lora({one!r}, hot=True)")
+    hot = session(model, f"lora({first!r}, hot=True)")
     assert np.allclose(draw(hot), merged[0], atol=1e-4)
     hot.set_lora(other)
     assert np.allclose(draw(hot), merged[1], atol=1e-4)
     hot.set_lora(scale=0)
     assert np.array_equal(draw(hot), reference(model))
-    rides = session(model, f"lora({one!r}, hot=True)+quantize(int8)+compile(blocks=repeated, backend=eager)")
+    rides = session(
+        model, f"lora({first!r}, hot=True)+quantize(int8)+compile(blocks=repeated, backend=eager)"
+    )
     before = draw(rides)
     graphs = rides.evidence()["compiled_graphs"]
     rides.set_lora(other)

@@ -50,7 +50,7 @@ def with_ratios(recipe: str, ratios: Ratios = FLUX) -> Any:
     ("threshold", "max_skip", "retention"), [(0.06, 3, 0.2), (0.24, 5, 0.1), (0.3, 2, 0.0)]
 )
 @pytest.mark.diagonal
-def test_it_draws_what_diffusers_draws(
+def test_magcache_draws_what_diffusers_draws(
     threshold: float, max_skip: int, retention: float, num_steps: int
 ) -> None:
     pipe = build("flux")
@@ -62,17 +62,17 @@ def test_it_draws_what_diffusers_draws(
         mag_ratios=FLUX_MAG_RATIOS,
     )
     pipe.transformer.enable_cache(config)
-    wanted = draw(vivace.apply(pipe), num_inference_steps=num_steps)
+    expected = draw(vivace.apply(pipe), num_inference_steps=num_steps)
     made = with_ratios(f"magcache({threshold}, max_skip={max_skip}, retention={retention})")
     for _ in range(2):
-        assert psnr(draw(made, num_inference_steps=num_steps), wanted) > 80
+        assert psnr(draw(made, num_inference_steps=num_steps), expected) > 80
     assert made.refuted({}) is None
 
 
 def test_the_table_of_another_number_of_steps() -> None:
     for num_steps in (1, 4, 20, 28, 50):
-        wanted = nearest_interp(FLUX_MAG_RATIOS, num_steps)
-        assert [FLUX.at(step, num_steps) for step in range(num_steps)] == pytest.approx(wanted.tolist())
+        expected = nearest_interp(FLUX_MAG_RATIOS, num_steps)
+        assert [FLUX.at(step, num_steps) for step in range(num_steps)] == pytest.approx(expected.tolist())
     assert FLUX.at(28, 28) == 1.0, "after the end, as some schedulers go"
 
 
@@ -84,8 +84,8 @@ def test_compiled_and_recorded_it_is_two_graphs(recipe: str, monkeypatch: pytest
     made = with_ratios(f"{recipe}+compile(backend=eager)")
     for _ in range(2):
         assert psnr(draw(made, **CALL), alone) > 60
-        found = made.evidence()
-        assert (found["compiled_graphs"], found["graph_breaks"]) == (2, 0), "none in the second call"
+        evidence = made.evidence()
+        assert (evidence["compiled_graphs"], evidence["graph_breaks"]) == (2, 0), "none in the second call"
     pipe = build("flux")
     made = vivace.apply(pipe, recipe)
     effect = apply_cuda_graph(pipe, monkeypatch)
@@ -107,13 +107,13 @@ def test_whose_table_it_is() -> None:
     assert find_ratios(dev, "mine@1") == own
     assert find_ratios(dev, "another@1") == published
     # What decides is the table, so that random weights of its architecture take it.
-    for pipe, wanted in (
+    for pipe, expected in (
         (find_weightless("synthetic:flux-dev").build(), None),
         (build("flux"), "depends on training"),
     ):
         target = target_of(Machine("cpu", "CPU", None, None), pipe, has_random_weights=True)
-        said = Magcache().unsupported(target)
-        assert said is None if wanted is None else wanted in (said or "")
+        reason = Magcache().unsupported(target)
+        assert reason is None if expected is None else expected in (reason or "")
         assert Magcache(hits=0.5).unsupported(target) is None
 
 
@@ -136,7 +136,7 @@ def test_what_is_measured() -> None:
 
 
 @pytest.mark.long
-def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_magcache_is_calibrated_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with pytest.raises(
         Unsupported, match=r"measure one, once: vivace calibrate magcache --model tiny-flux; or give"
     ):
@@ -152,11 +152,11 @@ def test_calibrating_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
         "2",
     ]
     assert typed(monkeypatch, *command, "--threads", "1", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (len(said["ratios"]), said["ratios"][0], said["num_pictures"]) == (14, 1.0, 2)
-    assert 0 < said["spread"] < 0.2
+    answer = json.loads(capsys.readouterr().out)
+    assert (len(answer["ratios"]), answer["ratios"][0], answer["num_pictures"]) == (14, 1.0, 2)
+    assert 0 < answer["spread"] < 0.2
     made = vivace.load("tiny-flux", "magcache(0.2)")
-    assert made.effects["magcache@denoiser"]["denoiser.magcache_ratios"] == f"measured on {said['model']}"
+    assert made.effects["magcache@denoiser"]["denoiser.magcache_ratios"] == f"measured on {answer['model']}"
     picture = draw(made, **CALL)
     assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.8
     assert psnr(picture, drawn("flux", **CALL)) > 20

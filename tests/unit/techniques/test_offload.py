@@ -28,9 +28,9 @@ MODES = ("model", "sequential", "group", "group, stream=True")
 def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     enable = offload._enable
 
-    def on_cpu(pipe: Any, given: Any, device: Any) -> Any:
-        if given.mode != "sequential":
-            return enable(pipe, given, CPU)
+    def on_cpu(pipe: Any, technique: Any, device: Any) -> Any:
+        if technique.mode != "sequential":
+            return enable(pipe, technique, CPU)
         from accelerate import cpu_offload
 
         # diffusers would name the device "cpu:0", which accelerate takes for another one than "cpu".
@@ -58,17 +58,17 @@ def test_the_picture_stays(family: str, mode: str) -> None:
     (effect,) = moved.effects.values()
     assert effect["offloaded_components"] == (3 if family == "sd" else 4)
     assert 0.99 * total <= int(effect["offloaded_bytes"]) <= total
-    found = moved.evidence()
-    assert found.pop("weights_on_gpu_after_run_bytes") == 0
+    evidence = moved.evidence()
+    assert evidence.pop("weights_on_gpu_after_run_bytes") == 0
     if mode != "sequential":
-        copied = found.pop("weights_copied_per_call_bytes")
+        copied = evidence.pop("weights_copied_per_call_bytes")
         # Layers are onloaded in each step, the embeddings that T5 shares do not.
         assert copied >= (0.99 if mode == "model" else 2) * total, "to where it works"
     if mode == "model":
-        assert found.pop("weights_copied_per_call_s") > 0
+        assert evidence.pop("weights_copied_per_call_s") > 0
     if "stream" in mode:
-        assert found.pop("layers_fetched_ahead_per_call") > 50
-    assert found == {}
+        assert evidence.pop("layers_fetched_ahead_per_call") > 50
+    assert evidence == {}
     assert moved.refuted({}) is None
 
 
@@ -107,7 +107,7 @@ COMPOSING = {
     "sd-compile*", "flux-compile*", "sd-token*", "sd-vae_tiling*", "sd-channels_last*", "flux-bf16*"
 )
 @pytest.mark.exhaustive("sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*")
-def test_it_composes(family: str, recipe: str, mode: str) -> None:
+def test_offload_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}
     by_layer = ("compile(backend=eager)",)
@@ -151,7 +151,7 @@ def test_it_needs_a_gpu_and_stream_needs_group() -> None:
 
 def test_weights_that_never_left_refute_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_bytes", lambda module, device=None: 10)
-    monkeypatch.setattr(offload, "_enable", lambda *given: None)
+    monkeypatch.setattr(offload, "_enable", lambda *arguments: None)
 
     effect = Offload(mode="model").apply(target_of(machine=GPU, pipe=build("sd")))
     assert effect.refuted is not None
@@ -164,7 +164,7 @@ def of(recipe: str, name: str = "flux-dev") -> Prediction:
 
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
-def test_its_memory_is_predicted() -> None:
+def test_memory_of_an_offloaded_model_is_predicted() -> None:
     plain, model, group = (of(recipe) for recipe in ("baseline", "offload(model)", "offload(group)"))
     size = {c.name: c.num_bytes for c in plain.components}
     assert model.model_bytes == group.model_bytes == 0

@@ -196,12 +196,12 @@ class Operators(TorchDispatchMode):
 
 
 def test_ulysses_takes_two_collectives_and_no_copy_behind_the_first() -> None:
-    with vivace.apply(even_flux(), "parallel(ulysses)") as sharded, Operators() as seen:
+    with vivace.apply(even_flux(), "parallel(ulysses)") as sharded, Operators() as operators:
         sharded("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
-    assert seen.num["vivace::collective"] == 2, "of the double block"
-    assert seen.num["vivace::collective_beside_linear"] == 2, "of the single one"
-    assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
-    query, key, value = seen.attended[-1]
+    assert operators.num["vivace::collective"] == 2, "of the double block"
+    assert operators.num["vivace::collective_beside_linear"] == 2, "of the single one"
+    assert operators.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
+    query, key, value = operators.attended[-1]
     assert len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
     assert query.shape[1] == 2, "half of the heads"
     _, heads, tokens, channels = query.shape
@@ -210,12 +210,12 @@ def test_ulysses_takes_two_collectives_and_no_copy_behind_the_first() -> None:
 
 
 def test_all_gather_takes_one_collective_beside_a_linear_layer() -> None:
-    with vivace.apply(even_flux(), "parallel(all_gather)") as sharded, Operators() as seen:
+    with vivace.apply(even_flux(), "parallel(all_gather)") as sharded, Operators() as operators:
         sharded("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
-    assert seen.num["vivace::collective_beside_linear"] == 2
-    assert seen.num["vivace::collective"] == 0
-    assert seen.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
-    query, key, value = seen.attended[-1]
+    assert operators.num["vivace::collective_beside_linear"] == 2
+    assert operators.num["vivace::collective"] == 0
+    assert operators.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
+    query, key, value = operators.attended[-1]
     assert query.shape[2] * 2 == key.shape[2] == value.shape[2], "half of the queries, all keys"
     assert query.shape[1] == key.shape[1] == 4, "of all heads"
 

@@ -40,9 +40,9 @@ def test_it_keeps_noise_white_and_images_as_they_are() -> None:
 
 def test_stretched_positions_are_those_of_the_tokens_centres() -> None:
     ids = torch.cartesian_prod(torch.zeros(1), torch.arange(2.0), torch.arange(3.0))
-    found = stretched(ids, (8, 12), (4, 6))
-    assert found[:, 1].unique().tolist() == [0.5, 2.5]
-    assert found[:, 2].unique().tolist() == [0.5, 2.5, 4.5]
+    positions = stretched(ids, (8, 12), (4, 6))
+    assert positions[:, 1].unique().tolist() == [0.5, 2.5]
+    assert positions[:, 2].unique().tolist() == [0.5, 2.5, 4.5]
 
 
 # The switch
@@ -60,14 +60,14 @@ class Oracle:
         self.image = resized(coarse, (16, 16))
         self.noise: list[torch.Tensor] = []
         self.timesteps: list[float] = []
-        self._known = pipe.scheduler.alphas_cumprod
+        self._alphas = pipe.scheduler.alphas_cumprod
         pipe.unet.forward = self._forward
 
     def _forward(self, sample: torch.Tensor, timestep: Any, **_: Any) -> tuple[torch.Tensor]:
         size = sample.shape[-2:]
         image = resized(self.image, size) * (size[0] / 16)
         place = float(timestep)
-        low, high = self._known[int(place)], self._known[min(int(place) + 1, 999)]
+        low, high = self._alphas[int(place)], self._alphas[min(int(place) + 1, 999)]
         power = torch.exp(torch.lerp(low.log(), high.log(), place % 1))
         scale, sigma = power.sqrt(), (1 - power).sqrt()
         noise = (sample - scale * image) / sigma
@@ -101,11 +101,11 @@ def test_noise_levels_are_lower_at_the_lower_resolution() -> None:
     draw(made, **CALL, height=128, width=128)
     plain = session("sd", "scheduler(euler)")
     draw(plain, **CALL)
-    found, usual = made.pipe.scheduler, plain.pipe.scheduler
-    assert torch.allclose(found.sigmas[:4], usual.sigmas[:4] / 2)
-    assert torch.equal(found.sigmas[4:], usual.sigmas[4:])
-    assert (found.timesteps[:4] < usual.timesteps[:4]).all()
-    assert torch.equal(found.timesteps[4:], usual.timesteps[4:])
+    scheduler, usual = made.pipe.scheduler, plain.pipe.scheduler
+    assert torch.allclose(scheduler.sigmas[:4], usual.sigmas[:4] / 2)
+    assert torch.equal(scheduler.sigmas[4:], usual.sigmas[4:])
+    assert (scheduler.timesteps[:4] < usual.timesteps[:4]).all()
+    assert torch.equal(scheduler.timesteps[4:], usual.timesteps[4:])
 
 
 def test_a_schedule_that_depends_on_the_size_is_that_of_each_size() -> None:
@@ -128,19 +128,19 @@ def test_a_schedule_that_depends_on_the_size_is_that_of_each_size() -> None:
 def test_flux_s_tokens_and_positions_change_together() -> None:
     pipe = build("flux")
     made = vivace.apply(pipe, HALF)
-    seen: list[tuple[int, tuple[int, ...], float]] = []
+    calls: list[tuple[int, tuple[int, ...], float]] = []
 
     def called(_: Any, args: Any, kwargs: Any) -> None:
         ids = kwargs["img_ids"]
-        seen.append((kwargs["hidden_states"].shape[1], tuple(ids.shape), float(ids.max())))
+        calls.append((kwargs["hidden_states"].shape[1], tuple(ids.shape), float(ids.max())))
 
     pipe.transformer.register_forward_pre_hook(called, with_kwargs=True)
     assert draw(made, **CALL).shape == (1, 128, 128, 3)
-    assert seen == [(16, (16, 3), 3.0)] * 4 + [(64, (64, 3), 7.0)] * 6
+    assert calls == [(16, (16, 3), 3.0)] * 4 + [(64, (64, 3), 7.0)] * 6
     assert made.evidence() == {"low_resolution_steps": 4, "full_resolution_steps": 6}
     assert draw(made, **CALL, height=96, width=160).shape == (1, 96, 160, 3)
-    assert seen[10][0] == 3 * 5
-    assert seen[-1][0] == 6 * 10
+    assert calls[10][0] == 3 * 5
+    assert calls[-1][0] == 6 * 10
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
@@ -191,9 +191,9 @@ def test_the_work_is_less() -> None:
 
 @pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted() -> None:
-    found = find_weightless("synthetic:flux-dev")
+    weightless = find_weightless("synthetic:flux-dev")
     plain, made = (
-        predict(found, resolve(recipe)).stages["denoiser"]
+        predict(weightless, resolve(recipe)).stages["denoiser"]
         for recipe in ("baseline", "progressive_resolution")
     )
     assert made == pytest.approx(plain, rel=0.01), "the largest step is as large"
@@ -219,7 +219,7 @@ def test_memory_is_predicted() -> None:
     ],
 )
 @pytest.mark.quick("flux-seacache(0.5)")
-def test_it_composes(family: str, recipe: str) -> None:
+def test_progressive_resolution_composes(family: str, recipe: str) -> None:
     made = session(family, f"{HALF}+{recipe}")
     size = {"height": 128, "width": 128, **CALL}
     first = draw(made, **size)
@@ -271,7 +271,7 @@ def test_other_families(model: str) -> None:
     assert made.refuted({}) is None
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_progressive_resolution_refuses_with_a_reason() -> None:
     for sampler in ("pndm", "heun"):
         with pytest.raises(Unsupported, match=r"kept of earlier steps.*such as scheduler\(euler\)"):
             session("sd", f"progressive_resolution+scheduler({sampler})")

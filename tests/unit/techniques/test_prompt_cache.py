@@ -26,24 +26,24 @@ GPU = Machine("cuda", "a GPU", (9, 0), None)
 
 
 def counts(session: Any) -> tuple[int, int, int]:
-    found = session.evidence()
-    return tuple(found[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))
+    evidence = session.evidence()
+    return tuple(evidence[f"prompt_cache_{name}"] for name in ("hits", "misses", "passed_through"))
 
 
 def count_encodings(pipe: Any) -> list[str]:
-    seen: list[str] = []
+    encodings: list[str] = []
     for name in ("text_encoder", "text_encoder_2"):
         encoder = component_of(pipe, name)
         if encoder is not None:
-            encoder.register_forward_hook(lambda *_, name=name: seen.append(name))
-    return seen
+            encoder.register_forward_hook(lambda *_, name=name: encodings.append(name))
+    return encodings
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.slow("sdxl")
 def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) -> None:
     plain, kept = session(family), session(family, "prompt_cache")
-    seen = count_encodings(kept.pipe)
+    encodings = count_encodings(kept.pipe)
     calls: list[tuple[Any, dict[str, Any]]] = [
         ("a red circle", {}),
         ("a blue square", {"seed": 3}),
@@ -54,7 +54,7 @@ def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) ->
     for _ in range(2):
         for (prompt, call), reference in zip(calls, references, strict=True):
             assert np.array_equal(draw(kept, prompt, **call), reference)
-        encoded.append(len(seen))
+        encoded.append(len(encodings))
     assert encoded[0] > 0
     assert encoded[1] == encoded[0], "the second time nothing was encoded"
     assert counts(kept) == (3, 3, 0)
@@ -145,12 +145,12 @@ def test_embeddings_of_the_caller_pass_through() -> None:
     kept = session("sd", "prompt_cache")
     with torch.no_grad():
         words, nothing = kept.pipe.encode_prompt("a red circle", kept.pipe.device, 1, True)
-    given = {"prompt_embeds": words, "negative_prompt_embeds": nothing}
-    picture = draw(kept, None, **given)
+    embeddings = {"prompt_embeds": words, "negative_prompt_embeds": nothing}
+    picture = draw(kept, None, **embeddings)
     assert np.array_equal(picture, drawn("sd"))
     assert counts(kept) == (0, 1, 1)
     own = session("sd", "prompt_cache")
-    draw(own, None, **given)
+    draw(own, None, **embeddings)
     assert "were given embeddings" in (own.refuted({}) or "")
 
 
@@ -183,23 +183,23 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
         model=request.located.model, recipe=request.recipe.spec, workload=request.workload, device="cpu"
     )
     timing = Timing(repeats=2, max_warmup=1)
-    found = measure_round(trial, 0, timing, None, lambda event: None)
-    assert found.outcome is outcome, found.reason
-    assert found.evidence["prompt_cache_hits"] == hits
+    measured = measure_round(trial, 0, timing, None, lambda event: None)
+    assert measured.outcome is outcome, measured.reason
+    assert measured.evidence["prompt_cache_hits"] == hits
 
 
 @pytest.mark.parametrize(
     "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
 )
 @pytest.mark.slow("bf16", "int8*")
-def test_it_composes(recipe: str) -> None:
+def test_prompt_cache_composes(recipe: str) -> None:
     reference, both = drawn("sd", recipe), session("sd", f"prompt_cache+{recipe}")
     for _ in range(2):
         assert np.array_equal(draw(both), reference)
     assert counts(both) == (1, 1, 0)
 
 
-def test_what_it_cannot_do_is_said_in_words() -> None:
+def test_prompt_cache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="in host memory already; leave free_encoders out"):
         vivace.load("tiny-sd", "prompt_cache(free_encoders=True)")
     pipe = build("sd")
@@ -250,7 +250,7 @@ def test_encoders_that_something_else_moves_are_left_to_it(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
-def test_its_memory_is_predicted() -> None:
+def test_memory_of_freed_encoders_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, kept, freed = (
         predict(model, resolve(recipe))

@@ -45,11 +45,11 @@ def test_what_is_taken_out_is_gone(family: str) -> None:
     before = weights_bytes(pipe)
     num = len(_blocks(component_of(pipe, "denoiser")))
     made = applied(pipe, "prune(0.4, pictures=1)")
-    found = made.effects["prune@denoiser"]
-    assert found["denoiser.blocks_that_could_go"] == num
-    assert found["denoiser.blocks_taken_out"] == len(names_of(made)) == int(0.4 * num)
+    effect = made.effects["prune@denoiser"]
+    assert effect["denoiser.blocks_that_could_go"] == num
+    assert effect["denoiser.blocks_taken_out"] == len(names_of(made)) == int(0.4 * num)
     assert weights_bytes(pipe) < before
-    assert found["chosen"] == "least influence over 1 image"
+    assert effect["chosen"] == "least influence over 1 image"
     assert np.isfinite(draw(made)).all()
 
 
@@ -106,13 +106,13 @@ def test_random_weights_are_pruned_evenly_to_measure_what_it_saves(
 ) -> None:
     make_all_small(monkeypatch)
     made = vivace.load(f"synthetic:{name}", "prune(0.3)", device="cpu")
-    found = made.effects["prune@denoiser"]
-    assert "random weights" in str(found["chosen"])
-    assert len(set(names_of(made))) == found["denoiser.blocks_taken_out"]
+    effect = made.effects["prune@denoiser"]
+    assert "random weights" in str(effect["chosen"])
+    assert len(set(names_of(made))) == effect["denoiser.blocks_taken_out"]
     made("a red circle", num_inference_steps=1, output_type="latent")
 
 
 @pytest.mark.usefixtures("shallow")
-def test_its_memory_can_be_predicted() -> None:
+def test_memory_of_pruned_blocks_is_predicted() -> None:
     plain, less = (predict(find_weightless("sdxl"), resolve(recipe)) for recipe in ("baseline", "prune(0.3)"))
     assert 0.6 < less.model_bytes / plain.model_bytes < 0.95

@@ -26,7 +26,9 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize(("interval", "start", "until"), [(2, 800, 100), (3, 900, 50), (2, 1001, -1)])
 @pytest.mark.parametrize("family", ["sd", "flux"])
 @pytest.mark.diagonal
-def test_it_draws_what_diffusers_draws(family: str, interval: int, start: int, until: int) -> None:
+def test_pyramid_attention_draws_what_diffusers_draws(
+    family: str, interval: int, start: int, until: int
+) -> None:
     pipe = build(family)
     timesteps: list[float] = []
 
@@ -43,10 +45,10 @@ def test_it_draws_what_diffusers_draws(family: str, interval: int, start: int, u
         current_timestep_callback=lambda: timesteps[-1],
     )
     apply_pyramid_attention_broadcast(denoiser, config)
-    wanted = draw(vivace.apply(pipe), **CALL)
+    expected = draw(vivace.apply(pipe), **CALL)
     made = session(family, f"pyramid_attention({interval}, start={start}, until={until})")
     for _ in range(2):
-        assert psnr(draw(made, **CALL), wanted) > 80
+        assert psnr(draw(made, **CALL), expected) > 80
     assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.7
     assert made.refuted({}) is None
 
@@ -91,7 +93,7 @@ def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
     )
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_pyramid_attention_refuses_with_a_reason() -> None:
     with pytest.raises(RecipeError, match=r"give an interval .* or hits, not both"):
         resolve("pyramid_attention(3, hits=0.5)")
     with pytest.raises(RecipeError, match=r"start \(100\) must be above until \(800\)"):

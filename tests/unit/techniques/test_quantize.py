@@ -46,8 +46,8 @@ def machine(*capability: int) -> Machine:
 
 
 @functools.cache
-def of(model: str, recipe: str, **given: Any) -> Any:
-    return predict(find_weightless(model), resolve(recipe), **given)
+def of(model: str, recipe: str, **arguments: Any) -> Any:
+    return predict(find_weightless(model), resolve(recipe), **arguments)
 
 
 def linears(module: torch.nn.Module) -> dict[str, Any]:
@@ -59,14 +59,14 @@ def is_quantised(layer: Any) -> bool:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_picture_stays_near_and_the_weights_shrink(scheme: str) -> None:
+def test_quantised_weights_shrink_and_the_image_stays_near(scheme: str) -> None:
     least_db, bytes_a_weight = SCHEMES[scheme]
     reference = session("sd")
     made = session("sd", f"quantize({scheme})")
-    taken = {n: m for n, m in linears(made.pipe.unet).items() if is_quantised(m)}
+    quantized_layers = {n: m for n, m in linears(made.pipe.unet).items() if is_quantised(m)}
     effect = made.effects["quantize@denoiser"]
-    assert effect["denoiser.quantized_layers"] == len(taken) > 60
-    num = sum(m.weight.numel() for m in taken.values())
+    assert effect["denoiser.quantized_layers"] == len(quantized_layers) > 60
+    num = sum(m.weight.numel() for m in quantized_layers.values())
     saved = weights_bytes(reference.pipe) - weights_bytes(made.pipe)
     assert saved >= (4 - bytes_a_weight) * num
     picture = draw(made)
@@ -238,7 +238,7 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
 @pytest.mark.slow(
     "int8_dynamic-channels*", "int8_dynamic-fuse*", "fp8-inference*", "nf4-channels*", "nf4-inference*"
 )
-def test_it_composes(scheme: str, recipe: str) -> None:
+def test_quantize_composes(scheme: str, recipe: str) -> None:
     alone, both = drawn("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.
     assert psnr(draw(both), alone) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
@@ -322,15 +322,15 @@ def test_inductor_does_not_recognise_a_matmul_that_is_scaled_in_fp32() -> None:
     layer, _ = quantized("int8", dtype=torch.bfloat16)
     inputs = torch.randn(20, 192).bfloat16()
 
-    def known(function: Any) -> int:
+    def num_matches(function: Any) -> int:
         torch._dynamo.reset()
         counters.clear()
         with fresh_cache():
             torch.compile(function)(inputs)
         return int(counters["inductor"]["woq_matcher_count"])
 
-    assert known(layer) == 1, "torchao's own matmul, which stays on a CPU"
-    assert known(lambda rows: int8_weight_linear(rows, layer.weight, layer.bias)) == 0
+    assert num_matches(layer) == 1, "torchao's own matmul, which stays on a CPU"
+    assert num_matches(lambda rows: int8_weight_linear(rows, layer.weight, layer.bias)) == 0
 
 
 def test_int8_dynamic_asks_no_gpu_for_the_text_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_nothing_of_the_process_is_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("recipe", "message"),
     [
         ("quantize(int8, granularity=tensor)", "granularity=tensor is for fp8 schemes"),
         ("quantize(fp8, convolutions=True)", "fp8 of torchao does not take convolutions"),
@@ -398,12 +398,12 @@ def test_nothing_of_the_process_is_changed() -> None:
         ("quantize(int8, min_weights=-1)", "min_weights"),
     ],
 )
-def test_wrong_recipes(recipe: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_wrong_recipes(recipe: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         resolve(recipe)
 
 
-def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantize_refuses_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="no layer of denoiser is called 'attentoin'"):
         session("sd", "quantize(int8, skip=attentoin)")
     with pytest.raises(
@@ -441,7 +441,7 @@ def test_what_it_cannot_do_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> 
 )
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
-def test_its_memory_is_predicted(recipe: str, share: float) -> None:
+def test_memory_of_quantised_weights_is_predicted(recipe: str, share: float) -> None:
     """T5 is nearly all Linear but for its embeddings, 0.26 GB; FLUX's in bf16 is 9.5 GB."""
     plain = of("flux-dev", "steps(1)", text="embeddings")
     stored = of("flux-dev", f"steps(1)+{recipe}@text_encoder_2", text="embeddings")
@@ -482,7 +482,7 @@ def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
 def test_int4_on_a_gpu_is_two_weights_a_byte() -> None:
     for before, after in (("steps(2)", "steps(2)+int4"), ("bf16", "bf16+int4")):
         parts = ({c.name: c for c in of("sd15", recipe).components} for recipe in (before, after))
-        plain, packed = (found["unet"] for found in parts)
+        plain, packed = (recipe_parts["unet"] for recipe_parts in parts)
         assert "uint8" in packed.dtype
         # Most of SD 1.5 is convolutions, which stay as they are.
         assert 0.7 * plain.num_bytes < packed.num_bytes < 0.8 * plain.num_bytes

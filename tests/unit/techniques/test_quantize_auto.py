@@ -33,8 +33,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def opened(recipe: str, prompts: list[str] = PROMPTS, call: dict[str, int] = CALL) -> Session:
     torch.set_num_threads(1)
-    found = find_model("tiny-flux")
-    return session_of(load_pipeline(found, "cpu"), found, resolve(recipe), "cpu", dict(call), prompts)
+    located = find_model("tiny-flux")
+    return session_of(load_pipeline(located, "cpu"), located, resolve(recipe), "cpu", dict(call), prompts)
 
 
 def effect(made: Session) -> dict[str, Any]:
@@ -57,15 +57,15 @@ def test_most_error_for_the_cost_within_the_budget() -> None:
 
 def test_it_is_measured_once_and_chooses_the_same_when_reloaded(cache: Path) -> None:
     first = opened(RECIPE)
-    told = effect(first)
-    assert told["sensitivity"] == "measured on 1 image"
-    assert 0 < told["denoiser.sensitive_share_of_work"] <= 0.1
-    assert 0 < told["denoiser.sensitive_share_of_weights"] <= 0.1
-    assert told["denoiser.predicted_error"] < told["denoiser.predicted_error_with_all"]
+    facts = effect(first)
+    assert facts["sensitivity"] == "measured on 1 image"
+    assert 0 < facts["denoiser.sensitive_share_of_work"] <= 0.1
+    assert 0 < facts["denoiser.sensitive_share_of_weights"] <= 0.1
+    assert facts["denoiser.predicted_error"] < facts["denoiser.predicted_error_with_all"]
     evidence = first.evidence()
     listed = evidence["denoiser.sensitive"]
     assert isinstance(listed, list)
-    assert len(listed) == told["denoiser.sensitive_layers_left"]
+    assert len(listed) == facts["denoiser.sensitive_layers_left"]
     left = [line.partition(":")[0] for line in listed]
     assert "x_embedder" in left, "what enters the denoiser is worth most"
     for name in left:
@@ -73,19 +73,19 @@ def test_it_is_measured_once_and_chooses_the_same_when_reloaded(cache: Path) -> 
         assert type(weight) is torch.nn.Parameter
     assert "x_embedder: sensitive" in evidence["denoiser.left_alone"]
     (file,) = cache.iterdir()
-    assert told["sensitivity_file"] == file.name
+    assert facts["sensitivity_file"] == file.name
 
     second = opened(RECIPE)
-    assert effect(second) == told | {"sensitivity": "reloaded, measured on 1 image"}
+    assert effect(second) == facts | {"sensitivity": "reloaded, measured on 1 image"}
     assert second.evidence() == evidence
     assert np.array_equal(draw(second), draw(first))
 
     more = opened(RECIPE.replace("0.1", "0.5"))
     assert "reloaded" in effect(more)["sensitivity"], "the share is no part of what is measured"
-    assert effect(more)["denoiser.sensitive_layers_left"] > told["denoiser.sensitive_layers_left"]
+    assert effect(more)["denoiser.sensitive_layers_left"] > facts["denoiser.sensitive_layers_left"]
 
     file.write_text(json.dumps({"errors": {}, "work": {}, "source": ""}))
-    assert effect(opened(RECIPE)) == told, "what is damaged is measured again, and comes out the same"
+    assert effect(opened(RECIPE)) == facts, "what is damaged is measured again, and comes out the same"
 
 
 def test_measuring_leaves_the_layers_as_they_were(cache: Path) -> None:
@@ -108,12 +108,12 @@ def test_the_denoiser_predicts_more_nearly_the_same(cache: Path, scheme: str) ->
 
     def predicted(made: Session) -> torch.Tensor:
         with torch.no_grad():
-            found: torch.Tensor = component_of(made.pipe, "denoiser")(**calls[2])[0]
-        return found
+            prediction: torch.Tensor = component_of(made.pipe, "denoiser")(**calls[2])[0]
+        return prediction
 
-    wanted = predicted(opened("baseline"))
+    reference = predicted(opened("baseline"))
     none, auto = (
-        float((predicted(opened(f"quantize({scheme}{skip})")) - wanted).norm() / wanted.norm())
+        float((predicted(opened(f"quantize({scheme}{skip})")) - reference).norm() / reference.norm())
         for skip in ("", ", skip=auto, pictures=1")
     )
     assert auto < 0.95 * none
@@ -130,15 +130,15 @@ def test_where_it_cannot_measure_it_says_why(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("recipe", "message"),
     [
         ("quantize(int8, skip_share=0.1)", "skip_share is for skip=auto"),
         ("quantize(int8, skip=auto)@denoiser,text_encoder", "aim it at the denoiser alone"),
         ("quantize(int8, skip=auto, skip_share=0.6)", "skip_share must be a number"),
     ],
 )
-def test_knobs_that_do_not_go_together(recipe: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_knobs_that_do_not_go_together(recipe: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         resolve(recipe)
 
 

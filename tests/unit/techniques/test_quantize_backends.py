@@ -49,7 +49,7 @@ def installed(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "scheme"), OTHERS)
-def test_the_picture_stays_near_and_the_weights_shrink(backend: str, scheme: str) -> None:
+def test_weights_of_each_backend_shrink_and_the_image_stays_near(backend: str, scheme: str) -> None:
     installed(backend)
     reference, recipe = session("sd"), f"quantize({scheme}, backend={backend})"
     made = session("sd", recipe)
@@ -61,7 +61,7 @@ def test_the_picture_stays_near_and_the_weights_shrink(backend: str, scheme: str
 
 
 @pytest.mark.parametrize(("backend", "scheme"), OTHERS)
-def test_its_memory_is_predicted(backend: str, scheme: str) -> None:
+def test_memory_of_each_backend_is_predicted(backend: str, scheme: str) -> None:
     installed(backend)
     convolutions = ", convolutions=True" if SCHEMES[backend, scheme].takes_convolutions else ""
     recipe = f"quantize({scheme}, backend={backend}{convolutions})"
@@ -84,8 +84,8 @@ def test_convolutions() -> None:
 def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
     installed("bitsandbytes")
     recipe = "quantize(nf4, backend=bitsandbytes, double_quantization={})"
-    found = [predict(find_weightless("sd15"), resolve(recipe.format(twice))) for twice in (True, False)]
-    twice, once = ({c.name: c.num_bytes for c in p.components}["unet"] for p in found)
+    predictions = [predict(find_weightless("sd15"), resolve(recipe.format(twice))) for twice in (True, False)]
+    twice, once = ({c.name: c.num_bytes for c in p.components}["unet"] for p in predictions)
     # 3 bytes less for each 64 of the 0.38 billion weights that are not in convolutions.
     assert 12e6 < once - twice < 20e6
     layers = [
@@ -103,7 +103,7 @@ def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
         ("gguf", "q4_0", True),
     ],
 )
-def test_text_encoders(backend: str, scheme: str, keeps_wo: bool) -> None:
+def test_each_backend_quantises_text_encoders(backend: str, scheme: str, keeps_wo: bool) -> None:
     """T5 casts what enters its output projections to their weights' dtype, which must not be that of packed bytes."""
     installed(backend)
     made = session("flux", f"bf16+quantize({scheme}, backend={backend})@text_encoder,text_encoder_2")
@@ -213,9 +213,9 @@ def test_a_backend_that_was_removed_says_what_to_take_instead(recipe: str, inste
 def test_records_of_a_removed_backend_stay_readable() -> None:
     path = Path(__file__).parents[3] / "results" / "techniques-flux-dev.json"
     records = [Record.model_validate(item) for item in json.loads(path.read_text())]
-    (found,) = (r for r in records if r.trial.recipe.text == "quantize(int8, backend=quanto)")
+    (record,) = (r for r in records if r.trial.recipe.text == "quantize(int8, backend=quanto)")
     assert any(
-        "backend=quanto" in row.recipe and row.latency is not None for row in rows_of([records[0], found])
+        "backend=quanto" in row.recipe and row.latency is not None for row in rows_of([records[0], record])
     )
 
 

@@ -31,8 +31,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def opened(recipe: str = RECIPE, prompts: list[str] = PROMPTS, model: str = "tiny-sd") -> Session:
     torch.set_num_threads(1)
-    found = find_model(model)
-    return session_of(load_pipeline(found, "cpu"), found, resolve(recipe), "cpu", dict(CALL), prompts)
+    located = find_model(model)
+    return session_of(load_pipeline(located, "cpu"), located, resolve(recipe), "cpu", dict(CALL), prompts)
 
 
 def how(made: Session) -> Any:
@@ -169,14 +169,14 @@ def test_an_input_of_several_layers_is_reduced_once(monkeypatch: pytest.MonkeyPa
     largest = calibration._Largest()
     query, key, other = (calibration._InputRange(largest) for _ in range(3))
     layer, shared = torch.nn.Linear(2, 2), torch.tensor([[1.0, -3.0]])
-    for one in (query, key):
-        one.observe(layer, (shared,))
+    for observer in (query, key):
+        observer.observe(layer, (shared,))
     assert len(reduced) == 1
     other.observe(layer, (torch.tensor([[2.0, float("nan")]]),))
     shared.mul_(2)  # what was changed in place is another input
     query.observe(layer, (shared,))
     assert len(reduced) == 3
-    assert [float(one.scale()) * 448 for one in (query, key)] == pytest.approx([6.0, 3.0])
+    assert [float(observed.scale()) * 448 for observed in (query, key)] == pytest.approx([6.0, 3.0])
     assert other.unusable() == "its inputs were not finite"
     with torch.inference_mode():  # whose tensors do not say that they were changed
         unseen = torch.tensor([[5.0]])

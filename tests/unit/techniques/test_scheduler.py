@@ -78,11 +78,11 @@ def test_noise_levels_are_shifted_as_the_models_own(dynamic: bool) -> None:
         config, **({"use_dynamic_shifting": True} if dynamic else {"shift": 3.0})
     )
     draw(vivace.apply(pipe), A, num_inference_steps=8)
-    wanted = pipe.scheduler.sigmas.tolist()
+    expected = pipe.scheduler.sigmas.tolist()
     draw(vivace.apply(pipe, "scheduler(dpmpp_2m)"), A, num_inference_steps=8)
     assert type(pipe.scheduler).__name__ == "DPMSolverMultistepScheduler"
     # The solver's unshifted levels begin at 0.999 and are spread from there.
-    assert pipe.scheduler.sigmas.tolist() == pytest.approx(wanted, abs=0.004)
+    assert pipe.scheduler.sigmas.tolist() == pytest.approx(expected, abs=0.004)
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_edms_noise_has_its_own_samplers() -> None:
 
     pipe = build("sdxl")
     pipe.scheduler = EDMDPMSolverMultistepScheduler(sigma_data=0.5, sigma_max=80.0, sigma_min=0.002)
-    told = {"guidance_scale": 3.0, "num_inference_steps": 4}
-    before = draw(vivace.apply(pipe), A, **told)
+    arguments = {"guidance_scale": 3.0, "num_inference_steps": 4}
+    before = draw(vivace.apply(pipe), A, **arguments)
     made = vivace.apply(pipe, "scheduler(edm_euler)")
     assert pipe.scheduler.config.sigma_max == 80.0
-    after = draw(made, A, **told)
+    after = draw(made, A, **arguments)
     assert np.isfinite(after).all()
     assert not np.array_equal(after, before)
     with pytest.raises(NoEffect, match="with these settings is already"):

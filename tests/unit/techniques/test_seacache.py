@@ -40,8 +40,8 @@ def ids_of(rows: int, columns: int, picture: int = 0) -> torch.Tensor:
 def test_along_one_direction_it_is_diffusers_own(sigma: float) -> None:
     """There, where power falls by the product of what each direction has, both say the same of a single row."""
     tokens = torch.randn(1, 16, 3, generator=torch.Generator().manual_seed(0))
-    wanted = _apply_sea_filter(tokens.reshape(1, 1, 16, 3), sigma, power_exp=3.0)
-    assert torch.allclose(sea_filtered(tokens, (1, 16), sigma, 3.0), wanted.reshape(1, 1, 16, 3), atol=1e-5)
+    expected = _apply_sea_filter(tokens.reshape(1, 1, 16, 3), sigma, power_exp=3.0)
+    assert torch.allclose(sea_filtered(tokens, (1, 16), sigma, 3.0), expected.reshape(1, 1, 16, 3), atol=1e-5)
 
 
 @pytest.mark.parametrize("grid", [(8, 8), (6, 9), (5, 4), (1, 7)])
@@ -98,10 +98,10 @@ def test_noise_that_changes_counts_for_less_than_the_picture_does() -> None:
             *(sea_filtered(t, grid, sigma, 2.0) if filtered else t for t in tokens),
         )
 
-    seen = (1 - sigma) * smooth + sigma * noise
+    mixed = (1 - sigma) * smooth + sigma * noise
     of_noise, of_picture = (1 - sigma) * smooth + sigma * fresh, (1 - sigma) * other + sigma * noise
-    assert change(of_noise, seen, False) > 2 * change(of_picture, seen, False), "noise drowns the image"
-    ratios = [change(of_noise, seen, f) / change(of_picture, seen, f) for f in (False, True)]
+    assert change(of_noise, mixed, False) > 2 * change(of_picture, mixed, False), "noise drowns the image"
+    ratios = [change(of_noise, mixed, f) / change(of_picture, mixed, f) for f in (False, True)]
     assert ratios[1] < 0.6 * ratios[0]
 
 
@@ -123,7 +123,7 @@ def test_the_grid_is_read_from_the_tokens_places() -> None:
 # The cache
 
 
-def test_a_hit_computes_no_block() -> None:
+def test_a_hit_of_seacache_computes_no_block() -> None:
     pipe = build("flux")
     size = {"height": 128, "width": 128, "text_length": 32}
     alone = count_denoiser(pipe.transformer, **size).total
@@ -155,17 +155,17 @@ def test_changes_add_up_since_the_last_computed_step(threshold: float, max_skip:
     assert len(looks) == 11, "the last step is computed without a look"
     sigmas = made.pipe.scheduler.sigmas.tolist()
     filtered = [sea_filtered(look, (8, 8), sigmas[k], 2.0) for k, look in enumerate(looks)]
-    distance, skipped, wanted = 0.0, 0, [0]
+    distance, skipped, expected = 0.0, 0, [0]
     for step in range(1, 11):
         distance += relative_change(filtered[step], filtered[step - 1])
         if distance >= threshold or skipped == max_skip:
-            wanted.append(step)
+            expected.append(step)
             distance, skipped = 0.0, 0
         else:
             skipped += 1
-    assert computed_at[:-1] == wanted
-    assert 2 < len(wanted) < 10
-    rate = 1 - (len(wanted) + 1) / 12
+    assert computed_at[:-1] == expected
+    assert 2 < len(expected) < 10
+    rate = 1 - (len(expected) + 1) / 12
     assert made.evidence() == {"cache_hit_rate": pytest.approx(rate), "cache_calls": 12}
 
 
@@ -199,7 +199,7 @@ def test_a_picture_that_is_no_square() -> None:
     assert made.evidence()["cache_hit_rate"] > 0.2
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_seacache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "seacache(hits=0.5)")
     for knobs in ("0.1, hits=0.5", "max_skip=2, hits=0.5", "power=3, hits=0.5"):
@@ -219,9 +219,9 @@ def test_what_cannot_be_is_said_in_words() -> None:
 
 @pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_what_is_kept() -> None:
-    found = find_weightless("synthetic:flux-dev")
+    weightless = find_weightless("synthetic:flux-dev")
     plain, cached, two = (
-        predict(found, resolve(recipe)).stages["vae"]
+        predict(weightless, resolve(recipe)).stages["vae"]
         for recipe in ("baseline", "seacache(hits=0.5)", "seacache(hits=0.5, order=1)")
     )
     residual = 4096 * 3072 * 2

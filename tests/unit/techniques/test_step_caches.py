@@ -260,7 +260,7 @@ PARTNERS = [
     "flux-sea*bf16@denoiser", "flux-sea*fuse_qkv", "sd-taylor*prompt_cache", "flux-taylor*int8",
     "flux-tea*attention(math)", "flux-tea*bf16@denoiser",
 )  # fmt: skip
-def test_it_composes(cache: Cache, partner: str) -> None:
+def test_a_step_cache_composes(cache: Cache, partner: str) -> None:
     both = cache.session(f"+{partner}")
     image = cache.draw(both)
     assert np.isfinite(image).all()
@@ -374,5 +374,7 @@ def test_compiled_it_has_no_break(cache: Cache, extra: str, graphs: int) -> None
     ],
 )
 @pytest.mark.quick("tiny-sd-deepcache*", "tiny-flux-pyramid_attention(3)*", "tiny-flux-taylorseer(2)*")
-def test_a_script_draws_the_same(model: str, recipe: str, own: list[str], tmp_path: Path) -> None:
+def test_a_script_with_a_step_cache_draws_the_same(
+    model: str, recipe: str, own: list[str], tmp_path: Path
+) -> None:
     exported.check_it_draws_the_same(model, recipe, own, tmp_path)

@@ -31,15 +31,15 @@ def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
         state.kept = made._factors(state, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
     assert len(state.kept) == min(order, 2) + 1
     state.step = 5
-    (found,) = _extrapolated(state)
-    assert found.dtype == torch.float64
-    assert float(found) == pytest.approx(7 if order == 0 else 11)
+    (extrapolated,) = _extrapolated(state)
+    assert extrapolated.dtype == torch.float64
+    assert float(extrapolated) == pytest.approx(7 if order == 0 else 11)
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize(("interval", "warmup"), [(3, 3), (2, 1), (4, 2)])
 @pytest.mark.diagonal
-def test_it_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
+def test_taylorseer_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
     pipe = build("flux")
     config = TaylorSeerCacheConfig(
         cache_interval=interval,
@@ -49,9 +49,9 @@ def test_it_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -
         use_lite_mode=True,
     )
     pipe.transformer.enable_cache(config)
-    wanted = draw(vivace.apply(pipe), **CALL)
+    expected = draw(vivace.apply(pipe), **CALL)
     made = session("flux", f"taylorseer({interval}, order={order}, warmup={warmup})")
-    assert psnr(draw(made, **CALL), wanted) > 80
+    assert psnr(draw(made, **CALL), expected) > 80
     assert made.refuted({}) is None
 
 
@@ -69,7 +69,7 @@ def test_a_hit_does_not_call_the_denoiser(family: str) -> None:
     assert 8 < psnr(picture, drawn(family, **CALL)) < 100
 
 
-def test_what_cannot_be_is_said_in_words() -> None:
+def test_taylorseer_refuses_with_a_reason() -> None:
     with pytest.raises(RecipeError, match="give an interval and warmup or hits, not both"):
         resolve("taylorseer(2, hits=0.5)")
     pipe = build("sd")

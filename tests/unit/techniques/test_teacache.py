@@ -62,22 +62,22 @@ def inputs(transformer: Any) -> dict[str, Any]:
     }
 
 
-def test_a_hit_on_what_was_computed_is_the_same() -> None:
+def test_a_hit_on_the_same_input_is_the_same_transformer_output() -> None:
     pipe = build("flux")
-    given = inputs(pipe.transformer)
+    arguments = inputs(pipe.transformer)
     with torch.no_grad():
-        wanted = pipe.transformer(**given).sample
+        expected = pipe.transformer(**arguments).sample
         made = vivace.apply(pipe, "teacache(hits=0.99)")
-        results = [pipe.transformer(**given).sample for _ in range(3)]
-        (plain,) = pipe.transformer(**given, return_dict=False)
+        results = [pipe.transformer(**arguments).sample for _ in range(3)]
+        (plain,) = pipe.transformer(**arguments, return_dict=False)
     for result in (*results, plain):
-        assert torch.allclose(result, wanted, atol=1e-5)
+        assert torch.allclose(result, expected, atol=1e-5)
     assert made.evidence() == {"cache_hit_rate": 0.5, "cache_calls": 4}, (
         "the second is a miss by the schedule"
     )
 
 
-def test_a_hit_computes_no_block() -> None:
+def test_a_hit_of_teacache_computes_no_block() -> None:
     pipe = build("flux")
     size = {"height": 128, "width": 128, "text_length": 32}
     alone = count_denoiser(pipe.transformer, **size).total
@@ -93,32 +93,32 @@ def test_a_threshold_adds_up_changes_since_the_last_computed_step(cache: Path) -
     decided: list[bool] = []
     before = made.evidence()["cache_calls"]
     assert before == 0
-    seen: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     norm1 = made.pipe.transformer.transformer_blocks[0].norm1
-    norm1.register_forward_hook(lambda _, __, output: seen.append(output[0]))
+    norm1.register_forward_hook(lambda _, __, output: outputs.append(output[0]))
     blocks: list[int] = []
     made.pipe.transformer.single_transformer_blocks[0].register_forward_hook(
-        lambda *_: blocks.append(len(seen))
+        lambda *_: blocks.append(len(outputs))
     )
     draw(made, **CALL)
     # Each step looks; a computed one modulates once more, just before its blocks run.
     computed_at = set(blocks)
     looks: list[torch.Tensor] = []
     place = 0
-    while place < len(seen):
-        looks.append(seen[place])
+    while place < len(outputs):
+        looks.append(outputs[place])
         decided.append(place + 2 in computed_at)
         place += 2 if decided[-1] else 1
     assert len(looks) == 12
-    distance, wanted = 0.0, [True]
+    distance, expected = 0.0, [True]
     for step in range(1, 12):
         distance += relative_change(looks[step], looks[step - 1])
         compute = step == 11 or distance >= 0.3
         distance = 0.0 if compute else distance
-        wanted.append(compute)
-    assert decided == wanted
-    assert 0 < sum(wanted) < 12
-    assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - sum(wanted) / 12), "cache_calls": 12}
+        expected.append(compute)
+    assert decided == expected
+    assert 0 < sum(expected) < 12
+    assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - sum(expected) / 12), "cache_calls": 12}
 
 
 def test_batches() -> None:
@@ -128,7 +128,7 @@ def test_batches() -> None:
         assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, **CALL)) > 60
 
 
-def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
+def test_teacache_refuses_with_a_reason(cache: Path) -> None:
     with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "teacache(hits=0.5)")
     with pytest.raises(
@@ -151,11 +151,11 @@ def test_what_cannot_be_is_said_in_words(cache: Path) -> None:
 
 @pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_the_residual() -> None:
-    found = find_weightless("synthetic:flux-dev")
-    plain, cached = (predict(found, resolve(recipe)) for recipe in ("baseline", "teacache(hits=0.5)"))
+    weightless = find_weightless("synthetic:flux-dev")
+    plain, cached = (predict(weightless, resolve(recipe)) for recipe in ("baseline", "teacache(hits=0.5)"))
     residual = 4096 * 3072 * 2
     assert cached.stages["vae"] - plain.stages["vae"] == pytest.approx(residual, rel=0.1)
-    assert predict(found, resolve("teacache")).peak_bytes == cached.peak_bytes
+    assert predict(weightless, resolve("teacache")).peak_bytes == cached.peak_bytes
 
 
 # The fit
@@ -199,7 +199,7 @@ def test_a_fit_finds_the_polynomial_again() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"version": 0}', '{"version": 1, "fit": {"model": ""}}'])
-def test_a_damaged_file_counts_as_none(content: str, cache: Path) -> None:
+def test_a_damaged_fit_counts_as_none(content: str, cache: Path) -> None:
     transformer = build("flux").transformer
     file = keep(LINE, transformer)
     assert find_fit(transformer, LINE.model) == find_fit(transformer, "") == LINE
@@ -210,24 +210,24 @@ def test_a_damaged_file_counts_as_none(content: str, cache: Path) -> None:
 
 def test_what_is_watched_is_what_changes() -> None:
     transformer = build("flux").transformer
-    given = inputs(transformer)
+    arguments = inputs(transformer)
     with torch.no_grad(), watching_changes(transformer) as (changes, start_image):
         for timestep in (0.9, 0.8):
-            outputs = transformer(**given | {"timestep": torch.tensor([timestep])}).sample
+            outputs = transformer(**arguments | {"timestep": torch.tensor([timestep])}).sample
         start_image()
-        again = transformer(**given | {"timestep": torch.tensor([0.7])}).sample
+        again = transformer(**arguments | {"timestep": torch.tensor([0.7])}).sample
         assert len(changes) == 1, "images are not compared with each other"
-        transformer(**given | {"timestep": torch.tensor([0.7])}, return_dict=False)
+        transformer(**arguments | {"timestep": torch.tensor([0.7])}, return_dict=False)
     assert changes[1] == (0.0, 0.0)
     assert changes[0][1] == pytest.approx(
-        relative_change(outputs, transformer(**given | {"timestep": torch.tensor([0.9])}).sample.detach())
+        relative_change(outputs, transformer(**arguments | {"timestep": torch.tensor([0.9])}).sample.detach())
     )
     assert again.shape == outputs.shape
     assert not transformer.transformer_blocks[0].norm1._forward_hooks
 
 
 @pytest.mark.long
-def test_calibrating_by_hand(
+def test_teacache_is_calibrated_by_hand(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
 ) -> None:
     command = [
@@ -242,15 +242,15 @@ def test_calibrating_by_hand(
     ]
     assert typed(monkeypatch, *command, "--threads", "1", "--json") == 0
     printed = capsys.readouterr()
-    said = json.loads(printed.out)
+    answer = json.loads(printed.out)
     assert printed.err.count("/2]") == 2
-    assert (said["num_pairs"], said["degree"], said["num_steps"]) == (22, 4, 12)
-    assert said["explained"] > 0.5
-    assert Path(said["file"]).parent == cache
+    assert (answer["num_pairs"], answer["degree"], answer["num_steps"]) == (22, 4, 12)
+    assert answer["explained"] > 0.5
+    assert Path(answer["file"]).parent == cache
     made = vivace.load("tiny-flux", "teacache(0.3)+steps(12)")
     assert (
         made.effects["teacache@denoiser"]["denoiser.teacache_polynomial"]
-        == f"degree 4, fitted on {said['model']}"
+        == f"degree 4, fitted on {answer['model']}"
     )
     picture = draw(made, **CALL)
     assert 0.1 < float(made.evidence()["cache_hit_rate"]) < 0.9
@@ -259,9 +259,9 @@ def test_calibrating_by_hand(
     recipe = "teacache(0.3)+steps(12)"
     written = exported.write("tiny-flux", recipe, call={"height": 128, "width": 128})
     assert written.own == ["teacache(0.3)"]
-    wanted = exported.with_vivace("tiny-flux", recipe, {"height": 128, "width": 128})
+    expected = exported.with_vivace("tiny-flux", recipe, {"height": 128, "width": 128})
     (tmp_path / "script").mkdir()
-    assert np.array_equal(exported.run(written.text, tmp_path / "script"), wanted)
+    assert np.array_equal(exported.run(written.text, tmp_path / "script"), expected)
 
 
 def test_what_cannot_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

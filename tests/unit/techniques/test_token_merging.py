@@ -41,10 +41,10 @@ def test_the_most_alike_are_merged() -> None:
     tokens[0, 15] = tokens[0, 10] + 0.1 * tokens[0, 3]
     _, unmerge, kept = match(tokens, 4, 4, 2 / 16)
     assert kept == 14
-    found = unmerge(torch.arange(kept).float().view(1, kept, 1)).flatten()
-    assert found[1] == found[0]
-    assert found[15] == found[10]
-    assert len(found.unique()) == 14
+    merged = unmerge(torch.arange(kept).float().view(1, kept, 1)).flatten()
+    assert merged[1] == merged[0]
+    assert merged[15] == merged[10]
+    assert len(merged.unique()) == 14
 
 
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
@@ -63,8 +63,11 @@ def test_attention_sees_fewer_tokens_and_the_picture_is_much_the_same(family: st
 
 
 def test_more_levels_thin_more_blocks() -> None:
-    one, two = session("sd", "token_merging"), session("sd", "token_merging(levels=2)")
-    num = [int(made.effects["token_merging@denoiser"]["denoiser.thinned_attentions"]) for made in (one, two)]
+    one_level, two = session("sd", "token_merging"), session("sd", "token_merging(levels=2)")
+    num = [
+        int(made.effects["token_merging@denoiser"]["denoiser.thinned_attentions"])
+        for made in (one_level, two)
+    ]
     assert num[0] < num[1]
     draw(two)
     assert len(two.evidence()) == 2
@@ -88,9 +91,9 @@ def test_it_is_traced_into_one_graph() -> None:
     compiled = session("sd", "token_merging(0.5)+compile(backend=eager)")
     for _ in range(2):
         assert psnr(draw(compiled), picture) > 40
-    found = compiled.evidence()
-    assert (found["compiled_graphs"], found["graph_breaks"]) == (1, 0)
-    assert found | alone.evidence() == found, "the tokens are counted all the same"
+    evidence = compiled.evidence()
+    assert (evidence["compiled_graphs"], evidence["graph_breaks"]) == (1, 0)
+    assert evidence | alone.evidence() == evidence, "the tokens are counted all the same"
 
 
 def test_a_transformer_is_refused_in_words() -> None:
@@ -98,7 +101,7 @@ def test_a_transformer_is_refused_in_words() -> None:
         session("flux", "token_merging")
 
 
-def test_its_memory_can_be_predicted() -> None:
+def test_memory_of_merged_tokens_is_predicted() -> None:
     base, thinned = (
         predict(find_weightless("tiny-sd"), resolve(text), height=512, width=512)
         for text in ("attention(math)", "attention(math)+token_merging(0.5)")

@@ -103,7 +103,7 @@ def test_one_picture_refutes_slicing() -> None:
 )
 @pytest.mark.slow("compile*")
 @pytest.mark.soak
-def test_they_compose(recipe: str) -> None:
+def test_vae_tiling_and_slicing_compose(recipe: str) -> None:
     both = vivace.load("tiny-sd", f"vae_tiling(32, overlap=0.25)+vae_slicing+{recipe}")
     pictures = draw(both, PROMPTS)
     assert pictures.shape == (3, 64, 64, 3)

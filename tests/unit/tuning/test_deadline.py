@@ -27,22 +27,22 @@ def tuned_in(store: Path, final_round_s: float, **budget: Any) -> tuple[Tuned, f
             slow_worker.EnvironmentRequest(device="cpu"), 60
         )  # its imports are not part of the search
         began = time.monotonic()
-        found = tune(
+        answer = tune(
             "synthetic:sd15", store=store, device="cpu", launcher=launcher, sampler="random", **budget
         )
-        return found, time.monotonic() - began
+        return answer, time.monotonic() - began
 
 
 def test_a_final_of_one_round_proves_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A round of the final takes 0.9 s, so that one of each recipe fits and two do not."""
-    found, seconds = tuned_in(tmp_path, 0.9, minutes=MINUTES, trials=4)
+    answer, seconds = tuned_in(tmp_path, 0.9, minutes=MINUTES, trials=4)
     assert seconds < LONGEST_S
-    said = " ".join(str(found).split())
-    assert found.pick is None, "a speed-up of one round has no interval"
-    assert {len(row.record.rounds) for row in found.rows} == {1}
-    assert "the time ended" in said
-    assert "the best so far, not proved, is" in said
-    assert "may still pass: --minutes" in said
+    text = " ".join(str(answer).split())
+    assert answer.pick is None, "a speed-up of one round has no interval"
+    assert {len(row.record.rounds) for row in answer.rows} == {1}
+    assert "the time ended" in text
+    assert "the best so far, not proved, is" in text
+    assert "may still pass: --minutes" in text
     assert outcomes(tmp_path) == {Outcome.MEASURED}, "nothing of a stopped round is stored"
 
     again, _ = tuned_in(tmp_path, 0.0, trials=4)
@@ -52,12 +52,12 @@ def test_a_final_of_one_round_proves_nothing_and_the_same_command_goes_on(tmp_pa
 
 
 def test_where_no_round_of_the_final_fits_the_answer_says_so(tmp_path: Path) -> None:
-    found, seconds = tuned_in(tmp_path, 60.0, minutes=MINUTES)
+    answer, seconds = tuned_in(tmp_path, 60.0, minutes=MINUTES)
     assert seconds < LONGEST_S
-    said = " ".join(str(found).split())
-    assert found.pick is None
-    assert "the time ended before the final had measured" in said
-    assert "the best so far, not proved, is" in said
+    text = " ".join(str(answer).split())
+    assert answer.pick is None
+    assert "the time ended before the final had measured" in text
+    assert "the best so far, not proved, is" in text
     assert outcomes(tmp_path) == {Outcome.MEASURED}
 
 
@@ -77,15 +77,15 @@ def begun(
     deadline: Deadline, clock: Clock, rounds: list[tuple[int, int]], round_s: float
 ) -> list[tuple[int, int]]:
     """Return the rounds that begin where each takes so long."""
-    found = []
+    keys = []
     for position, (trial, index) in enumerate(rounds):
         due = [other for other, same in rounds[position:] if same == index]
         if deadline.allows(trial, index, due):
             deadline.begin()
             clock.now += round_s
             deadline.end(trial, index)
-            found.append((trial, index))
-    return found
+            keys.append((trial, index))
+    return keys
 
 
 TWO_ROUNDS = [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]

@@ -118,4 +118,4 @@ def test_where_nothing_can_be_screened_in_time_a_final_is_held_all_the_same(tiny
     """On a machine six times as slow, the time that a final needs is all that there is."""
     search, machine = timed_replay(tiny_sd, 4.0, 1, slow=6.0)
     assert machine.finals_s
-    assert all(one.rung is not Rung.SCREENED for one in search.history if not one.recipe.is_baseline)
+    assert all(result.rung is not Rung.SCREENED for result in search.history if not result.recipe.is_baseline)

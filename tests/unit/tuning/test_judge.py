@@ -20,9 +20,9 @@ from vivace.tuning.results import Result, Rung
 @pytest.fixture
 def photographic() -> LocatedModel:
     """A model of somebody else, which has no scorer of its own, on a machine without the usual one."""
-    found = find_model("tiny-sd")
+    located = find_model("tiny-sd")
     return dataclasses.replace(
-        found, entry=None, model=found.model.model_copy(update={"source": "folder", "name": "a folder"})
+        located, entry=None, model=located.model.model_copy(update={"source": "folder", "name": "a folder"})
     )
 
 
@@ -81,8 +81,8 @@ def test_images_that_show_nothing_are_not_judged() -> None:
     assert ImageRequest(controls=("edges.png",)).has_random_controlnet
     assert not ImageRequest(task="control", controlnet="folder").has_random_controlnet
     random = judge_of(find_model("tiny-sd"), QualityRequest(), DEFAULT_LIMITS, shows_nothing=True)
-    assert [one.compares for one in (synthetic, trusting, random)] == [False] * 3
-    assert [one.same_picture_only for one in (synthetic, trusting, random)] == [True, False, True]
+    assert [judging.compares for judging in (synthetic, trusting, random)] == [False] * 3
+    assert [judging.same_picture_only for judging in (synthetic, trusting, random)] == [True, False, True]
 
 
 def test_what_another_judge_said_is_judged_again() -> None:

@@ -18,7 +18,7 @@ from vivace.tuning.results import Result, Rung
 from vivace.tuning.space import Space
 
 STAGES = (("text", 0.05), ("steps", 4.8), ("vae", 0.1), ("other", 0.05))
-WANTED = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
+OBJECTIVE = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
 RECORDS = PriorSource(
     "records of a faster host",
     tuple(
@@ -40,8 +40,8 @@ def baseline(busy: float | None) -> Result:
 
 def first_two(busy: float | None) -> list[Recipe]:
     """Return the first two recipes that a search measures, where the GPU is busy in a share of the time."""
-    space = Space.of(WANTED)
-    prior = effects(space.options, dict(STAGES), WANTED)
+    space = Space.of(OBJECTIVE)
+    prior = effects(space.options, dict(STAGES), OBJECTIVE)
     sampler = ModelSampler(space, np.random.default_rng(0), (RECORDS,), prior)
     history, tried = [baseline(busy)], []
     while len(tried) < 2:
@@ -70,8 +70,10 @@ def test_a_traced_recipe_says_what_it_gains_with_its_launches_captured() -> None
     options = [*resolve("cuda_graph"), *resolve("fuse_qkv")]
     traced = dataclasses.replace(baseline(0.3), recipe=resolve("channels_last"), gain=0.1)
     refusing = dataclasses.replace(baseline(0.3), recipe=resolve("first_block_cache"), gain=0.1)
-    found = expected_of_capturing({one.recipe: one for one in (baseline(0.44), traced, refusing)}, options)
-    gains = {datum.recipe.text: math.exp(datum.value) for datum in found}
+    expected = expected_of_capturing(
+        {result.recipe: result for result in (baseline(0.44), traced, refusing)}, options
+    )
+    gains = {datum.recipe.text: math.exp(datum.value) for datum in expected}
     assert set(gains) == {"cuda_graph", "channels_last+cuda_graph"}
     assert gains["cuda_graph"] == pytest.approx(1 / 0.46, rel=0.02)
     assert gains["channels_last+cuda_graph"] == pytest.approx(1.105 / 0.33, rel=0.02)
@@ -79,14 +81,14 @@ def test_a_traced_recipe_says_what_it_gains_with_its_launches_captured() -> None
 
 def test_what_was_measured_is_not_expected_any_more() -> None:
     captured = dataclasses.replace(baseline(0.9), recipe=resolve("cuda_graph"), gain=0.3)
-    found = expected_of_capturing(
-        {one.recipe: one for one in (baseline(0.44), captured)}, resolve("cuda_graph")
+    expected = expected_of_capturing(
+        {result.recipe: result for result in (baseline(0.44), captured)}, resolve("cuda_graph")
     )
-    assert found == []
+    assert expected == []
 
 
 def test_the_model_believes_the_trace_rather_than_records() -> None:
-    sampler = ModelSampler(Space.of(WANTED), np.random.default_rng(0), (RECORDS,))
+    sampler = ModelSampler(Space.of(OBJECTIVE), np.random.default_rng(0), (RECORDS,))
     for busy, least, most in ((0.44, 1.8, 2.3), (None, 1.0, 1.15)):
         sampler.learn([baseline(busy)])
         gain, _ = sampler.gain.estimate([resolve("cuda_graph")])
@@ -102,7 +104,7 @@ def test_a_captured_decoder_leaves_the_denoisers_launches() -> None:
 def test_a_recipe_that_keeps_the_gpu_busy_is_compared_with_the_usual_baseline() -> None:
     """The baseline took 5.5, 3.7 and 3.6 s on a shared host, and the recipes 1.33, 1.32 and 1.34."""
 
-    def seen(text: str, seconds: float, before: float, busy: float | None) -> Result:
+    def result_of(text: str, seconds: float, before: float, busy: float | None) -> Result:
         gain = math.log(before / seconds)
         return dataclasses.replace(
             baseline(busy), recipe=resolve(text), seconds=seconds, gain=gain, error=0.2, own_error=0.004
@@ -111,19 +113,19 @@ def test_a_recipe_that_keeps_the_gpu_busy_is_compared_with_the_usual_baseline() 
     fused = "fused(fp8)@denoiser,vae+cuda_graph"
     history = [
         baseline(0.6),
-        seen(fused, 1.33, 5.5, 0.94),
-        seen(f"{fused}+tf32", 1.32, 3.7, 0.94),
-        seen(f"{fused}+gpu_postprocess", 1.34, 3.6, 0.94),
-        seen("tf32", 3.65, 3.65, 0.6),
-        seen("channels_last", 3.6, 3.7, None),
+        result_of(fused, 1.33, 5.5, 0.94),
+        result_of(f"{fused}+tf32", 1.32, 3.7, 0.94),
+        result_of(f"{fused}+gpu_postprocess", 1.34, 3.6, 0.94),
+        result_of("tf32", 3.65, 3.65, 0.6),
+        result_of("channels_last", 3.6, 3.7, None),
     ]
-    found = over_the_usual_baseline(history)
-    seconds = [3.68 / math.exp(one.gain or 0.0) for one in found[1:4]]
+    compared = over_the_usual_baseline(history)
+    seconds = [3.68 / math.exp(result.gain or 0.0) for result in compared[1:4]]
     assert seconds == pytest.approx([1.33, 1.32, 1.34], rel=0.01)
-    assert [one.error for one in found[1:4]] == [0.02] * 3
-    assert found[4:] == history[4:], "a recipe that waits as the baseline does is compared beside it"
-    assert found[0] == history[0]
+    assert [result.error for result in compared[1:4]] == [0.02] * 3
+    assert compared[4:] == history[4:], "a recipe that waits as the baseline does is compared beside it"
+    assert compared[0] == history[0]
     assert over_the_usual_baseline([baseline(0.6)]) == [baseline(0.6)]
 
-    sampler = ModelSampler(Space.of(WANTED), np.random.default_rng(0))
+    sampler = ModelSampler(Space.of(OBJECTIVE), np.random.default_rng(0))
     assert sampler.shorter(resolve(f"{fused}+tf32"), history) == resolve(fused)

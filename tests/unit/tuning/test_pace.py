@@ -10,7 +10,7 @@ from vivace.tuning.peaks import Peaks, recorded
 from vivace.tuning.results import Result, Rung, expected_low
 
 
-def seen(text: str, seconds: float, first_call_s: float) -> Result:
+def screened(text: str, seconds: float, first_call_s: float) -> Result:
     return Result(
         resolve(text), Outcome.MEASURED, Rung.SCREENED, 0.1, seconds=seconds, first_call_s=first_call_s
     )
@@ -21,7 +21,7 @@ def test_compiling_is_expected_to_take_long_until_it_was_measured() -> None:
     whole, blocks = resolve("compile"), resolve("compile(blocks=repeated)")
     assert pace.of_trial(whole) > 3 * pace.of_trial(blocks) > 3 * pace.of_trial(resolve("channels_last"))
     assert pace.of_compiling(resolve("compile(max-autotune)")) > 200
-    pace.learn([seen("compile", 1.0, 13.0)])
+    pace.learn([screened("compile", 1.0, 13.0)])
     assert pace.of_compiling(whole) == 12.0
     assert pace.of_compiling(resolve("tiny_vae+compile")) == pytest.approx(
         20.0
@@ -31,17 +31,17 @@ def test_compiling_is_expected_to_take_long_until_it_was_measured() -> None:
 def test_a_final_counts_first_calls_images_and_what_comparisons_took_before() -> None:
     pace = Pace(on_gpu=True, base_s=5.0)
     assert pace.repeats == 3
-    plain = pace.of_final([seen("tiny_vae", 2.0, 2.0)], 2, 0)
-    assert pace.of_final([seen("compile", 2.0, 22.0)], 2, 0) == pytest.approx(plain + 10)
-    assert pace.of_final([seen("tiny_vae", 2.0, 2.0)], 2, 39) > plain + 30 * 7
+    plain = pace.of_final([screened("tiny_vae", 2.0, 2.0)], 2, 0)
+    assert pace.of_final([screened("compile", 2.0, 22.0)], 2, 0) == pytest.approx(plain + 10)
+    assert pace.of_final([screened("tiny_vae", 2.0, 2.0)], 2, 39) > plain + 30 * 7
     for _ in range(3):
         pace.note(calls_s=10.0, rounds=1, seconds=30.0)
-    assert pace.of_final([seen("tiny_vae", 2.0, 2.0)], 2, 0) > plain + 60
+    assert pace.of_final([screened("tiny_vae", 2.0, 2.0)], 2, 0) > plain + 60
 
 
 def test_a_final_on_a_gpu_leaves_time_for_the_traced_calls() -> None:
     here, there = Pace(on_gpu=False, base_s=4.5), Pace(on_gpu=True, base_s=4.5)
-    finalists = [seen("offload(model)", 4.5, 6.0)]
+    finalists = [screened("offload(model)", 4.5, 6.0)]
     more = there.of_final(finalists, 2, 0) - here.of_final(finalists, 2, 0)
     assert more >= 4 * 4.5, "two rounds of two recipes have a traced call each"
 
@@ -57,8 +57,8 @@ def test_more_images_raise_the_bound_and_leave_it_uncertain() -> None:
 
 def test_what_has_no_prediction_takes_no_less_than_without_it() -> None:
     graph, both = resolve("cuda_graph"), resolve("tiny_vae+cuda_graph")
-    known = {resolve("baseline"): 12e9, resolve("tiny_vae"): 7e9, graph: None, both: None}
-    peaks = Peaks(lambda recipes: [known[recipe] for recipe in recipes])
+    predictions = {resolve("baseline"): 12e9, resolve("tiny_vae"): 7e9, graph: None, both: None}
+    peaks = Peaks(lambda recipes: [predictions[recipe] for recipe in recipes])
     assert peaks.least([graph, both, resolve("tiny_vae")]) == [12e9, 7e9, 7e9]
     assert peaks.of(graph) is None
 

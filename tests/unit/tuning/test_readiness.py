@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.errors import Unsupported
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
@@ -31,10 +31,10 @@ LAPTOP = Surroundings(
 WORKSTATION = dataclasses.replace(LAPTOP, gpu="NVIDIA GeForce RTX 4090", gpu_bytes=25.8e9, memory_bytes=64e9)
 
 
-def lacks(model: str, here: Surroundings = LAPTOP, device: str = "auto", **asked: int) -> list[str]:
+def lacks(model: str, here: Surroundings = LAPTOP, device: str = "auto", **limits: int) -> list[str]:
     """Return the kinds of what is missing: "GPU", "memory", "download", ...; fails if nothing ends the search."""
     with pytest.raises(Unsupported) as caught:
-        check_ready(model, device, 8.0, ImageRequest(**asked), here=here)
+        check_ready(model, device, 8.0, ImageRequest(**limits), here=here)
     lines = [line for line in str(caught.value).splitlines() if line.startswith("  - ")]
     return [line.removeprefix("  - ").partition(":")[0] for line in lines]
 
@@ -50,29 +50,29 @@ def test_a_laptop_is_told_everything_that_a_large_model_needs() -> None:
 
 def test_a_gpu_may_be_too_small_for_the_baseline() -> None:
     assert lacks("synthetic:flux-dev", WORKSTATION) == ["memory"]
-    assert told("synthetic:sdxl", WORKSTATION) == []
+    assert messages_of("synthetic:sdxl", WORKSTATION) == []
     unknown = dataclasses.replace(WORKSTATION, gpu_bytes=None)
-    assert told("synthetic:flux-dev", unknown) == []
+    assert messages_of("synthetic:flux-dev", unknown) == []
 
 
-def told(model: str, here: Surroundings, device: str = "auto", **fields: Any) -> list[str]:
+def messages_of(model: str, here: Surroundings, device: str = "auto", **fields: Any) -> list[str]:
     """Return what a search that goes on is told."""
-    said: list[str] = []
+    messages: list[str] = []
     values: dict[str, Any] = {"minutes": 8.0, "request": ImageRequest(), **fields}
-    check_ready(model, device, here=here, tell=said.append, **values)
-    return said
+    check_ready(model, device, here=here, tell=messages.append, **values)
+    return messages
 
 
 def test_what_can_succeed_is_not_refused() -> None:
-    assert told("tiny-sd", LAPTOP) == []
-    assert told("tiny-flux", LAPTOP, "cpu") == []
+    assert messages_of("tiny-sd", LAPTOP) == []
+    assert messages_of("tiny-flux", LAPTOP, "cpu") == []
     small = ImageRequest(height=64, width=64, num_inference_steps=2)
-    (note,) = told("synthetic:sd15", LAPTOP, request=small)
+    (note,) = messages_of("synthetic:sd15", LAPTOP, request=small)
     assert note.startswith("GPU: no GPU was found on this machine; an image takes at least")
-    assert told("synthetic:sd15", LAPTOP, "cpu", minutes=None) == []
-    (note,) = told("synthetic:sd15", LAPTOP, minutes=None)
+    assert messages_of("synthetic:sd15", LAPTOP, "cpu", minutes=None) == []
+    (note,) = messages_of("synthetic:sd15", LAPTOP, minutes=None)
     assert "too long" not in note
-    assert told("synthetic:flux-dev", dataclasses.replace(LAPTOP, may_have_gpu=True)) == []
+    assert messages_of("synthetic:flux-dev", dataclasses.replace(LAPTOP, may_have_gpu=True)) == []
 
 
 def test_a_judge_that_is_not_here_is_missing_too() -> None:
@@ -106,11 +106,11 @@ def test_a_hub_is_not_waited_for_in_silence(
     monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(surroundings, "_PATIENCE_S", 0.1)
     monkeypatch.setattr(surroundings, "_LATE_S", 1.0)
-    here, said = dataclasses.replace(ONLINE), []
+    here, messages = dataclasses.replace(ONLINE), []
     with pytest.raises(Unsupported, match=says) if ends else contextlib.nullcontext():
-        check_ready("sdxl", "auto", 8.0, ImageRequest(), here=here, tell=said.append)
-    assert len(said) == (0 if says == "cannot be reached" else 1)
-    assert all(says in one for one in said)
+        check_ready("sdxl", "auto", 8.0, ImageRequest(), here=here, tell=messages.append)
+    assert len(messages) == (0 if says == "cannot be reached" else 1)
+    assert all(says in message for message in messages)
 
 
 def test_pytorch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_pytorch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_says_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivace.tuning.readiness.surroundings", lambda: LAPTOP)
-    message = said(tmp_path, "tune", "flux-dev", "--device", "cuda", code=3).stderr
+    message = run_vivace(tmp_path, "tune", "flux-dev", "--device", "cuda", code=3).stderr
     assert "flux-dev cannot be tuned here:" in message
     assert message.index("GPU:") < message.index("download:") < message.index("access:")
     assert "`vivace tune tiny-flux` runs on any machine" in message

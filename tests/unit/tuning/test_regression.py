@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.unit.recommendation.tables import seen
+from tests.unit.recommendation.tables import evidence
 from tests.unit.recommendation.tables import table as community_table
 from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
@@ -51,10 +51,10 @@ def test_another_value_of_a_knob_is_expected_to_be_alike() -> None:
 def test_draws_have_the_mean_and_the_spread_of_the_estimate() -> None:
     belief = Regression(usual=Prior(0.1, 0.2))
     belief.learn([Datum(resolve("tiny_vae"), 0.4, 0.1)])
-    asked = recipes("tiny_vae", "tiny_vae+steps(8)")
+    drawn_recipes = recipes("tiny_vae", "tiny_vae+steps(8)")
     rng = np.random.default_rng(0)
-    drawn = np.array([belief.draw(asked, rng) for _ in range(3000)])
-    mean, sd = belief.estimate(asked)
+    drawn = np.array([belief.draw(drawn_recipes, rng) for _ in range(3000)])
+    mean, sd = belief.estimate(drawn_recipes)
     assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
     assert drawn.std(axis=0) == pytest.approx(sd, rel=0.06)
 
@@ -74,20 +74,20 @@ def test_what_is_a_recipes_own_is_told_by_its_measurement_alone() -> None:
     """In estimates and in draws."""
     belief = Regression(usual=Prior(0.0, 0.01), own_sd=0.2)
     belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01)])
-    asked = recipes("tiny_vae", "tiny_vae+channels_last")
-    mean, sd = belief.estimate(asked)
+    drawn_recipes = recipes("tiny_vae", "tiny_vae+channels_last")
+    mean, sd = belief.estimate(drawn_recipes)
     assert mean[0] == pytest.approx(0.3, abs=0.01)
     assert sd[0] < 0.02
     assert sd[1] == pytest.approx(0.2, abs=0.02)
-    drawn = belief.draws(asked, np.random.default_rng(0), 4000)
+    drawn = belief.draws(drawn_recipes, np.random.default_rng(0), 4000)
     assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
     assert drawn.std(axis=0) == pytest.approx(sd, rel=0.1)
 
 
 def test_expected_improvement() -> None:
-    found = improvement(np.array([0.0, 0.5, 0.0]), np.array([0.1, 0.1, 0.5]), 0.2)
-    assert found[1] == pytest.approx(0.3, abs=0.001)
-    assert found[0] < found[2] < found[1]
+    improvements = improvement(np.array([0.0, 0.5, 0.0]), np.array([0.1, 0.1, 0.5]), 0.2)
+    assert improvements[1] == pytest.approx(0.3, abs=0.001)
+    assert improvements[0] < improvements[2] < improvements[1]
 
 
 def test_what_a_technique_touches_bounds_its_effect() -> None:
@@ -95,20 +95,20 @@ def test_what_a_technique_touches_bounds_its_effect() -> None:
     (vae,), (compiled,) = resolve("compile@vae"), resolve("compile")
     assert touched_share(vae.targets, stages) == pytest.approx(0.1)
     assert touched_share(compiled.targets, stages) == pytest.approx(0.8)
-    found = effects([vae, compiled], stages, Objective())
-    assert found["compile@vae"].sd < -math.log(0.9) < found["compile"].sd
+    priors = effects([vae, compiled], stages, Objective())
+    assert priors["compile@vae"].sd < -math.log(0.9) < priors["compile"].sd
 
 
 def test_weights_trained_for_few_steps_are_believed_before_they_are_tried() -> None:
     stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
     (distilled,), (fewer,) = resolve("distilled(lcm)"), resolve("steps(4)")
     assert distilled.trained_steps == 4
-    found = effects([distilled, fewer], stages, Objective(), num_steps=40)
-    trained = found["distilled(lcm)"]
+    priors = effects([distilled, fewer], stages, Objective(), num_steps=40)
+    trained = priors["distilled(lcm)"]
     assert trained.mean == pytest.approx(-math.log(0.2 + 0.8 * 4 / 40))
-    assert found["distilled@denoiser"] == trained
+    assert priors["distilled@denoiser"] == trained
     assert trained.sd < trained.mean / 4, "fewer steps may ruin the image, and these are made not to"
-    assert found["steps(4)"].mean < 0.3
+    assert priors["steps(4)"].mean < 0.3
     unknown = effects([distilled], stages, Objective())["distilled(lcm)"]
     longer = effects([distilled], stages, Objective(), num_steps=4)["distilled(lcm)"]
     assert unknown == longer
@@ -147,7 +147,10 @@ def test_all_generations_learn_from_their_own(gpu: str, least: float) -> None:
 
 def test_what_owners_of_cards_reported_is_learnt_from(monkeypatch: pytest.MonkeyPatch) -> None:
     reported = community_table(
-        seen("compile", 1.5), seen("quantize(fp8)", 1.2), kind="community", gpu="NVIDIA GeForce RTX 4090"
+        evidence("compile", 1.5),
+        evidence("quantize(fp8)", 1.2),
+        kind="community",
+        gpu="NVIDIA GeForce RTX 4090",
     )
     monkeypatch.setattr(priors, "community_tables", lambda: (reported,))
     (source,) = (

@@ -51,13 +51,13 @@ def grid(name: str) -> Grid:
 @pytest.mark.parametrize("name", GRIDS)
 def test_only_what_passed_its_final_is_proposed(name: str) -> None:
     """Of the search's logic alone: the simulated final is the record's own verdict."""
-    found = grid(name)
+    recorded = grid(name)
     without = ("records",) if "h200" in name else ()
-    searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(2)]
+    searches = [replay(recorded, "model", trials_of(recorded, 0.1), seed, without) for seed in range(2)]
     assert any(search.pick() is not None for search in searches)
     for search in searches:
-        assert not fails_gate(found, search)
-        assert search.num_trials <= trials_of(found, 0.1)
+        assert not fails_gate(recorded, search)
+        assert search.num_trials <= trials_of(recorded, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_a
     The limits are what was reached, by fifteen seeds: which five are unlucky changes with each record.
     docs/tuning.md says where the goal of 2 % is missed.
     """
-    found = grid(name)
+    recorded = grid(name)
     without = ("records",) if "h200" in name else ()
-    searches = [replay(found, "model", trials_of(found, 0.1), seed, without) for seed in range(15)]
-    assert np.median([regret(found, search) for search in searches]) <= limit
-    assert np.median([regret_by_all_rounds(found, search) for search in searches]) <= by_all_rounds
-    assert least_regret(found) < 0.005, "the rounds that a search may see name the best recipe"
+    searches = [replay(recorded, "model", trials_of(recorded, 0.1), seed, without) for seed in range(15)]
+    assert np.median([regret(recorded, search) for search in searches]) <= limit
+    assert np.median([regret_by_all_rounds(recorded, search) for search in searches]) <= by_all_rounds
+    assert least_regret(recorded) < 0.005, "the rounds that a search may see name the best recipe"
 
 
 def test_the_rounds_that_rank_recipes_are_not_those_that_the_search_sees() -> None:
@@ -89,20 +89,20 @@ def test_the_rounds_that_rank_recipes_are_not_those_that_the_search_sees() -> No
 
 def test_proposals_pass_by_other_images_too() -> None:
     """Finals draw new images here, so luck in the final could propose what the record's mean refuses."""
-    found = gate_figures(grid("tiny-sd"), 4)
-    assert found["proposed"] >= 3
-    assert found["failed"] == 0
+    figures = gate_figures(grid("tiny-sd"), 4)
+    assert figures["proposed"] >= 3
+    assert figures["failed"] == 0
 
 
 def made(recipes: list[str], seed: int = 0, **fields: object) -> Search:
     """Return a search on the grid of tiny-flux in which only some recipes exist."""
-    found = grid("tiny-flux")
-    entries = {resolve(text): found.entries[resolve(text)] for text in ["baseline", *recipes]}
-    small = dataclasses.replace(found, entries=entries)
-    wanted = Objective(**fields)
-    space = FixedSpace([resolve(text) for text in recipes], wanted)
+    recorded = grid("tiny-flux")
+    entries = {resolve(text): recorded.entries[resolve(text)] for text in ["baseline", *recipes]}
+    small = dataclasses.replace(recorded, entries=entries)
+    objective = Objective(**fields)
+    space = FixedSpace([resolve(text) for text in recipes], objective)
     simulated = Simulated(small, np.random.default_rng(seed))
-    return Search(wanted, space, sampler_of("model", space), simulated, Trials(9))
+    return Search(objective, space, sampler_of("model", space), simulated, Trials(9))
 
 
 def test_a_recipe_that_fails_is_never_proposed() -> None:
@@ -110,7 +110,7 @@ def test_a_recipe_that_fails_is_never_proposed() -> None:
     pick = search.run()
     assert pick is not None
     assert pick.recipe.text == "first_block_cache(0.3)"
-    assert {one.recipe.text for one in search.history} >= {"prune", "first_block_cache(0.3)"}
+    assert {trial.recipe.text for trial in search.history} >= {"prune", "first_block_cache(0.3)"}
 
 
 def test_limits_of_memory_are_kept_and_a_looser_one_is_named() -> None:
@@ -125,7 +125,7 @@ def test_limits_of_memory_are_kept_and_a_looser_one_is_named() -> None:
     assert pick is not None
     assert pick.recipe.text == "tiny_vae+seacache"
     assert pick.peak_bytes < 460e6
-    (looser,) = answer(pick, *search.history, wanted=search.objective).looser
+    (looser,) = answer(pick, *search.history, objective=search.objective).looser
     assert looser.limit == "--max-memory"
     assert looser.result.recipe.text == resolve(fastest).text
     nothing = made(recipes, max_memory_bytes=1.0)
@@ -144,7 +144,7 @@ def test_an_interrupted_search_goes_on_from_its_history() -> None:
     second.measurer.screen = lambda recipes: (measured.extend(r.text for r in recipes), screen(recipes))[1]
     second.run()
     assert len(measured) == 1
-    assert measured[0] not in {one.recipe.text for one in first.history}
+    assert measured[0] not in {trial.recipe.text for trial in first.history}
 
 
 def test_what_may_beat_a_poor_pick_is_judged_and_measured_in_another_final() -> None:
@@ -180,14 +180,20 @@ def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> Non
 def test_finalists_that_fail_together_do_not_take_all_places() -> None:
     """Two recipes of one path of the latents pass in the same worlds; a slower one passes in every world."""
     search = made(["tiny_vae"])
-    found = [result(text, gain, rung=Rung.JUDGED) for text, gain in (("steps(8)", 0.9), ("tiny_vae", 0.3))]
+    judged_results = [
+        result(text, gain, rung=Rung.JUDGED) for text, gain in (("steps(8)", 0.9), ("tiny_vae", 0.3))
+    ]
     twin = result("tiny_vae+steps(8)", 0.89, rung=Rung.JUDGED)
     passes = np.array([True, False, False, False])[:, None]
     worlds = {"steps(8)": 0.9 * passes, "tiny_vae+steps(8)": 0.89 * passes, "tiny_vae": 0.3 + 0.0 * passes}
-    search.sampler.values = lambda results, history: np.hstack([worlds[one.recipe.text] for one in results])
-    chosen = [one.recipe.text for one in search.finalists([found[0], twin, found[1]])]
+    search.sampler.values = lambda results, history: np.hstack(
+        [worlds[finalist.recipe.text] for finalist in results]
+    )
+    chosen = [
+        finalist.recipe.text for finalist in search.finalists([judged_results[0], twin, judged_results[1]])
+    ]
     assert chosen == ["tiny_vae", "steps(8)"]
-    beaten = search.finalists([found[1]], over=result("dtype(bf16)", 0.295))
+    beaten = search.finalists([judged_results[1]], over=result("dtype(bf16)", 0.295))
     assert beaten == [], "it is expected to add 0.5 %"
 
 
@@ -208,17 +214,19 @@ def test_an_option_that_fails_alone_leaves_the_space() -> None:
 
 
 def result(text: str, gain: float, **fields: object) -> Result:
-    seen = Result(resolve(text), Outcome.MEASURED, Rung.PROVEN, gain, 0.01, 0.01, Gate.PASSED, 1.0, 1e9, 1.0)
-    return dataclasses.replace(seen, **fields)
+    measured = Result(
+        resolve(text), Outcome.MEASURED, Rung.PROVEN, gain, 0.01, 0.01, Gate.PASSED, 1.0, 1e9, 1.0
+    )
+    return dataclasses.replace(measured, **fields)
 
 
-def answer(pick: Result, *others: Result, wanted: Objective | None = None) -> Tuned:
+def answer(pick: Result, *others: Result, objective: Objective | None = None) -> Tuned:
 
     everything = (pick, *others)
     return Tuned(
         "tiny-sd",
         "a CPU",
-        wanted or Objective(),
+        objective or Objective(),
         pick,
         (),
         everything,
@@ -235,26 +243,27 @@ def test_neighbours_say_why_they_lost() -> None:
     pick = result("tiny_vae+steps(8)", 0.5)
     slow = result("tiny_vae", 0.1)
     ruined = result("tiny_vae+steps(12)", 0.6, gate=Gate.FAILED)
-    found = {n.change: n.reason for n in answer(pick, slow, ruined).neighbours}
-    assert found["without steps(8)"] == "49 % slower"
-    assert found["without tiny_vae"] == "not measured"
-    assert found["steps(12) instead of steps(8)"] == "its quality fails"
+    reasons = {n.change: n.reason for n in answer(pick, slow, ruined).neighbours}
+    assert reasons["without steps(8)"] == "49 % slower"
+    assert reasons["without tiny_vae"] == "not measured"
+    assert reasons["steps(12) instead of steps(8)"] == "its quality fails"
 
 
 def test_a_looser_limit_is_named_with_what_it_buys() -> None:
-    wanted = Objective(max_memory_bytes=2e9)
+    objective = Objective(max_memory_bytes=2e9)
     pick, large = result("tiny_vae", 0.1), result("steps(8)", 0.9, peak_bytes=3e9)
-    assert [(one.limit, one.result.recipe.text) for one in answer(pick, large, wanted=wanted).looser] == [
-        ("--max-memory", "steps(8)")
-    ]
-    assert why_lost(large, pick, wanted, True) == "it takes more memory than allowed"
+    assert [
+        (looser.limit, looser.result.recipe.text)
+        for looser in answer(pick, large, objective=objective).looser
+    ] == [("--max-memory", "steps(8)")]
+    assert why_lost(large, pick, objective, True) == "it takes more memory than allowed"
 
 
 def test_the_front_has_no_recipe_that_another_beats() -> None:
     pick = result("tiny_vae", 0.5, seconds=0.5)
     beaten = result("channels_last", 0.1, seconds=0.9)
     small = result("steps(8)", 0.2, seconds=0.8, peak_bytes=1e8)
-    assert [one.recipe.text for one in answer(pick, beaten, small).front] == ["tiny_vae", "steps(8)"]
+    assert [entry.recipe.text for entry in answer(pick, beaten, small).front] == ["tiny_vae", "steps(8)"]
 
 
 def test_the_answer_fits_a_terminal() -> None:
@@ -300,9 +309,9 @@ def test_the_answer_says_what_images_cost() -> None:
         make_record("tiny_vae", make_round(0, (0.9, 0.9, 0.9))),
     ]
     pick = result("tiny_vae", 0.69)
-    found = dataclasses.replace(answer(pick), rows=tuple(priced(rows_of(records), 2.0)))
-    assert "cost     0.5 per 1,000 images instead of 1.00" in str(found).splitlines()
-    assert "cost " not in str(dataclasses.replace(found, rows=tuple(rows_of(records))))
+    priced_answer = dataclasses.replace(answer(pick), rows=tuple(priced(rows_of(records), 2.0)))
+    assert "cost     0.5 per 1,000 images instead of 1.00" in str(priced_answer).splitlines()
+    assert "cost " not in str(dataclasses.replace(priced_answer, rows=tuple(rows_of(records))))
 
 
 def test_a_search_says_what_it_goes_on_from() -> None:
@@ -316,12 +325,12 @@ def test_a_search_says_what_it_goes_on_from() -> None:
 def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:
     history = [result("fused", 0.5), result("fused+cuda_graph", 0.8), result("channels_last", 0.1)]
     history += [result("fused+inference_mode", 0.5), result("fused+gpu_postprocess", 0.5)]
-    wanted = resolve("fused+channels_last+cuda_graph")
+    useful = resolve("fused+channels_last+cuda_graph")
     chances = []
     for rest in ("", "+inference_mode", "+gpu_postprocess", "+inference_mode+gpu_postprocess"):
         recipe = resolve(f"fused+channels_last{rest}")
         history.append(Result(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason="no convolution to convert"))
-        chances.append(probability_of_running(wanted, failure_probabilities(history)))
+        chances.append(probability_of_running(useful, failure_probabilities(history)))
     assert chances == sorted(chances, reverse=True)
     assert chances[-1] < 0.05
     assert (
@@ -384,8 +393,8 @@ def test_what_finalists_have_in_common_takes_part_in_a_final_without_a_judge() -
 
 def test_the_final_measures_the_pick_without_what_is_believed_to_give_nothing() -> None:
     long, short = "tiny_vae+dtype(bf16)+first_block_cache(0.3)", "dtype(bf16)+first_block_cache(0.3)"
-    found = grid("tiny-flux")
-    assert {resolve(long), resolve(short)} <= set(found.entries)
+    recorded = grid("tiny-flux")
+    assert {resolve(long), resolve(short)} <= set(recorded.entries)
     for trials, expected in ((9, {long, short}), (1, {long})):
         search = made([long, short])
         search.budget = Trials(trials)
@@ -411,9 +420,9 @@ def test_finalists_that_differ_by_nothing_leave_a_place_for_the_shorter_recipe()
 def test_a_judgement_does_not_replace_the_screening_before_it() -> None:
     sampler = ModelSampler(Space.of(Objective()), np.random.default_rng(0))
     recipe = resolve("tiny_vae")
-    screened, judged = result("tiny_vae", 0.6), result("tiny_vae", 0.2, rung=Rung.JUDGED)
+    screened, judged_result = result("tiny_vae", 0.6), result("tiny_vae", 0.2, rung=Rung.JUDGED)
     believed = []
-    for history in ([screened], [judged], [screened, judged]):
+    for history in ([screened], [judged_result], [screened, judged_result]):
         sampler.learn([result("baseline", 0.0), *history])
         believed.append(float(sampler.gain.estimate([recipe])[0][0]))
     assert believed[0] == pytest.approx(0.6, abs=0.1)
@@ -442,7 +451,7 @@ def test_what_a_neighbour_is_expected_to_cost_is_what_the_model_believes_of_the_
     search = made(["tiny_vae"])
     pick = result("tiny_vae+dtype(bf16)", 0.9, error=0.2)
     search.history = [result("baseline", 0.0), result("tiny_vae", 0.2), pick]
-    found = expected_neighbours(search, pick)
+    gains = expected_neighbours(search, pick)
     mean, _ = search.sampler.gain.estimate([pick.recipe, resolve("tiny_vae")])  # type: ignore[attr-defined]
-    assert found["tiny_vae"] == pytest.approx(0.9 + mean[1] - mean[0])
+    assert gains["tiny_vae"] == pytest.approx(0.9 + mean[1] - mean[0])
     assert mean[0] < 0.88

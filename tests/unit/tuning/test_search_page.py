@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.make import make_record, make_round
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.benchmark.store import Store
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
@@ -28,7 +28,7 @@ from vivace.tuning.settings import SearchSettings
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
 
 
-def seen(recipe: str, times: float | None, rung: Rung = Rung.SCREENED, **fields: Any) -> Result:
+def result_of(recipe: str, times: float | None, rung: Rung = Rung.SCREENED, **fields: Any) -> Result:
     if times is None:
         return Result(resolve(recipe), Outcome.CRASHED, rung, **fields)
     measured: dict[str, Any] = {"seconds": 1 / times, "peak_bytes": 4.5e8, "first_call_s": 1.5, **fields}
@@ -36,12 +36,14 @@ def seen(recipe: str, times: float | None, rung: Rung = Rung.SCREENED, **fields:
 
 
 HISTORY = (
-    seen("baseline", 1.0, Rung.PROVEN, gate=Gate.PASSED, peak_bytes=4.4e8),
-    seen(PICK, 2.5, Rung.PROVEN, gate=Gate.PASSED),
-    seen(RIVAL, 2.0, Rung.PROVEN, gate=Gate.PASSED),
-    seen("steps(20)", 1.2),
-    seen("steps(4)", 5.0, Rung.JUDGED, gate=Gate.FAILED, reason="CLIP margin kept 61.0 %, the limit is 95 %"),
-    seen("compile", None, reason="no C++ compiler <script>"),
+    result_of("baseline", 1.0, Rung.PROVEN, gate=Gate.PASSED, peak_bytes=4.4e8),
+    result_of(PICK, 2.5, Rung.PROVEN, gate=Gate.PASSED),
+    result_of(RIVAL, 2.0, Rung.PROVEN, gate=Gate.PASSED),
+    result_of("steps(20)", 1.2),
+    result_of(
+        "steps(4)", 5.0, Rung.JUDGED, gate=Gate.FAILED, reason="CLIP margin kept 61.0 %, the limit is 95 %"
+    ),
+    result_of("compile", None, reason="no C++ compiler <script>"),
 )
 
 
@@ -141,7 +143,7 @@ def test_one_round_proves_nothing_and_has_no_interval(tmp_path: Path, rounds: in
 
 
 def test_a_search_without_an_answer_has_a_page(tmp_path: Path) -> None:
-    history = (HISTORY[0], HISTORY[4], seen("steps(8)", 2.0))
+    history = (HISTORY[0], HISTORY[4], result_of("steps(8)", 2.0))
     page = page_of(tuned(tmp_path, pick=None, rows=(), history=history, notes=("the time ended",)))
     assert "no recipe was shown to be better than the baseline" in page
     assert "Better; there was no time to judge its quality." in page
@@ -168,8 +170,8 @@ def test_less_memory_is_the_headline_where_it_is_the_goal(tmp_path: Path) -> Non
 
 
 def test_what_nothing_is_known_of_is_counted_and_not_listed() -> None:
-    known = ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True)
-    explanation = Explanation((known,), 31, (("this store", 7),), 12)
+    gain = ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True)
+    explanation = Explanation((gain,), 31, (("this store", 7),), 12)
     assert explanation.lines() == [
         "tiny_vae  1.30x [1.20, 1.40]",
         "31 more options were not tried, and nothing tells whether they help here",
@@ -188,19 +190,19 @@ def test_beliefs_are_printed_only_if_they_are_asked_for(tmp_path: Path) -> None:
 def test_the_command_passes_the_judges_on_and_writes_the_page_into_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[SearchSettings] = []
+    calls: list[SearchSettings] = []
 
     def search(model: str, settings: SearchSettings, watcher: object) -> Tuned:
-        asked.append(settings)
+        calls.append(settings)
         return tuned(tmp_path / "s", model=model)
 
     monkeypatch.setattr("vivace.tuning.tuner.search_recipe", search)
     flags = ("--scorer", "none", "--witness", "org/blip", "--store", "s")
-    done = said(tmp_path, "tune", "tiny-sd", *flags, "--format", "json")
-    assert (asked[0].scorer, asked[0].witness) == (None, "org/blip")
+    done = run_vivace(tmp_path, "tune", "tiny-sd", *flags, "--format", "json")
+    assert (calls[0].scorer, calls[0].witness) == (None, "org/blip")
     assert "page with the proof and the images: s/tune-tiny-sd.html" in done.stderr
     assert 'id="proof"' in (tmp_path / "s" / "tune-tiny-sd.html").read_text()
     assert json.loads(done.stdout)["recipe"] == PICK
-    said(tmp_path, "tune", "tiny-sd", "--store", "s", "-o", "own.html")
-    assert asked[-1].scorer == "auto"
+    run_vivace(tmp_path, "tune", "tiny-sd", "--store", "s", "-o", "own.html")
+    assert calls[-1].scorer == "auto"
     assert (tmp_path / "own.html").read_text().startswith("<!doctype html>")

@@ -43,10 +43,10 @@ def texts(space: Space) -> set[str]:
 
 
 def test_options_are_the_declared_values() -> None:
-    assert [one.text for one in options(TECHNIQUES["steps"])] == ["steps(8)", "steps(12)", "steps(20)"]
-    found = {one.text for one in options(TECHNIQUES["quantize"])}
-    assert {"quantize(int8)", "quantize(fp8)", "quantize(int8)@vae"} <= found
-    assert {one.text for one in options(TECHNIQUES["first_block_cache"])} >= {
+    assert [option.text for option in options(TECHNIQUES["steps"])] == ["steps(8)", "steps(12)", "steps(20)"]
+    option_texts = {option.text for option in options(TECHNIQUES["quantize"])}
+    assert {"quantize(int8)", "quantize(fp8)", "quantize(int8)@vae"} <= option_texts
+    assert {option.text for option in options(TECHNIQUES["first_block_cache"])} >= {
         "first_block_cache",
         "first_block_cache(0.3)",
         "first_block_cache(hits=0.5)",
@@ -54,7 +54,7 @@ def test_options_are_the_declared_values() -> None:
 
 
 def test_a_technique_comes_in_with_a_usual_option() -> None:
-    usual = {one.text for one in options(TECHNIQUES["compile"]) if is_usual(one)}
+    usual = {option.text for option in options(TECHNIQUES["compile"]) if is_usual(option)}
     assert "compile" in usual
     assert not any("@" in text for text in usual)
 
@@ -70,17 +70,19 @@ def test_a_new_technique_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_neighbours_never_conflict_and_swap_what_owns_the_slot() -> None:
     space = Space.of(Objective())
     start = resolve("fp16+first_block_cache(0.1)+steps(8)")
-    found = {recipe.text: recipe for recipe in space.neighbours(start)}
-    assert "dtype(fp16)+first_block_cache(0.1)" in found  # one less
-    assert "dtype(bf16)+first_block_cache(0.1)+steps(8)" in found  # one swapped
-    assert "tiny_vae+dtype(fp16)+first_block_cache(0.1)+steps(8)" in found  # one more
-    for recipe in found.values():
+    by_text = {recipe.text: recipe for recipe in space.neighbours(start)}
+    assert "dtype(fp16)+first_block_cache(0.1)" in by_text  # one less
+    assert "dtype(bf16)+first_block_cache(0.1)+steps(8)" in by_text  # one swapped
+    assert "tiny_vae+dtype(fp16)+first_block_cache(0.1)+steps(8)" in by_text  # one more
+    for recipe in by_text.values():
         assert resolve(recipe.text) == recipe  # raises for a conflict
         assert sum(t.name in ("first_block_cache", "teacache") for t in recipe) <= 1
 
 
 def test_what_cannot_work_is_cut_with_its_reason() -> None:
-    space = Space.of(Objective(), lambda one: "no CUDA device" if one.name == "cuda_graph" else None)
+    space = Space.of(
+        Objective(), lambda technique: "no CUDA device" if technique.name == "cuda_graph" else None
+    )
     assert space.cut["cuda_graph"] == "no CUDA device"
     assert "cuda_graph" not in texts(space)
 
@@ -122,10 +124,10 @@ def test_a_fixed_space_holds_its_recipes_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("12GB", 12e9), ("8", 8e9), ("1.5 GiB", 1.5 * 2**30), ("900mb", 9e8)]
+    ("text", "num_bytes"), [("12GB", 12e9), ("8", 8e9), ("1.5 GiB", 1.5 * 2**30), ("900mb", 9e8)]
 )
-def test_amounts_of_memory(text: str, wanted: float) -> None:
-    assert parse_bytes(text) == wanted
+def test_amounts_of_memory(text: str, num_bytes: float) -> None:
+    assert parse_bytes(text) == num_bytes
 
 
 def test_amounts_that_are_none() -> None:
@@ -137,9 +139,9 @@ def test_amounts_that_are_none() -> None:
 
 @pytest.mark.parametrize(("batch", "reason"), [(1, "so there is no batch to slice"), (4, None), (None, None)])
 def test_slicing_needs_a_batch(batch: int | None, reason: str | None) -> None:
-    found = support_of("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch).reasons
-    assert set(found) == (set() if reason is None else {"vae_slicing"})
-    assert reason is None or reason in found["vae_slicing"]
+    reasons = support_of("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch).reasons
+    assert set(reasons) == (set() if reason is None else {"vae_slicing"})
+    assert reason is None or reason in reasons["vae_slicing"]
 
 
 def test_what_only_a_benchmark_gains_by_is_searched_on_request_alone() -> None:
@@ -170,14 +172,14 @@ def test_several_processes_are_searched_on_gpus(
 
 
 def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = support_of("synthetic:sdxl", ["compile@vae"], "cpu")
-    assert found.components == {"denoiser", "text_encoder", "text_encoder_2", "vae"}
-    asked: list[str] = []
+    support = support_of("synthetic:sdxl", ["compile@vae"], "cpu")
+    assert support.components == {"denoiser", "text_encoder", "text_encoder_2", "vae"}
+    queried: list[str] = []
 
-    def answer(*given: Any) -> Support:
-        asked.extend(given[2])
-        everywhere = next(text for text in asked if text.startswith("quantize(int8)@denoiser,"))
-        return Support({everywhere: "too old"}, found.components)
+    def answer(*arguments: Any) -> Support:
+        queried.extend(arguments[2])
+        everywhere = next(text for text in queried if text.startswith("quantize(int8)@denoiser,"))
+        return Support({everywhere: "too old"}, support.components)
 
     monkeypatch.setattr(setup, "ask_support", answer)
     space = setup.space_of(Objective(same_picture_only=True), bench_on("cuda"), None)
@@ -226,10 +228,10 @@ def test_a_technique_judges_what_those_before_it_have_made(
     monkeypatch.setattr("vivace.measure.machine.choose_device", lambda device: device)
     monkeypatch.setattr("vivace.measure.machine.this_machine", lambda device: gpu)
     monkeypatch.setattr(Machine, "has_package", lambda self, name: True)
-    found = support_of("synthetic:sdxl", [text], "cuda")
-    assert list(found.reasons) == ([] if reason is None else [text])
-    assert reason is None or reason in found.reasons[text]
-    assert (text in found.by_model) == (reason is not None)
+    support = support_of("synthetic:sdxl", [text], "cuda")
+    assert list(support.reasons) == ([] if reason is None else [text])
+    assert reason is None or reason in support.reasons[text]
+    assert (text in support.by_model) == (reason is not None)
 
 
 def test_techniques_that_change_nothing_after_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,13 +240,13 @@ def test_techniques_that_change_nothing_after_others_are_told(monkeypatch: pytes
     monkeypatch.setattr("vivace.measure.machine.this_machine", lambda device: gpu)
     monkeypatch.setattr(Machine, "has_package", lambda self, name: True)
     idle, useful = "fused(fp8)@denoiser,vae+tf32", "fused(fp8)+tf32"
-    found = support_of("synthetic:sdxl", [idle, useful], "cuda")
-    assert found.reasons == {}
-    assert list(found.idle) == [idle], "without fused, SDXL's VAE computes in fp32"
-    assert "nothing computes in fp32" in found.idle[idle]["tf32"]
+    support = support_of("synthetic:sdxl", [idle, useful], "cuda")
+    assert support.reasons == {}
+    assert list(support.idle) == [idle], "without fused, SDXL's VAE computes in fp32"
+    assert "nothing computes in fp32" in support.idle[idle]["tf32"]
     recipes = [resolve(idle), resolve(useful)]
-    assert list(found.refusals(recipes)) == [idle]
-    assert found.refusals(recipes, Objective(keep=("tf32",)).keeps) == {}
+    assert list(support.refusals(recipes)) == [idle]
+    assert support.refusals(recipes, Objective(keep=("tf32",)).keeps) == {}
 
 
 def test_what_breaks_without_weights_is_left_to_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,16 +261,18 @@ def test_what_works_with_others_stays_in_the_search(monkeypatch: pytest.MonkeyPa
     """SDXL's VAE cannot be captured alone, and can where it is fused; records have it so."""
     components = frozenset({"denoiser", "text_encoder", "text_encoder_2", "vae"})
 
-    def answer(*given: Any) -> Support:
-        graphs = {text: "no fixed address" for text in given[2] if text.startswith("cuda_graph@denoiser,")}
+    def answer(*arguments: Any) -> Support:
+        graphs = {
+            text: "no fixed address" for text in arguments[2] if text.startswith("cuda_graph@denoiser,")
+        }
         return Support(graphs | {"attention(flash3)": "not installed"}, components, frozenset(graphs))
 
     monkeypatch.setattr(setup, "ask_support", answer)
-    told = [*resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"), *resolve("attention(flash3)")]
-    wanted = Objective(same_picture_only=True)
-    space = setup.space_of(wanted, bench_on("cuda"), None, told)
+    declared = [*resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"), *resolve("attention(flash3)")]
+    objective = Objective(same_picture_only=True)
+    space = setup.space_of(objective, bench_on("cuda"), None, declared)
     assert GRAPHS in texts(space)
     assert "attention(flash3)" not in texts(space), "the machine's fault stays one"
     space.leave_out(resolve(GRAPHS).techniques[0], "it failed alone")
     assert space.holds(resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"))
-    assert GRAPHS not in texts(setup.space_of(wanted, bench_on("cuda"), None))
+    assert GRAPHS not in texts(setup.space_of(objective, bench_on("cuda"), None))

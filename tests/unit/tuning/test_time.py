@@ -56,13 +56,13 @@ class Host:
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         return [
-            Result(one, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason="10.1 GB")
-            for one in recipes
-            if one == REFUSED
+            Result(recipe, Outcome.OUT_OF_MEMORY, Rung.SCREENED, reason="10.1 GB")
+            for recipe in recipes
+            if recipe == REFUSED
         ]
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
-        return [self.round(one, Rung.SCREENED, SCREENING) for one in (Recipe(), *recipes)][1:]
+        return [self.round(recipe, Rung.SCREENED, SCREENING) for recipe in (Recipe(), *recipes)][1:]
 
     def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
         raise AssertionError("random weights are not judged")
@@ -72,8 +72,8 @@ class Host:
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
         for _ in range(2):
-            found = [self.round(one, Rung.PROVEN, self.pace.repeats) for one in (Recipe(), *recipes)]
-        return found
+            results = [self.round(recipe, Rung.PROVEN, self.pace.repeats) for recipe in (Recipe(), *recipes)]
+        return results
 
     def round(self, recipe: Recipe, rung: Rung, calls: int) -> Result:
         gain = math.log(GAINS[recipe.text])
@@ -85,20 +85,20 @@ class Host:
         calls_s = compiling + (calls + WARM_UP) * seconds
         self.pace.note(calls_s, 1, calls_s + LOADING_S)
         self.now += calls_s + LOADING_S
-        one = Result(
+        result = Result(
             recipe, Outcome.MEASURED, rung, gain, 0.02, seconds=seconds, first_call_s=seconds + compiling
         )
-        self.pace.learn([one])
-        return dataclasses.replace(one, peak_bytes=1e9)
+        self.pace.learn([result])
+        return dataclasses.replace(result, peak_bytes=1e9)
 
 
 def searched(minutes: float) -> tuple[Search, Host]:
     """Return the search after it has run, on a host of whose model records have all recipes."""
-    host, wanted = Host(), Objective(same_picture_only=True)
+    host, objective = Host(), Objective(same_picture_only=True)
     recipes = [resolve(text) for text in GAINS if text != "baseline"]
     data = [Datum(resolve(text), math.log(gain), 0.05) for text, gain in GAINS.items() if gain > 1]
     budget = Minutes(minutes, host, 0.0, clock=lambda: host.now)
-    space = FixedSpace(recipes, wanted)
+    space = FixedSpace(recipes, objective)
     sampler = ModelSampler(
         space,
         np.random.default_rng(0),
@@ -107,7 +107,7 @@ def searched(minutes: float) -> tuple[Search, Host]:
         most_s=lambda: budget.most_s,
     )
     base = host.round(Recipe(), Rung.SCREENED, SCREENING)
-    search = Search(wanted, space, sampler, host, budget, judges=False, history=[base])
+    search = Search(objective, space, sampler, host, budget, judges=False, history=[base])
     search.run()
     return search, host
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.make import make_environment, make_round, make_trial
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.benchmark import Store
 from vivace.errors import OutputError
 from vivace.untrusted.destinations import (
@@ -265,9 +265,9 @@ def test_a_command_writes_to_a_pipe_and_through_a_link(tmp_path: Path) -> None:
     received: list[bytes] = []
     reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
     reader.start()
-    assert said(tmp_path, "report", "-o", "pipe").stdout == "pipe\n"
+    assert run_vivace(tmp_path, "report", "-o", "pipe").stdout == "pipe\n"
     reader.join(20)
-    said(tmp_path, "report", "-o", "link.html")
+    run_vivace(tmp_path, "report", "-o", "link.html")
     assert link.is_symlink()
     (page,) = received
     assert page.startswith(b"<!doctype html>")

@@ -88,7 +88,7 @@ def test_paths_inside_a_folder(tmp_path: Path) -> None:
     assert not is_below(snapshot / ".." / ".." / ".." / "x", snapshot)
 
 
-def test_users_that_do_not_exist() -> None:
+def test_a_path_of_a_user_that_does_not_exist() -> None:
     assert user_path("~nobody-here/x") == Path("~nobody-here/x")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.errors import UsageError
 from vivace.models.sources import Files, PixelLimits, source_images_of
 from vivace.untrusted.image_files import open_image, open_mask
@@ -176,7 +176,7 @@ def test_quality_compares_what_16_bits_show(tmp_path: Path) -> None:
         saved(tmp_path / folder, "0.png", picture)
     (tmp_path / "a" / "1.png").write_bytes((tmp_path / "a" / "0.png").read_bytes())
     saved(tmp_path / "b", "1.png", layer(255, LEFT))
-    done = said(tmp_path, "quality", "a", "b", "--json", code=1)
-    found = json.loads(done.stdout)
-    assert found["pairs"][0]["against"]["psnr_db"] is None, "they are identical"
-    assert found["notes"] == ["b/1.png: it has transparent pixels, which are put on white"]
+    done = run_vivace(tmp_path, "quality", "a", "b", "--json", code=1)
+    answer = json.loads(done.stdout)
+    assert answer["pairs"][0]["against"]["psnr_db"] is None, "they are identical"
+    assert answer["notes"] == ["b/1.png: it has transparent pixels, which are put on white"]

@@ -39,12 +39,12 @@ def test_rich_keeps_its_own_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", PlainStream(out))
-    shown = console()
+    terminal = console()
     table = Table()
     table.add_column(Text(ESCAPE))
     table.add_row(Text(f"red{ESCAPE}", style="bold red"))
-    shown.print(table)
-    with Progress(console=shown) as progress:
+    terminal.print(table)
+    with Progress(console=terminal) as progress:
         progress.add_task(ESCAPE.replace("[", "\\["), total=1)
     text = out.getvalue()
     assert "\x1b[1;31mred" in text, "its own style"

@@ -1,4 +1,4 @@
-"""What measured rows of a study took of their device, on every page that shows it."""
+"""Energy, time and limits of measured rows: the usage table, on every page that shows it."""
 
 import csv
 import io
@@ -32,8 +32,8 @@ COUNTED = sitting(
 
 def test_the_table_has_limit_energy_and_hours() -> None:
     (view,) = views(run(COUNTED))
-    found = usage_table(view)
-    cells = {label: dict(zip(found.headings, texts, strict=True)) for label, texts in found.rows}
+    usage = usage_table(view)
+    cells = {label: dict(zip(usage.headings, texts, strict=True)) for label, texts in usage.rows}
     assert cells == {
         "baseline": {
             "at the limit": "0.350 s", "speed, of the limit's": "35 %", "lost to kernels": "0.250 s",
@@ -41,10 +41,10 @@ def test_the_table_has_limit_energy_and_hours() -> None:
             "energy an image": "1,505 J", "mean power": "700 W",
             "SM clock": "1785 MHz", "hours for 1,000 images": "0.279", "clocks held down by": "power cap",
         },
-        "VAE": dict.fromkeys(found.headings, "–")
+        "VAE": dict.fromkeys(usage.headings, "–")
         | {"hours for 1,000 images": "0.14", "clocks held down by": "nothing"},
     }  # fmt: skip
-    assert found.reasons == (
+    assert usage.reasons == (
         ("VAE", "no limit: the work of this recipe was not counted: one image on several GPUs"),
     )
 
@@ -71,11 +71,11 @@ def test_every_format_has_the_price_if_it_was_given(price: float | None) -> None
     assert float(kept["baseline", "limit_share"][0]) == pytest.approx(0.35, rel=0.01)
     assert kept["baseline", "energy"] == ("1505.0", "J")
     assert ("baseline", "cost_per_1000") in kept or price is None
-    shown = [render(priced, "table"), render(priced, "md"), priced.page()]
-    for text in shown:
+    texts = [render(priced, "table"), render(priced, "md"), priced.page()]
+    for text in texts:
         assert "1,505 J" in text
         assert ("cost of 1,000" in text) is (price is not None)
     if price is not None:
         cost, unit = kept["baseline", "cost_per_1000"]
         assert (float(cost), unit) == (pytest.approx(1.0, rel=0.02), "price")
-        assert "1,000 images cost 1.00 at 3.6 an hour" in shown[2]
+        assert "1,000 images cost 1.00 at 3.6 an hour" in texts[2]
