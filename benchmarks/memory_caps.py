@@ -134,16 +134,11 @@ def _write_answers(models: Sequence[str], path: Path) -> int:
 
 def answer_of(model: str, card_gb: int) -> dict[str, Any]:
     """Return what `vivace plan MODEL --card N` answers, as it says in JSON."""
-    started = time.monotonic()
     command = [sys.executable, "-m", "vivace", "plan", model, "--card", str(card_gb), "--json"]
     printed = subprocess.run(command, capture_output=True, text=True, check=False)
     if printed.returncode:
         raise StoreError(f"{' '.join(command[2:])}: {printed.stderr.strip()[-500:]}")
-    return answer_in(json.loads(printed.stdout)) | {
-        "model": model,
-        "card_gb": card_gb,
-        "answered_in_s": round(time.monotonic() - started, 1),
-    }
+    return {"model": model, "card_gb": card_gb} | answer_in(json.loads(printed.stdout))
 
 
 def answer_in(facts: dict[str, Any]) -> dict[str, Any]:
