@@ -44,9 +44,6 @@ def run_vivace(folder: Path, *arguments: str, code: int = 0) -> subprocess.Compl
     return subprocess.CompletedProcess(["vivace", *arguments], status, *output)
 
 
-said = run_vivace  # the former name, which tests/unit/measure imports
-
-
 def _flushed(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     stream.flush()
     return stream

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.typed import said
+from tests.typed import run_vivace
 from vivace.cli.options import read_prompts
 from vivace.measure.folders import compare, pair
 
@@ -59,5 +59,5 @@ def test_the_command_says_which_prompt_it_gave_to_which_image(tmp_path: Path) ->
             Image.new("RGB", (64, 64), (20 * number, 0, 0)).save(tmp_path / folder / f"image_{number}.png")
     (tmp_path / "prompts.txt").write_text("the second\nthe tenth\n")
     scored = ("--prompts", "prompts.txt", "--scorer", "tiny-clip")
-    errors = said(tmp_path, "quality", "a", "b", *scored, "--min-quality", "clip=off,match=off").stderr
+    errors = run_vivace(tmp_path, "quality", "a", "b", *scored, "--min-quality", "clip=off,match=off").stderr
     assert "prompts: image_2.png is 'the second', image_10.png is 'the tenth'" in errors
