@@ -37,14 +37,16 @@ def test_an_event_is_a_line() -> None:
 
 def test_a_process_is_killed_with_those_that_it_started(tmp_path: Path) -> None:
     code = (
-        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+        "import os, subprocess, sys; sleeping = subprocess.Popen(['sleep', '60']);"
+        "print(sleeping.pid, os.environ['NAME'], flush=True); sys.stdin.read()"
     )
     with (tmp_path / "errors").open("wb") as errors:
         process = start([sys.executable, "-c", code], {"NAME": "value"}, errors)
     assert process.stdout is not None
     assert process.stdin is not None
-    grandchild = psutil.Process(int(process.stdout.readline()))
-    assert grandchild.environ()["NAME"] == "value"
+    pid, value = process.stdout.readline().split()
+    assert value == b"value"
+    grandchild = psutil.Process(int(pid))
     kill_group(process.pid)
     assert ended_by(process.wait()) == "SIGKILL"
     grandchild.wait(timeout=5)
