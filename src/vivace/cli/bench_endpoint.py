@@ -13,7 +13,6 @@ import click
 
 from vivace.cli import options
 from vivace.cli.failures import INTERRUPTED
-from vivace.cli.prove import read_key
 from vivace.cli.spec_options import SpecCommand
 from vivace.errors import UsageError
 
@@ -130,7 +129,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
 @click.option(
     "--api-key-file",
     "key",
-    callback=read_key,
+    callback=options.read_key,
     metavar="FILE",
     help="File with the key that requests bear (Authorization: Bearer).",
 )

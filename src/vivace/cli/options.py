@@ -14,9 +14,9 @@ import click
 from vivace.cli.spec_options import QUALITY, TIMING, WORKLOAD, SpecCommand, option
 from vivace.cli.spec_options import FiniteFloat as FiniteFloat
 from vivace.cli.spec_options import command as command
-from vivace.errors import WorkloadError
+from vivace.errors import UsageError, WorkloadError
 from vivace.spec.tasks import TASKS
-from vivace.untrusted.files import read_text
+from vivace.untrusted.files import read_text, user_path
 from vivace.untrusted.reading import reading
 from vivace.untrusted.terminal_text import lines_of
 
@@ -299,6 +299,21 @@ def _parse_limits(context: click.Context, parameter: click.Parameter, value: str
     except ValidationError as error:
         problem = error.errors()[0]
         raise click.BadParameter(f"{problem['loc'][0]}={problem['input']} {expectation_of(error)}.") from None
+
+
+def read_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the key in the file that an option names.
+
+    Raises:
+        UsageError: it cannot be read, or holds no key.
+    """
+    if value is None:
+        return None
+    with reading(f"{parameter.opts[0]} {value}", UsageError):
+        key = read_text(user_path(value), 10_000).strip()
+    if not key or not key.isascii() or any(character.isspace() for character in key):
+        raise UsageError(f"{parameter.opts[0]} {value}: it holds no key, which is one word on one line")
+    return key
 
 
 def read_prompts(path: Path) -> list[str]:

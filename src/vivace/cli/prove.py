@@ -15,8 +15,6 @@ from vivace.cli.failures import INTERRUPTED
 from vivace.cli.spec_options import IMAGE_SETTINGS, LOAD, PROOF, TIMING, WORKLOAD, collect, option
 from vivace.errors import UsageError
 from vivace.untrusted.destinations import check_writable, is_standard_output, replace
-from vivace.untrusted.files import read_text, user_path
-from vivace.untrusted.reading import reading
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
@@ -64,17 +62,6 @@ def parse_sizes(
         return tuple(dict.fromkeys(Size.of(text) for text in texts))
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
-
-
-def read_key(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Return the key in a file."""
-    if value is None:
-        return None
-    with reading(f"{parameter.opts[0]} {value}", UsageError):
-        key = read_text(user_path(value), 10_000).strip()
-    if not key or not key.isascii() or any(letter.isspace() for letter in key):
-        raise UsageError(f"{parameter.opts[0]} {value}: it holds no key, which is one word on one line")
-    return key
 
 
 @options.command()
@@ -129,11 +116,11 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
 @option(TIMING, "timeout_s", "--timeout", help="Longest wait for an answer of a server, in seconds.")
 @click.option(
     "--key-a",
-    callback=read_key,
+    callback=options.read_key,
     metavar="FILE",
     help="File with the key that requests to A bear (Authorization: Bearer).",
 )
-@click.option("--key-b", callback=read_key, metavar="FILE", help="Likewise, to B.")
+@click.option("--key-b", callback=options.read_key, metavar="FILE", help="Likewise, to B.")
 @click.option(
     "--requests",
     "--num-requests",

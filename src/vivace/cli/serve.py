@@ -97,7 +97,8 @@ _BATCHES = (2, 4)
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
 @click.option(
     "--api-key-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    "key",
+    callback=options.read_key,
     metavar="F",
     help="A file with the key that requests must bear.",
 )
@@ -129,7 +130,7 @@ def serve(
     idle_unload: float | None,
     host: str,
     port: int,
-    api_key_file: Path | None,
+    key: str | None,
     hosts: tuple[str, ...],
     log_prompts: bool,
 ) -> int:
@@ -147,7 +148,7 @@ def serve(
         vivace serve flux-dev --ray auto --replicas 2-8
     """
     _check_installed()
-    key = _key(api_key_file, host)
+    _check_key(key, host)
     if replicas is not None and ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
     if ray_address is not None:
@@ -260,18 +261,11 @@ def _check_installed() -> None:
         raise Unsupported(f"serve needs {', '.join(missing)}; pip install 'vivace[serve]'")
 
 
-def _key(file: Path | None, host: str) -> str | None:
+def _check_key(key: str | None, host: str) -> None:
     from vivace.serve.hosts import is_loopback
-    from vivace.untrusted.files import read_text
 
-    if file is None:
-        if not is_loopback(host.lower()):
-            raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
-        return None
-    key = read_text(file, 10_000).strip()
-    if not key or not key.isascii() or any(character.isspace() for character in key):
-        raise UsageError(f"--api-key-file {file}: give a file of one line of ASCII without spaces")
-    return key
+    if key is None and not is_loopback(host.lower()):
+        raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
 
 
 def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """A server without a key answers requests that name this machine, and no others: DNS rebinding."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,6 +81,7 @@ def test_with_a_key_any_name_is_answered(tmp_path: Path) -> None:
         (("--allow-host", "http://x"), "give a name as in a URL, without port and scheme"),
         (("--allow-host", "x:80"), "give a name as in a URL, without port and scheme"),
         (("--allow-host", "x", "--api-key-file", __file__), "--allow-host is for a server without a key"),
+        (("--api-key-file", os.devnull), f"--api-key-file {os.devnull} cannot be read: it is a device"),
         (("--host", "0.0.0.0"), "lets other machines in; give --api-key-file FILE, too"),
     ],
 )
