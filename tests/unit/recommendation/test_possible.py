@@ -219,7 +219,8 @@ def test_estimates_are_what_plan_predicts(model: str) -> None:
     "model", ["sdxl-lightning-4step", "flux-dev", "qwen-image", "z-image-turbo", "cogview4-6b"]
 )
 def test_plan_proposes_what_is_recommended(model: str, gpu: str) -> None:
-    """The first of the ranking fits by its own prediction, so `vivace plan --card` proposes it."""
+    """The first of the ranking fits by its own prediction, so `vivace plan --card` proposes it, or what is faster and
+    fits, though the estimate that `recommend` goes by is a few per cent above the card."""
     answer, named = vivace.recommend(model, gpu=gpu, store=()), named_gpu(gpu)
     assert answer.basis is not None
     if answer.basis.kind != "predicted":
@@ -228,7 +229,13 @@ def test_plan_proposes_what_is_recommended(model: str, gpu: str) -> None:
         find_weightless(model), footprints()[model], Card(named, named.memory_bytes), lambda recipe: None
     )
     assert best is not None
-    assert best.chosen.recipe == answer.recipe
+    if best.chosen.recipe == answer.recipe:
+        return
+    assert answer.recipe in {figures.recipe for figures in best.others}
+    assert best.chosen.latency is not None
+    assert answer.chosen is not None
+    assert answer.chosen.latency is not None
+    assert best.chosen.latency.point < answer.chosen.latency.point
 
 
 def test_a_shipped_prediction_is_still_right() -> None:
