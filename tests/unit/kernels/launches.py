@@ -18,7 +18,7 @@ from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
 from tests.unit.fused import test_qwen_image_forward as qwen_image
 from tests.unit.fused import test_z_image_blocks as z_image
 from vivace.hardware import shared_memory_bytes
-from vivace.machinery.fused import image_operations, operations
+from vivace.machinery.fused import image_operations, modulations, operations
 from vivace.machinery.kernels import (
     convolution,
     convolution_tiles,
@@ -75,6 +75,7 @@ def _as_on(capability: Capability) -> Iterator[None]:
     with (
         mock.patch.object(operations, "takes_kernels", lambda x: not x.is_meta),
         mock.patch.object(image_operations, "takes_kernels", lambda x: not x.is_meta),
+        mock.patch.object(modulations, "takes_kernels", lambda x: not x.is_meta),
         mock.patch.object(convolution_tiles, "limits_of", return_value=limits),
         mock.patch.object(fused, "_enlarges", return_value=fused.enlarges_on(capability)),
     ):
