@@ -125,7 +125,7 @@ def _published(grids: dict[str, Any]) -> str:
     listed = [
         f"`{recipe}` {100 * regret:.0f} % on {name}"
         for name, grid in grids.items()
-        for recipe, regret in sorted(grid["seeds_recipes"].items(), key=lambda one: one[1])[:3]
+        for recipe, regret in sorted(grid["seeds_recipes"].items(), key=lambda item: item[1])[:3]
     ]
     if not listed:
         return "No grid has a recipe that a published study picked for its model."

@@ -69,6 +69,7 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.block_weights",
     "vivace.machinery.fused.hoisted_blocks",
     "vivace.machinery.fused.causal_prefix",
+    "vivace.machinery.fused.chained_blocks",
     "vivace.machinery.fused.qwen_image21_blocks",
     "vivace.machinery.fused.qwen_image21_forward",
     "vivace.machinery.fused.qwen_image_forward",

@@ -238,7 +238,7 @@ def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
     assert share == pytest.approx(1.0 if recipe == "fused(bf16)" else 0.65, abs=0.02)
     assert found.peak_bytes < 1.02 * plain.peak_bytes
     works = [
-        sum(one.gemm_flop for one in of.work.components if one.component == "denoiser")
+        sum(work.gemm_flop for work in of.work.components if work.component == "denoiser")
         for of in (plain, found)
     ]
     assert works[1] == pytest.approx(works[0], rel=0.01), (

@@ -65,22 +65,22 @@ def files(tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
 def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     model: str, precision: str, files: list[str]
 ) -> None:
-    one, other = files
+    first, second = files
     fused = f"fused({precision})"
     merged, without = (
-        first_step(session(model, text)) for text in (f"lora({one!r}, scale={SCALE})", "baseline")
+        first_step(session(model, text)) for text in (f"lora({first!r}, scale={SCALE})", "baseline")
     )
-    hot = session(model, f"{fused}+lora({one!r}, hot=True, max_rank=8, scale={SCALE})")
+    hot = session(model, f"{fused}+lora({first!r}, hot=True, max_rank=8, scale={SCALE})")
     assert error(first_step(hot), merged) < 0.5 * error(without, merged)
     drawn = image(hot)
     assert hot.refuted({}) is None
-    hot.set_lora(other)
-    fresh = session(model, f"{fused}+lora({other!r}, hot=True, scale={SCALE})")
+    hot.set_lora(second)
+    fresh = session(model, f"{fused}+lora({second!r}, hot=True, scale={SCALE})")
     assert np.array_equal(image(hot), image(fresh)), "nothing of the first is left"
     hot.set_lora(scale=0)
     nothing, plain = first_step(hot), first_step(session(model, fused))
     assert error(nothing, plain) < 0.02, "wider products are summed in another order"
-    hot.set_lora(one)
+    hot.set_lora(first)
     assert first_step(hot).equal(nothing), "the scale is kept"
     hot.set_lora(scale=SCALE)
     assert np.array_equal(image(hot), drawn)
@@ -88,12 +88,12 @@ def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
 
 @pytest.mark.parametrize("model", ["flux2-klein-4b"])
 def test_two_are_beside_the_same_layers(model: str, files: list[str]) -> None:
-    one, other = files
-    both = session(model, f"fused(bf16)+lora({one!r}, hot=True)+lora({other!r}, hot=True, scale={SCALE})")
-    merged = session(model, f"fused(bf16)+lora({one!r})+lora({other!r}, scale={SCALE})")
-    alone = session(model, f"fused(bf16)+lora({one!r}, hot=True)")
+    first, second = files
+    both = session(model, f"fused(bf16)+lora({first!r}, hot=True)+lora({second!r}, hot=True, scale={SCALE})")
+    merged = session(model, f"fused(bf16)+lora({first!r})+lora({second!r}, scale={SCALE})")
+    alone = session(model, f"fused(bf16)+lora({first!r}, hot=True)")
     assert psnr(image(both), image(merged)) > psnr(image(both), image(alone)) + 10
-    both.set_lora(scale=0, instead_of=other)
+    both.set_lora(scale=0, instead_of=second)
     assert psnr(image(both), image(alone)) > 40
 
 

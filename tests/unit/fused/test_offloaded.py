@@ -129,7 +129,7 @@ def test_its_memory_is_predicted(recipe: str) -> None:
     kept, moved = (
         predict(model, resolve(text), text="prompts") for text in (recipe, f"{recipe}+offload(model)")
     )
-    denoiser = next(one.num_bytes for one in kept.components if one.name == "transformer")
+    denoiser = next(component.num_bytes for component in kept.components if component.name == "transformer")
     others = kept.model_bytes - denoiser
     assert moved.model_bytes < 1000, "a counter"
     assert moved.peak_stage == "denoiser"

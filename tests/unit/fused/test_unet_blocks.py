@@ -245,7 +245,7 @@ def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float)
     assert found.peak_bytes < 1.05 * plain.peak_bytes
     works = {
         kind: [
-            sum(getattr(one, kind) for one in of.work.components if one.component == "denoiser")
+            sum(getattr(work, kind) for work in of.work.components if work.component == "denoiser")
             for of in (plain, found)
         ]
         for kind in ("gemm_flop", "attention_flop")

@@ -185,7 +185,7 @@ def test_doctor_describes_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) ->
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["environment"]["device_name"] == "Intel Arc B580"
-    reasons = {one["recipe"]: one["unsupported"] for one in found["techniques"]}
+    reasons = {row["recipe"]: row["unsupported"] for row in found["techniques"]}
     assert reasons["quantize(int8)"] is None
     assert "NVIDIA" in reasons["tf32"]
 

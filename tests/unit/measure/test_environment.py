@@ -27,7 +27,7 @@ def test_changed_code_is_not_taken_for_its_commit(tmp_path: Path) -> None:
     for text in ("2", "3"):
         code.write_text(text)
         found.append(source_revision(tmp_path))
-    assert all(one is not None and one.startswith(f"{commit}+") for one in found)
+    assert all(revision is not None and revision.startswith(f"{commit}+") for revision in found)
     assert found[0] != found[1]
     code.write_text("1")
     assert source_revision(tmp_path) == commit

@@ -40,7 +40,7 @@ def test_the_tenth_image_has_the_tenth_prompt(tmp_path: Path) -> None:
     names, _ = pair(tmp_path / "a", tmp_path / "b")
     prompts = read_prompts(tmp_path / "prompts.txt")
     pairs = compare(tmp_path / "a", tmp_path / "b", names, prompts, None)["pairs"]
-    assert [(one["name"], one["prompt"]) for one in pairs] == [
+    assert [(row["name"], row["prompt"]) for row in pairs] == [
         (f"image_{number}.png", f"prompt {number}") for number in range(1, 11)
     ]
 

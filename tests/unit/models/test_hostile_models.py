@@ -240,12 +240,16 @@ def test_a_model_of_a_user_that_does_not_exist() -> None:
 @pytest.mark.long
 def test_published_configurations_are_within_the_bounds() -> None:
     """The defaults of every architecture are those of a published model."""
-    for kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING.values():
+    kinds = transformers.models.auto.configuration_auto.CONFIG_MAPPING.values()
+    num_made = 0
+    for kind in kinds:
         try:
             config = kind().to_dict()
         except Exception:  # noqa: BLE001  some need arguments, others libraries that are not here
             continue
         check_numbers(json.loads(json.dumps(config, default=str)))
+        num_made += 1
+    assert num_made > 0.9 * len(kinds), "few are left out"
     num_checked = 0
     for name in dir(diffusers):
         kind = getattr(diffusers, name, None)

@@ -24,6 +24,7 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.causal_prefix import Prefix, Segment, attend_in_blocks
+from vivace.machinery.fused.chained_blocks import take_over
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows
 from vivace.machinery.fused.scales import GROWTH, spread
 from vivace.machinery.kernels.reference import (
@@ -49,6 +50,11 @@ def _layers(block: Any) -> BlockLayers:
         down=[[mlp.out]],
         norms=[(attention.norm_q, attention.norm_k)],
     )
+
+
+def _weights_of(block: Any, quantize: bool, bounded: bool) -> tuple[BlockWeights, torch.Tensor | None]:
+    weights = BlockWeights(_layers(block), "swiglu", quantize, bounded)
+    return weights, weights.limits()[0, 0, 0] if quantize else None
 
 
 class CausalChain(nn.Module):  # type: ignore[misc]
@@ -77,19 +83,13 @@ class CausalChain(nn.Module):  # type: ignore[misc]
         self.img_norm1 = blocks[0].img_norm1
         self._num_heads = num_heads
         self._eps, self._eps_of_heads = blocks[0].img_norm1.eps, blocks[0].attn.norm_q.eps
-        self.blocks = nn.ModuleList()
-        largest = []
-        for block, is_bounded in zip(blocks, bounded, strict=True):
-            block.to(places.work)
-            weights = BlockWeights(_layers(block), "swiglu", quantize, is_bounded)
-            if quantize:
-                largest.append(weights.limits()[0, 0, 0])
-            self.blocks.append(weights.to(places.home))
-            for part in ("attn", "img_mlp"):
-                delattr(block, part)
-        self.register_buffer("largest", torch.stack(largest).to(places.home) if quantize else None)
-        unit = spread(torch.ones(1, device=places.home))[0] if quantize else None
-        self.register_buffer("unit", unit, persistent=False)
+        take_over(
+            self,
+            zip(blocks, bounded, strict=True),
+            ("attn", "img_mlp"),
+            lambda block, is_bounded: _weights_of(block, quantize, is_bounded),
+            places,
+        )
 
     def forward(
         self,

@@ -18,6 +18,7 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import Norms, projections
 from vivace.machinery.fused.casts import cast_all, cast_all_named
+from vivace.machinery.fused.chained_blocks import take_over
 from vivace.machinery.fused.lora_columns import FusedModulation, name_layers
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows, RowScaled
 from vivace.machinery.fused.products import Product
@@ -48,6 +49,11 @@ class SandwichBlock(nn.Module):  # type: ignore[misc]
         assert self.qkv.scale is not None
         channels = self.qkv.weight.shape[2]
         return (self.qkv.weight[0, 2 * channels :].float() * self.qkv.scale).norm(dim=1).amax()
+
+
+def _weights_of(block: Any, quantize: bool, bounded: bool) -> tuple[SandwichBlock, torch.Tensor | None]:
+    weights = SandwichBlock(block, quantize, bounded)
+    return weights, weights.largest_value_row() if quantize else None
 
 
 class BlockChain(nn.Module):  # type: ignore[misc]
@@ -89,19 +95,13 @@ class BlockChain(nn.Module):  # type: ignore[misc]
             ]
             self.adaLN_modulation = blocks[0].adaLN_modulation
             self.modulation = _one_layer(layers).to(places.home)
-        self.blocks = nn.ModuleList()
-        largest = []
-        for block, is_bounded in zip(blocks, bounded, strict=True):
-            block.to(places.work)
-            products = SandwichBlock(block, quantize, is_bounded)
-            if quantize:
-                largest.append(products.largest_value_row())
-            self.blocks.append(products.to(places.home))
-            for part in ("attention", "feed_forward"):
-                delattr(block, part)
-        self.register_buffer("largest", torch.stack(largest).to(places.home) if quantize else None)
-        unit = spread(torch.ones(1, device=places.home))[0] if quantize else None
-        self.register_buffer("unit", unit, persistent=False)
+        take_over(
+            self,
+            zip(blocks, bounded, strict=True),
+            ("attention", "feed_forward"),
+            lambda block, is_bounded: _weights_of(block, quantize, is_bounded),
+            places,
+        )
 
     def forward(
         self,
