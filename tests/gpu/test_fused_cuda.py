@@ -212,9 +212,16 @@ def too_far(
             and "_mod." not in name
         ),
     )
-    torchaos = max(
-        error(call_of(plain)(**inputs(*shape))[0], w) for shape, w in zip(shapes, references, strict=True)
-    )
+    torchaos_errors = []
+    for shape, reference in zip(shapes, references, strict=True):
+        try:
+            torchaos_errors.append(error(call_of(plain)(**inputs(*shape))[0], reference))
+        except RuntimeError as failure:
+            # cuBLASLt has no matmul with a bias and scales by row for some odd numbers of rows; ours has.
+            if "CUBLAS_STATUS_NOT_SUPPORTED" not in str(failure):
+                raise
+            print(f"torchao cannot compute {shape}")
+    torchaos = max(torchaos_errors)
     far = []
     for knobs, allowed in (
         ({"precision": "bf16"}, of_bf16),

@@ -46,7 +46,7 @@ def inputs_of_qwen_image(words: tuple[int, ...], *shapes: tuple[int, int]) -> di
 @torch.no_grad()
 def test_qwen_images_transformer_against_diffusers_and_torchao(zero: bool) -> None:
     """Texts of odd lengths, of two lengths, and images to be edited."""
-    shapes = [((23,), (32, 32)), ((23,), (32, 48), (33, 47))]
+    shapes = [((64,), (32, 32)), ((23,), (32, 32)), ((23,), (32, 48), (33, 47))]
     shapes += [] if zero else [((23, 77), (33, 47)), ((64, 64), (16, 24))]
     made = functools.partial(qwen_image, zero_cond_t=zero)
     assert too_far(made, inputs_of_qwen_image, shapes, of_bf16=0.015, of_fp8=0.07) == []
