@@ -31,11 +31,16 @@ def captured_forward(module: Any) -> CapturedFunction | None:
     return captured
 
 
-def replace_forward(module: Any, captured: CapturedFunction) -> None:
-    """Let a module call a captured function as its forward."""
+def replace_forward(module: Any, captured: CapturedFunction, call: Callable[..., Any] | None = None) -> None:
+    """Let a module call a captured function as its forward.
+
+    Args:
+        call: what calls the captured function instead.
+    """
+    called = call or captured
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return captured(*args, **kwargs)
+        return called(*args, **kwargs)
 
     module.forward = forward
     setattr(module, _CAPTURED, captured)
@@ -94,6 +99,7 @@ class CapturedFunction:
 
     Attributes:
         num_captured, num_replays: counts so far. The call that captures replays once as well.
+        max_graphs: as it was given.
         graphs: the graphs that are kept, the most recently used last.
 
     Raises:
@@ -108,7 +114,7 @@ class CapturedFunction:
         self._function = function
         self._device = device
         self._capture = capture
-        self._max_graphs = max_graphs
+        self.max_graphs = max_graphs
         self.graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +125,7 @@ class CapturedFunction:
         key = _key(leaves, structure)
         graph = self.graphs.get(key)
         if graph is None:
-            while len(self.graphs) >= self._max_graphs:
+            while len(self.graphs) >= self.max_graphs:
                 self.graphs.popitem(last=False)
             graph = self.graphs[key] = self._make(leaves, structure)
         self.graphs.move_to_end(key)
