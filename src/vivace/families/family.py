@@ -127,6 +127,8 @@ class Family:
         cells: latent cells on a side of a token, by the denoiser.
         last_text_state: for each pipeline that reads of a language model nothing but the states behind some layers, the
             last of them: 27 is that behind 27 layers, -1 that behind all.
+        padding_unread_by: the pipelines that read states of prompts' own tokens alone, although they have the text
+            encoder compute those of padding behind them, too.
         side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
     """
 
@@ -145,6 +147,7 @@ class Family:
     not_captured: Callable[[Any], str] = lambda _: ""
     cells: Callable[[Any], int] = lambda _: 2
     last_text_state: Mapping[str, int] = field(default_factory=dict)
+    padding_unread_by: tuple[str, ...] = ()
     side_in_tokens: int = 1
 
 

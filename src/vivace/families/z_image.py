@@ -41,4 +41,5 @@ Z_IMAGE = Family(
     ),
     doubled=Doubled(off=0.0),
     rows_in_lists=True,
+    padding_unread_by=("ZImagePipeline",),
 )
