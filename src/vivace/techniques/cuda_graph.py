@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.errors import Unpredictable
 from vivace.families import family_of
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
+from vivace.machinery.compilation.padded_captions import PaddedCaptions
 from vivace.machinery.compilation.prompt_lengths import PromptLengths, is_causal_language_model
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
 from vivace.machinery.samplers.overridden import Method, override
@@ -147,11 +148,16 @@ class CudaGraph(Technique):
         for component, module in target.modules(self.targets).items():
             called = working_part(component, module)
             if component in TEXT_ENCODERS and is_causal_language_model(module):
-                prompts[component] = PromptLengths(called.forward, module.device, capturer, kept)
-                captured[component] = prompts[component].graphs
+                of_prompts = prompts[component] = PromptLengths(called.forward, module.device, capturer, kept)
+                captured[component] = of_prompts.graphs
+                replace_forward(called, of_prompts.graphs, of_prompts)
+            elif _pads_captions(module) and not is_compiled(module):
+                of_captions = PaddedCaptions(module, module.device, capturer, kept)
+                captured[component] = of_captions.graphs
+                replace_forward(called, of_captions)
             else:
                 captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
-            replace_forward(called, captured[component], prompts.get(component))
+                replace_forward(called, captured[component])
         changed: dict[str, int | float | str] = {
             f"{component}.cuda_graphs": f"up to {graphs.max_graphs}" for component, graphs in captured.items()
         }
@@ -203,6 +209,12 @@ class CudaGraph(Technique):
             "cuda_graph: what a CUDA graph's memory pool holds cannot be predicted; predict the recipe without it, and "
             "keep a step's activations in reserve"
         )
+
+
+def _pads_captions(module: Any) -> bool:
+    """Return whether a denoiser makes texts longer itself, in a way that graphs can be shared by."""
+    family = family_of(module)
+    return family is not None and family.pads_captions
 
 
 class _KnownDevices:

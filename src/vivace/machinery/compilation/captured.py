@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.errors import Unsupported
 
@@ -25,17 +25,30 @@ _CAPTURED = "_vivace_captured"
 _NEVER_WRITTEN = "_vivace_never_written"
 
 
-def captured_forward(module: Any) -> CapturedFunction | None:
+class Captured(Protocol):
+    """What captures and replays the calls of a forward."""
+
+    @property
+    def num_captured(self) -> int: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
+
+    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+
+def captured_forward(module: Any) -> Captured | None:
     """Return what captures and replays a module's forward, or None."""
-    captured: CapturedFunction | None = getattr(module, _CAPTURED, None)
+    captured: Captured | None = getattr(module, _CAPTURED, None)
     return captured
 
 
-def replace_forward(module: Any, captured: CapturedFunction, call: Callable[..., Any] | None = None) -> None:
-    """Let a module call a captured function as its forward.
+def replace_forward(module: Any, captured: Captured, call: Callable[..., Any] | None = None) -> None:
+    """Let a module's forward be a call of what captures it.
 
     Args:
-        call: what calls the captured function instead.
+        call: what calls `captured`, with other arguments; None: it is called as it is.
     """
     called = call or captured
 
