@@ -17,6 +17,7 @@ LAYERS = {
     "flux2-klein-4b": (36, 27),
     "flux2-dev": (40, 30),
     "qwen-image": (1, 1),
+    "qwen-image-2.1": (1, 1),
     "qwen-image-edit-2511": (1, 1),
 }
 
