@@ -124,9 +124,12 @@ class Family:
         text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
         not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
+        pads_captions: whether the denoiser makes each text as long as a multiple of 32 tokens, by its `_pad_with_ids`.
         cells: latent cells on a side of a token, by the denoiser.
         last_text_state: for each pipeline that reads of a language model nothing but the states behind some layers, the
             last of them: 27 is that behind 27 layers, -1 that behind all.
+        padding_unread_by: the pipelines that read states of prompts' own tokens alone, although they have the text
+            encoder compute those of padding behind them, too.
         side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
     """
 
@@ -143,8 +146,10 @@ class Family:
     text_in_first_step_alone: bool = False
     text_of_any_length: bool = False
     not_captured: Callable[[Any], str] = lambda _: ""
+    pads_captions: bool = False
     cells: Callable[[Any], int] = lambda _: 2
     last_text_state: Mapping[str, int] = field(default_factory=dict)
+    padding_unread_by: tuple[str, ...] = ()
     side_in_tokens: int = 1
 
 

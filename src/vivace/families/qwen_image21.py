@@ -78,6 +78,7 @@ QWEN_IMAGE21 = Family(
     text_in_first_step_alone=True,
     text_of_any_length=True,
     not_captured=lambda _: "its transformer reads back from the GPU where the image's tokens are",
+    last_text_state={"QwenImage21Pipeline": -1},
     cells=lambda _: 1,
     side_in_tokens=2,
 )

@@ -41,4 +41,6 @@ Z_IMAGE = Family(
     ),
     doubled=Doubled(off=0.0),
     rows_in_lists=True,
+    pads_captions=True,
+    padding_unread_by=("ZImagePipeline",),
 )

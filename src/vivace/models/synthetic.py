@@ -145,8 +145,8 @@ def _allocate(module: Any, device: str, dtype: Any) -> None:
                 allocated[id(parameter)] = (parameter, torch.nn.Parameter(empty, requires_grad=False))
             setattr(child, name, allocated[id(parameter)][1])
         for name, buffer in child.named_buffers(recurse=False):
-            # Frequencies of rotary embeddings stay in fp32 when a model is loaded, too.
-            is_cast = buffer.is_floating_point() and not name.endswith("inv_freq")
+            # What is in no file stays in fp32 when a model is loaded, too: frequencies of embeddings.
+            is_cast = buffer.is_floating_point() and name not in child._non_persistent_buffers_set
             kind = dtype if is_cast else buffer.dtype
             setattr(child, name, buffer.to(device, kind))
 

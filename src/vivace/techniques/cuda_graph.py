@@ -8,9 +8,10 @@ Why: an eager step launches its kernels one by one, each through Python and the 
     host instead. And before the first step diffusers searches all layers for offloading hooks, several times: it is
     told where they are.
 Costs: each graph keeps a step's activations, in a pool that all graphs share. The first step of each shape takes three
-    steps' work. Inputs are copied in and outputs copied out. Qwen-Image and Z-Image take prompts at their own length:
-    each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with every image. On an
-    H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9 (docs/models-measured.md).
+    steps' work. Inputs are copied in and outputs copied out. The denoisers of Qwen-Image and Z-Image take prompts at
+    their own length: each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with
+    every image. On an H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9 (docs/models-measured.md).
+    Their text encoders are captured for a few lengths only, of 32, 64, 128, 256, 384, ... tokens.
 Needs: a CUDA device, and a denoiser that decides nothing on the CPU: a step cache that reads back whether to skip a
     step cannot be captured, nor can layers that copy from the host (most of GGUF's). Weights must stay at their
     addresses, so offloading them does not go with it.
@@ -19,8 +20,13 @@ Source: PyTorch, "Accelerating PyTorch with CUDA Graphs"; CUDA C++ Programming G
 A replay reads and writes the same memory each time. Inputs are therefore copied into the graph's buffers, and callers
 get copies of its outputs: schedulers keep earlier ones. Tensors of another shape, dtype or layout, another structure of
 arguments, or another value of any argument that is not a tensor make another graph; the most recently used graphs are
-kept, `max_graphs` for each size that a technique announces (`compile(sizes=[...])`). Guidance that ends halfway
-(`cfg_cutoff`) takes two of each size. With `parallel` each GPU captures its own graph, which includes its collectives.
+kept, `max_graphs` for each size that a technique announces (`compile(sizes=[...])`), and for each of six lengths of
+prompts. Guidance that ends halfway (`cfg_cutoff`) takes two of each size. With `parallel` each GPU captures its own
+graph, which includes its collectives.
+A language model that encodes prompts at their own length gets further tokens behind them, which nothing reads: no token
+sees a later one. Its states are those of the call without a graph, with the same bits where matrix products of another
+number of rows add in the same order, otherwise within a rounding of bf16. Where images are given with the prompt, or
+text is written, the call is not captured.
 """
 
 from __future__ import annotations
@@ -33,6 +39,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.errors import Unpredictable
 from vivace.families import family_of
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
+from vivace.machinery.compilation.padded_captions import PaddedCaptions
+from vivace.machinery.compilation.prompt_lengths import PromptLengths, is_causal_language_model
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
 from vivace.machinery.samplers.overridden import Method, override
 from vivace.technique import (
@@ -136,11 +144,23 @@ class CudaGraph(Technique):
         kept = self.max_graphs * max(1, len(announced))
         capturer = cuda_capturer()
         captured: dict[Component, CapturedFunction] = {}
+        prompts: dict[Component, PromptLengths] = {}
         for component, module in target.modules(self.targets).items():
             called = working_part(component, module)
-            captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
-            replace_forward(called, captured[component])
-        changed: dict[str, int | float | str] = {f"{c}.cuda_graphs": f"up to {kept}" for c in captured}
+            if component in TEXT_ENCODERS and is_causal_language_model(module):
+                of_prompts = prompts[component] = PromptLengths(called.forward, module.device, capturer, kept)
+                captured[component] = of_prompts.graphs
+                replace_forward(called, of_prompts.graphs, of_prompts)
+            elif _pads_captions(module) and not is_compiled(module):
+                of_captions = PaddedCaptions(module, module.device, capturer, kept)
+                captured[component] = of_captions.graphs
+                replace_forward(called, of_captions)
+            else:
+                captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
+                replace_forward(called, captured[component])
+        changed: dict[str, int | float | str] = {
+            f"{component}.cuda_graphs": f"up to {graphs.max_graphs}" for component, graphs in captured.items()
+        }
         on_host = _TimestepsOnHost()
         devices = _KnownDevices()
 
@@ -160,6 +180,10 @@ class CudaGraph(Technique):
                     )
                 if component == "vae" and not graphs.num_replays:
                     return "the VAE decoded nothing"
+                if component in prompts and prompts[component].num_beside and not graphs.num_replays:
+                    return (
+                        f"the {component} was given images with every prompt, and such calls are not captured"
+                    )
             return None
 
         def evidence() -> dict[str, int | float | str]:
@@ -167,7 +191,11 @@ class CudaGraph(Technique):
                 "cuda_graphs_recorded": sum(graphs.num_captured for graphs in captured.values()),
                 "cuda_graph_replays": sum(graphs.num_replays for graphs in captured.values()),
             }
-            return facts | ({"timesteps_from_host": on_host.num_steps} if on_host.num_steps else {})
+            more = {"timesteps_from_host": on_host.num_steps}
+            for component, lengths in prompts.items():
+                more[f"{component}.prompts_padded"] = lengths.num_padded
+                more[f"{component}.calls_not_captured"] = lengths.num_beside
+            return facts | {name: number for name, number in more.items() if number}
 
         return Effect(changed=changed, around=devices.told, evidence=evidence, refuted=refuted, finish=finish)
 
@@ -181,6 +209,12 @@ class CudaGraph(Technique):
             "cuda_graph: what a CUDA graph's memory pool holds cannot be predicted; predict the recipe without it, and "
             "keep a step's activations in reserve"
         )
+
+
+def _pads_captions(module: Any) -> bool:
+    """Return whether a denoiser makes texts longer itself, in a way that graphs can be shared by."""
+    family = family_of(module)
+    return family is not None and family.pads_captions
 
 
 class _KnownDevices:

@@ -8,6 +8,8 @@ Needs: hardware that computes in it. A CPU without bf16 or fp16 units emulates t
 Source: PyTorch, torch.Tensor.to; Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 
 Components may differ in precision (`bf16@denoiser`): inputs are then cast where they enter a component.
+As where a model is loaded in a precision, what it computes for itself stays in fp32 (frequencies of rotary and timestep
+embeddings), and so do the layers that its authors name.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class Dtype(Technique):
         dtype = getattr(torch, _NAMES[self.dtype].removeprefix("torch."))
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules(self.targets).items():
-            num = sum(1 for p in module.parameters() if p.is_floating_point() and p.dtype != dtype)
+            num = len(_other_weights(module, dtype))
             if num:
                 _convert(module, dtype)
                 changed[f"{component}.converted_parameters"] = num
@@ -102,11 +104,18 @@ class Dtype(Technique):
         is_whole = set(modules) == set(before)
         lines = [f"pipe.to({dtype})"] if is_whole else [f"{target.path(c)}.to({dtype})" for c in modules]
         lines.insert(0, "# diffusers may warn here of modules that should stay in fp32, and name none.")
-        for component, module in modules.items() if self.dtype == "fp16" else ():
-            if parts := _overflowing_parts(module):
+        with_buffers = [target.path(c) for c, module in modules.items() if _computed_buffers(module)]
+        if with_buffers and self.dtype != "fp32":
+            lines = (
+                [line.format(modules=", ".join(with_buffers)) for line in _KEEP_COMPUTED]
+                + lines
+                + _RESTORE_COMPUTED
+            )
+        for component, module in modules.items():
+            if parts := _parts_in_fp32(module, self.dtype):
                 names = sorted({name.rsplit(".", 1)[-1] for name, _ in parts})
                 lines += [
-                    "# They overflow in fp16.",
+                    "# Their authors keep them in fp32.",
                     f"for name, layer in {target.path(component)}.named_modules():",
                     f'    if name.rsplit(".", 1)[-1] in {literal(names)}:',
                     "        layer.float()",
@@ -116,6 +125,19 @@ class Dtype(Technique):
             lines += [line.format(denoiser=target.path("denoiser")) for line in _CASTS]
         return Script(imports=("torch",), lines=tuple(lines))
 
+
+# As `_convert`.
+_KEEP_COMPUTED = (
+    "# What a model computes for itself, such as frequencies, stays in fp32.",
+    "computed = [",
+    "    (layer, name, layer.get_buffer(name))",
+    "    for module in ({modules},)",
+    "    for layer in module.modules()",
+    "    for name in layer._non_persistent_buffers_set",
+    "    if getattr(layer, name) is not None",
+    "]",
+)
+_RESTORE_COMPUTED = ["for layer, name, buffer in computed:", "    setattr(layer, name, buffer)"]
 
 # As `_cast_between_components`.
 _CASTS = (
@@ -160,20 +182,66 @@ def _differ(dtypes: dict[Component, set[str]]) -> bool:
 
 
 def _convert(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Convert everything except the parts that their authors say overflow in fp16 (T5's output projections)."""
+    """Convert what would be in this precision if the model were loaded in it.
+
+    Not what it computes for itself: in bf16 a frequency is off by up to 0.4 %, and so is the angle of each position.
+    """
     import torch
 
+    computed = _computed_buffers(module)
+    parts = _parts_in_fp32(module, dtype)
+    exact = [(part, name, weight) for _, part in parts for name, weight in _weights_in_fp32(part)]
     # Not diffusers' own `to`, which warns of such parts even where there are none.
     torch.nn.Module.to(module, dtype)
-    if dtype == torch.float16:
-        for _, part in _overflowing_parts(module):
-            torch.nn.Module.to(part, torch.float32)
+    for _, part in parts:
+        torch.nn.Module.to(part, torch.float32)
+    for part, name, weight in exact:  # as they were, not rounded and back
+        part.get_parameter(name).data = weight
+    for layer, name, buffer in computed:
+        setattr(layer, name, buffer)
 
 
-def _overflowing_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The parts of a module, by name, that their authors say overflow in fp16."""
-    overflowing = getattr(module, "_keep_in_fp32_modules", None) or ()
-    return [(name, part) for name, part in module.named_modules() if name.rsplit(".", 1)[-1] in overflowing]
+def _weights_in_fp32(part: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    import torch
+
+    return [(name, weight.data) for name, weight in part.named_parameters() if weight.dtype == torch.float32]
+
+
+def _other_weights(module: torch.nn.Module, dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    """The weights that a conversion changes."""
+    import torch
+
+    parts = _parts_in_fp32(module, dtype)
+    kept = {id(weight) for _, part in parts for weight in part.parameters() if weight.dtype == torch.float32}
+    weights = [weight for weight in module.parameters() if weight.is_floating_point()]
+    return [weight for weight in weights if weight.dtype != dtype and id(weight) not in kept]
+
+
+def _computed_buffers(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """The buffers that are in no file, which keep their precision when a model is loaded."""
+    buffers = [
+        (layer, name, layer._buffers[name])
+        for layer in module.modules()
+        for name in sorted(layer._non_persistent_buffers_set)
+    ]
+    return [(layer, name, b) for layer, name, b in buffers if b is not None and b.is_floating_point()]
+
+
+def _parts_in_fp32(module: torch.nn.Module, dtype: torch.dtype | str) -> list[tuple[str, torch.nn.Module]]:
+    """The parts of a module, by name, that its authors keep in fp32 where it is loaded in this precision.
+
+    transformers' first list is of what overflows in fp16 (T5's output projections); diffusers' is for bf16, too.
+    """
+    names = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
+    is_of_transformers = hasattr(module, "_keep_in_fp32_modules_strict")
+    is_fp16, is_fp32 = (
+        str(dtype).rpartition(".")[2] in kinds for kinds in (("fp16", "float16"), ("fp32", "float32"))
+    )
+    if is_fp32:
+        return []
+    if is_fp16 or not is_of_transformers:
+        names |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    return [(name, part) for name, part in module.named_modules() if name.rsplit(".", 1)[-1] in names]
 
 
 def _cast_between_components(target: Target) -> None:

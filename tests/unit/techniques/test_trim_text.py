@@ -8,13 +8,16 @@ import torch
 
 from tests import flow_models
 from tests.targets import target_of
+from tests.unit.techniques.test_cuda_graph import capture
 from vivace.errors import Unsupported
+from vivace.techniques import cuda_graph
 from vivace.techniques.trim_text import TrimText
 
 LAYERS = {
     "flux2-klein-4b": (36, 27),
     "flux2-dev": (40, 30),
     "qwen-image": (1, 1),
+    "qwen-image-2.1": (1, 1),
     "qwen-image-edit-2511": (1, 1),
 }
 
@@ -75,6 +78,54 @@ def test_what_needs_more_of_the_text_encoder_is_refused() -> None:
             pipe.encode_prompt("a star", text_encoder_out_layers=layers)
     with pytest.raises(Unsupported, match="no layers left to write text with"):
         flow_models.draw(flow_models.session("flux2-dev", "trim_text"), caption_upsample_temperature=0.15)
+
+
+def test_padding_that_nothing_reads_is_left_out() -> None:
+    """Z-Image pads prompts to 512 tokens, and reads their own."""
+    plain, trimmed = (flow_models.session("z-image-turbo", recipe) for recipe in ("bf16", "bf16+trim_text"))
+    lengths: list[int] = []
+    trimmed.pipe.text_encoder.layers[0].register_forward_pre_hook(
+        lambda _, args: lengths.append(args[0].shape[1])
+    )
+    for prompt in ("a star", "words " * 60, "words " * 600, ["a star", "words " * 20]):
+        with torch.no_grad():
+            expected, made = (
+                of.pipe.encode_prompt(list(prompt) if isinstance(prompt, list) else prompt)[0]
+                for of in (plain, trimmed)
+            )
+        for own, states in zip(expected, made, strict=True):
+            assert states.shape == own.shape
+            assert (states - own).float().norm() < 0.005 * own.float().norm()
+    assert max(lengths) == 512
+    assert lengths[0] == len(plain.pipe.encode_prompt("a star")[0][0])
+    evidence = trimmed.evidence()
+    assert 0 < evidence["text_encoder.tokens_left_out"] < evidence["text_encoder.tokens"]
+    assert TrimText().apply(target_of(pipe=plain.pipe)).refuted({}) is None, "nothing was drawn"
+    assert trimmed.effects["trim_text@text_encoder"] == {"text_encoder.padding": "left out"}
+
+
+def test_graphs_are_of_what_is_left_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", lambda *_: None)
+    expected = flow_models.draw(flow_models.session("z-image-turbo"))
+    session = flow_models.session("z-image-turbo", "trim_text+cuda_graph@text_encoder")
+    for prompt in (flow_models.PROMPT, "words", "words " * 30, "words " * 31, flow_models.PROMPT):
+        image = flow_models.draw(session, prompt)
+    assert np.abs(image - expected).max() < 0.02
+    assert session.evidence()["cuda_graphs_recorded"] == 2
+    assert session.evidence()["text_encoder.prompts_padded"] == 5
+
+
+def test_a_saved_model_leaves_out_padding_again() -> None:
+    read = target_of(pipe=flow_models.pipeline("z-image-turbo"))
+    TrimText().rebuild(read, {"text_encoder.padding": "left out"})
+    TrimText().resume(read)
+    lengths: list[int] = []
+    read.pipe.text_encoder.layers[0].register_forward_pre_hook(
+        lambda _, args: lengths.append(args[0].shape[1])
+    )
+    read.pipe.encode_prompt("a star")
+    assert lengths[0] < 512
 
 
 def test_other_pipelines_are_refused() -> None:

@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.errors import Unsupported
 
@@ -25,17 +25,35 @@ _CAPTURED = "_vivace_captured"
 _NEVER_WRITTEN = "_vivace_never_written"
 
 
-def captured_forward(module: Any) -> CapturedFunction | None:
+class Captured(Protocol):
+    """What captures and replays the calls of a forward."""
+
+    @property
+    def num_captured(self) -> int: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
+
+    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+
+def captured_forward(module: Any) -> Captured | None:
     """Return what captures and replays a module's forward, or None."""
-    captured: CapturedFunction | None = getattr(module, _CAPTURED, None)
+    captured: Captured | None = getattr(module, _CAPTURED, None)
     return captured
 
 
-def replace_forward(module: Any, captured: CapturedFunction) -> None:
-    """Let a module call a captured function as its forward."""
+def replace_forward(module: Any, captured: Captured, call: Callable[..., Any] | None = None) -> None:
+    """Let a module's forward be a call of what captures it.
+
+    Args:
+        call: what calls `captured`, with other arguments; None: it is called as it is.
+    """
+    called = call or captured
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return captured(*args, **kwargs)
+        return called(*args, **kwargs)
 
     module.forward = forward
     setattr(module, _CAPTURED, captured)
@@ -94,6 +112,7 @@ class CapturedFunction:
 
     Attributes:
         num_captured, num_replays: counts so far. The call that captures replays once as well.
+        max_graphs: as it was given.
         graphs: the graphs that are kept, the most recently used last.
 
     Raises:
@@ -108,7 +127,7 @@ class CapturedFunction:
         self._function = function
         self._device = device
         self._capture = capture
-        self._max_graphs = max_graphs
+        self.max_graphs = max_graphs
         self.graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +138,7 @@ class CapturedFunction:
         key = _key(leaves, structure)
         graph = self.graphs.get(key)
         if graph is None:
-            while len(self.graphs) >= self._max_graphs:
+            while len(self.graphs) >= self.max_graphs:
                 self.graphs.popitem(last=False)
             graph = self.graphs[key] = self._make(leaves, structure)
         self.graphs.move_to_end(key)

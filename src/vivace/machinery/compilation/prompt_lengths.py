@@ -1,0 +1,167 @@
+"""Graphs of language models that encode prompts, one for each of a few lengths instead of one for each prompt's.
+
+Some pipelines give a language model each prompt at its own length. A graph is then captured for the next length of
+`bucket_of`: the call gets more tokens behind its last, and what comes back is cut. In a causal model no token sees a
+later one, and positions count from the first, so states behind the prompt's own tokens are what they were, on whichever
+side the pipeline pads. Matrix products of another number of rows may add in another order: the same numbers within a
+rounding of bf16, and often the same bits.
+
+Where all tokens count, the mask is left out: then attention is causal by the kernel's own rule, as it is without a
+graph. During a capture transformers cannot read a mask, and would hand attention one that only slower kernels take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vivace.machinery.compilation.captured import Capture, CapturedFunction
+
+if TYPE_CHECKING:
+    import torch
+
+_CAUSAL = frozenset(
+    {
+        "gemma2",
+        "glm",
+        "llama",
+        "ministral3",
+        "mistral",
+        "qwen2",
+        "qwen2_5_vl_text",
+        "qwen3",
+        "qwen3_vl_text",
+    }
+)
+"""Types of configurations of transformers, of models in which no token sees a later one."""
+
+_SHORT = (32, 64, 128, 256)
+_STEP = 128
+_NUM_BUCKETS = 6
+"""Lengths up to 512 tokens, which hold nearly all prompts."""
+
+_POSITIONAL = ("input_ids", "attention_mask")
+
+_BESIDE_TEXT = (
+    "pixel_values",
+    "pixel_values_videos",
+    "image_grid_thw",
+    "video_grid_thw",
+    "image_sizes",
+    "inputs_embeds",
+    "past_key_values",
+    "labels",
+)
+"""Arguments of calls that are not captured: images are as many tokens as their sizes say, which is read on the host,
+and a cache of earlier tokens, for models that write, grows with each call."""
+
+
+def bucket_of(length: int) -> int:
+    """Return the length that a graph for a prompt of so many tokens has.
+
+    Up to 256 tokens weights take longer to read than to multiply, so padding costs nothing.
+    """
+    return next((bucket for bucket in _SHORT if length <= bucket), -(-length // _STEP) * _STEP)
+
+
+def is_causal_language_model(module: Any) -> bool:
+    """Return whether a text encoder is a language model in which no token sees a later one."""
+    config: Any = getattr(module, "config", None)
+    if not hasattr(config, "get_text_config"):
+        return False
+    text = config.get_text_config()
+    return text.model_type in _CAUSAL and getattr(text, "is_causal", True)
+
+
+class PromptLengths:
+    """Calls a language model's graphs, with prompts made as long as these are.
+
+    Args:
+        forward: the model's own.
+        device, capture: as of `CapturedFunction`.
+        max_graphs: how many graphs are kept for each of the first lengths.
+
+    Attributes:
+        graphs: the captured function.
+        num_padded: calls whose prompts were made longer.
+        num_beside: calls with images or earlier tokens, which are not captured.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], device: torch.device, capture: Capture, max_graphs: int
+    ) -> None:
+        self.num_padded = 0
+        self.num_beside = 0
+        self._forward = forward
+        self.graphs = CapturedFunction(
+            lambda **call: _without_cache(forward(**call)), device, capture, max_graphs * _NUM_BUCKETS
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
+        is_beside = any(call.get(name) is not None for name in _BESIDE_TEXT) or call.get("use_cache")
+        if is_beside or len(args) > len(_POSITIONAL):
+            self.num_beside += 1
+            return self._forward(*args, **kwargs)
+        ids = call.get("input_ids")
+        if ids is None or not _are_of_each_token(call, ids):
+            return self.graphs(**call)
+        ends_in_padding, all_count = _read(call.get("attention_mask"))
+        if ends_in_padding:  # to the length that this pipeline gives all prompts
+            return self.graphs(**call)
+        if all_count:
+            call["attention_mask"] = None
+        batch, length = ids.shape
+        bucket = bucket_of(length)
+        self.num_padded += bucket > length
+        call = {name: _longer(value, bucket - length) for name, value in call.items()}
+        return _shorter(self.graphs(**call), (batch, bucket), length)
+
+
+def _are_of_each_token(call: dict[str, Any], ids: torch.Tensor) -> bool:
+    """Return whether all tensors of a call have a number for each token of each prompt."""
+    import torch
+
+    tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
+    return ids.ndim == 2 and all(tensor.shape == ids.shape for tensor in tensors)
+
+
+def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
+    """Return whether the last token of all prompts is padding, and whether all tokens count."""
+    import torch
+
+    if mask is None:
+        return False, True
+    counts = mask.bool()
+    last, every = torch.stack([counts[:, -1].any(), counts.all()]).tolist()
+    return not last, every
+
+
+def _longer(value: Any, num_more: int) -> Any:
+    """Return numbers of tokens with zeros behind them, which no mask counts; what is no tensor as it is."""
+    import torch
+
+    return torch.nn.functional.pad(value, (0, num_more)) if isinstance(value, torch.Tensor) else value
+
+
+def _shorter(output: Any, rows: tuple[int, int], length: int) -> Any:
+    """Return an output with as many tokens as the prompts have.
+
+    Args:
+        rows: of the tensors that are cut, prompts and tokens.
+    """
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def cut(value: Any) -> Any:
+        is_of_tokens = isinstance(value, torch.Tensor) and value.shape[:2] == rows
+        return value[:, :length].contiguous() if is_of_tokens else value
+
+    return tree_map(cut, output) if length < rows[1] else output
+
+
+def _without_cache(output: Any) -> Any:
+    """Return an output without keys and values of earlier tokens, which a graph would keep, and nothing reads."""
+    if getattr(output, "past_key_values", None) is None:
+        return output
+    return type(output)(**{name: value for name, value in output.items() if name != "past_key_values"})
