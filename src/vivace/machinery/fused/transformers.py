@@ -93,6 +93,14 @@ def _flux2(
     return FusedTransformer(fused, lambda: forward.num_calls)
 
 
+def _sd3(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    from vivace.machinery.fused.sd3_forward import fuse_sd3
+
+    return _hoisted(*fuse_sd3(transformer, pipe, quantize, bounded, places))
+
+
 def _qwen_image(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
@@ -129,6 +137,12 @@ def _hoisted(fused: Any, forward: Any, hoisting: Any) -> FusedTransformer:
     return FusedTransformer(fused, lambda: forward.num_calls, evidence)
 
 
+def _unsuited_sd3(transformer: Any) -> str | None:
+    from vivace.machinery.fused.sd3_forward import unsuited
+
+    return unsuited(transformer)
+
+
 def _unsuited_qwen_image(transformer: Any) -> str | None:
     from vivace.machinery.fused.qwen_image_forward import unsuited
 
@@ -146,5 +160,6 @@ _FORMS = {
         _qwen_image21,
         exact=("time_text_embed.time_proj.freqs",),
     ),
+    "SD3Transformer2DModel": FusedForm(("transformer_blocks",), _sd3, _unsuited_sd3),
     "ZImageTransformer2DModel": FusedForm(("noise_refiner", "context_refiner", "layers"), _z_image),
 }

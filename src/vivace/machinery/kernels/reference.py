@@ -41,6 +41,10 @@ class TokenLayout:
         """The same tokens as one stream: rows of text and image alternate with the batch."""
         return TokenLayout(self.batch, 0, self.length)
 
+    @property
+    def image_alone(self) -> TokenLayout:
+        return TokenLayout(self.batch, 0, self.image)
+
 
 @dataclass(frozen=True)
 class Modulation:
