@@ -61,6 +61,14 @@ _OF_QWEN = (
     "fused(bf16)+gpu_postprocess",
 )
 """They take prompts at their own length, too, and their VAEs have no fused form."""
+_GRAPHS_OF_SD35 = "cuda_graph@denoiser,text_encoder,text_encoder_2,text_encoder_3,vae+gpu_postprocess"
+_OF_SD35 = (
+    "baseline",
+    f"fused(fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS_OF_SD35}",
+    "quantize(fp8)+compile(blocks=repeated)",
+    f"fused(bf16)@denoiser,vae+{_GRAPHS_OF_SD35}",
+)
+"""Its heads have 64 channels, and attention in fp8 is for 128."""
 RECIPES = {
     "flux-dev": _OF_FLUX,
     "flux-schnell": _OF_FLUX,
@@ -71,6 +79,8 @@ RECIPES = {
     "qwen-image-2.1": _OF_QWEN,
     "qwen-image-2512": _OF_QWEN,
     "qwen-image-edit-2511": _OF_QWEN,
+    "sd35-large": _OF_SD35,
+    "sd35-medium": _OF_SD35,
 }
 """Of each model; the first is what the others are compared with."""
 

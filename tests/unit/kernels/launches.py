@@ -14,8 +14,10 @@ import torch
 from tests import fused_unets
 from tests.unit.fused import test_flux2_forward as flux2
 from tests.unit.fused import test_flux_forward as flux
+from tests.unit.fused import test_krea2_blocks as krea2
 from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
 from tests.unit.fused import test_qwen_image_forward as qwen_image
+from tests.unit.fused import test_sd3_forward as sd3
 from tests.unit.fused import test_z_image_blocks as z_image
 from vivace.hardware import shared_memory_bytes
 from vivace.machinery.fused import image_operations, modulations, operations
@@ -102,6 +104,12 @@ def fused_models(allowed: dict[str, Fused]) -> None:
         model = qwen_image.transformer(zero_cond_t=True)
         technique.apply(flux.target(model))
         model(**qwen_image.inputs((7,), (4, 8), (3, 5)))
+        model = sd3.transformer(channels=64)
+        technique.apply(flux.target(model))
+        model(**sd3.inputs(1, 7, 4, 5))
+        model = krea2.transformer()
+        technique.apply(flux.target(model))
+        model(**krea2.inputs((7,), 9, 4, 8))
         model = qwen_image21.transformer()
         technique.apply(flux.target(model))
         qwen_image21.steps(model, qwen_image21.inputs((7,), (4, 4), (4, 8)))

@@ -42,7 +42,7 @@ class FusedForm:
             are to be bounded, for fp8.
         fuse: replaces the blocks.
         unsuited: why a transformer of this class has no fused form after all, or None.
-        exact: buffers that keep their dtype, while all else becomes bf16.
+        exact: buffers that keep their dtype, while all else becomes bf16 but what diffusers keeps in fp32.
     """
 
     chains: tuple[str, ...]
@@ -54,10 +54,18 @@ class FusedForm:
         import torch
 
         kept = {name: transformer.get_buffer(name) for name in self.exact}
+        in_fp32 = set(transformer._keep_in_fp32_modules or ())
+        parameters = [
+            (parameter, parameter.data)
+            for name, parameter in transformer.named_parameters()
+            if in_fp32.intersection(name.split("."))
+        ]
         torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
         for name, buffer in kept.items():
             path, _, attribute = name.rpartition(".")
             setattr(transformer.get_submodule(path), attribute, buffer)
+        for parameter, values in parameters:
+            parameter.data = values
 
     def num_blocks(self, transformer: Any) -> int:
         return sum(len(getattr(transformer, name)) for name in self.chains)
@@ -118,6 +126,16 @@ def _qwen_image21(
     return FusedTransformer(True, lambda: chain.num_calls)
 
 
+def _krea2(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    from vivace.machinery.fused.krea2_blocks import fuse_krea2
+
+    chain, dropped = fuse_krea2(transformer, quantize, bounded, places)
+    evidence: Callable[[], Evidence] = lambda: {"denoiser.padding_left_out": dropped.num_dropped}  # noqa: E731
+    return FusedTransformer(True, lambda: chain.num_calls, evidence)
+
+
 def _z_image(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
@@ -161,5 +179,6 @@ _FORMS = {
         exact=("time_text_embed.time_proj.freqs",),
     ),
     "SD3Transformer2DModel": FusedForm(("transformer_blocks",), _sd3, _unsuited_sd3),
+    "Krea2Transformer2DModel": FusedForm(("transformer_blocks",), _krea2),
     "ZImageTransformer2DModel": FusedForm(("noise_refiner", "context_refiner", "layers"), _z_image),
 }
