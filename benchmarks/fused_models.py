@@ -60,7 +60,7 @@ _OF_QWEN = (
     "quantize(fp8)+compile(blocks=repeated)",
     "fused(bf16)+gpu_postprocess",
 )
-"""They take prompts at their own length, too, and their VAEs have no fused form."""
+"""They and Krea 2 take prompts at their own length, too, and their VAEs have no fused form."""
 _GRAPHS_OF_SD35 = "cuda_graph@denoiser,text_encoder,text_encoder_2,text_encoder_3,vae+gpu_postprocess"
 _OF_SD35 = (
     "baseline",
@@ -79,6 +79,8 @@ RECIPES = {
     "qwen-image-2.1": _OF_QWEN,
     "qwen-image-2512": _OF_QWEN,
     "qwen-image-edit-2511": _OF_QWEN,
+    "krea-2-turbo": _OF_QWEN,
+    "krea-2-raw": _OF_QWEN,
     "sd35-large": _OF_SD35,
     "sd35-medium": _OF_SD35,
 }
