@@ -31,6 +31,7 @@ from vivace.machinery.kernels import (
     qk_norm_rope,
     reference,
     rms_residual,
+    sigmoid_gate,
     swiglu,
 )
 from vivace.technique import Machine, Target
@@ -62,6 +63,7 @@ def launch_all(capability: Capability) -> None:
         attention_to_texts(has_fp8)
         mlps_of_flux2(has_fp8)
         norms_of_z_image(has_fp8)
+        gates_of_krea2(has_fp8)
         if has_fp8:
             queries_apart()
         int4_weights()
@@ -182,6 +184,16 @@ def norms_of_z_image(has_fp8: bool) -> None:
         out, scale = torch.zeros(4, 3840, dtype=torch.float8_e4m3fn), torch.ones(1)
     for row_scales in (None, torch.ones(4)):
         rms_residual.rms_residual(x, x, row_scales, vectors, 0, 3840, out, scale, 1e-5)
+
+
+def gates_of_krea2(has_fp8: bool) -> None:
+    """Of attention in bf16, rounded and not, and of attention in e4m3."""
+    x = torch.zeros(4, 6144, dtype=torch.bfloat16)
+    sigmoid_gate.sigmoid_gate(x, x, torch.empty_like(x))
+    if has_fp8:
+        eight = torch.zeros(4, 6144, dtype=torch.float8_e4m3fn)
+        sigmoid_gate.sigmoid_gate(x, x, eight, torch.ones(1))
+        sigmoid_gate.sigmoid_gate(eight, x, torch.empty_like(eight))
 
 
 def int4_weights() -> None:
