@@ -68,9 +68,17 @@ _OF_QWEN = (
     "trim_text+fused(fp8, attention=fp8)+quantize(fp8)@text_encoder+cuda_graph@text_encoder+gpu_postprocess",
 )
 """Their denoisers take prompts at their own length, and a graph of each would be captured anew; their text encoders'
-graphs serve prompts of up to 32, 64, 128, ... tokens. Their VAEs have no fused form."""
+graphs serve prompts of up to 32, 64, 128, ... tokens. Their VAEs have no fused form. So it is with Krea 2."""
 _OF_QWEN_EDIT = _OF_QWEN[:4]
 """With images to be edited, calls of its text encoder are not captured."""
+_GRAPHS_OF_SD35 = "cuda_graph@denoiser,text_encoder,text_encoder_2,text_encoder_3,vae+gpu_postprocess"
+_OF_SD35 = (
+    "baseline",
+    f"fused(fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS_OF_SD35}",
+    "quantize(fp8)+compile(blocks=repeated)",
+    f"fused(bf16)@denoiser,vae+{_GRAPHS_OF_SD35}",
+)
+"""Its heads have 64 channels, and attention in fp8 is for 128."""
 RECIPES = {
     "flux-dev": _OF_FLUX,
     "flux-schnell": _OF_FLUX,
@@ -81,6 +89,10 @@ RECIPES = {
     "qwen-image-2.1": _OF_QWEN,
     "qwen-image-2512": _OF_QWEN,
     "qwen-image-edit-2511": _OF_QWEN_EDIT,
+    "krea-2-turbo": _OF_QWEN,
+    "krea-2-raw": _OF_QWEN,
+    "sd35-large": _OF_SD35,
+    "sd35-medium": _OF_SD35,
 }
 """Of each model; the first is what the others are compared with."""
 

@@ -115,6 +115,7 @@ def check_qk_norm_rope(
         expected = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *of_images, tokens, heads)  # type: ignore[call-arg]
         for got, want, factor in zip(own, expected, factors, strict=True):
             assert error(got.double() * factor.double(), want) < allowed(quantize, device)
+    check_grouped_heads(qkv, weights, (cos, sin), tokens, scales, made)
     # Queries apart, and a token's key and value side by side. Neither reads the other.
     q, both = torch.zeros_like(made[0]), torch.zeros_like(torch.stack(made[1:], dim=2))
     first, rest = qkv.clone(), qkv.clone()
@@ -123,6 +124,76 @@ def check_qk_norm_rope(
     qk_norm_rope(rest, bias, weights, cos, sin, tokens, None, both[:, :, 0], both[:, :, 1], scales)
     for got, want in zip((q, *both.unbind(2)), made, strict=True):
         assert got.float().equal(want.float())
+
+
+def check_grouped_heads(
+    qkv: torch.Tensor,
+    weights: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    tokens: TokenLayout,
+    scales: Any,
+    like: list[torch.Tensor],
+) -> None:
+    """Fewer heads of keys and values than of queries, whose columns are behind the queries'."""
+    from vivace.machinery.kernels.qk_norm_rope import qk_norm_rope
+
+    batch, length, heads, channels = like[0].shape
+    few = heads // 2
+    width = (heads + 2 * few) * channels
+    narrow = qkv[:, :width].contiguous()
+    grouped = [
+        torch.zeros_like(like[0]),
+        *(like[0].new_zeros(batch, length, few, channels) for _ in range(2)),
+    ]
+    qk_norm_rope(narrow, None, weights, *angles, tokens, *grouped, scales, 1e-6, (heads, few))  # type: ignore[call-arg]
+    expected = ref.qk_norm_rope(narrow.double(), None, weights.double(), *angles, tokens, heads, 1e-6, few)
+    factors = (1, 1, 1) if scales is None else (*scales[0], scales[1])
+    quantized = scales is not None
+    for got, want, factor in zip(grouped[:2], expected[:2], factors[:2], strict=True):
+        assert error(got.double() * float(factor), want) < allowed(quantized, str(qkv.device.type))
+    values = (grouped[2].double() * float(factors[2])).clamp(-1e30, 1e30)
+    assert error(values, expected[2]) < allowed(quantized, str(qkv.device.type))
+
+
+def check_rms_norm_modulated(
+    kind: str, tokens: TokenLayout, channels: int, quantize: bool, device: str
+) -> None:
+    """A branch whose rows have scales, and a norm without a mean."""
+    from vivace.machinery.kernels.norm_modulate import residual_norm
+
+    x = random(kind, tokens.num_rows, channels, device=device) + 2
+    y = random("normal", tokens.num_rows, channels, device=device, seed=1)
+    vectors = random("normal", tokens.batch, 3 * channels, device=device, seed=3).float()
+    at = [Modulation(k * channels, k * channels) for k in range(3)]
+    wanted_x = ref.add_gated(x.double(), y.double(), None, vectors.double(), at[0], tokens)
+    dtype = eight_bits(device) if quantize else torch.bfloat16
+    out = poisoned(tokens.num_rows, channels, dtype=dtype, device=device)
+    scale = torch.tensor([1.3], device=device) if quantize else None
+    residual_norm(x, Branch(y, at[0]), vectors, (at[1], at[2]), tokens, out, scale, 1e-5, False)
+    assert error(x, wanted_x) < SIXTEEN_BITS
+    expected = ref.norm_modulate(x.double(), vectors.double(), at[1], at[2], tokens, 1e-5, False)
+    actual = out.double() * (1.0 if scale is None else 1.3)
+    assert error(actual, expected) < allowed(quantize, device)
+
+
+def check_sigmoid_gate(kind: str, rows: int, channels: int, quantize: bool, device: str) -> None:
+    from vivace.machinery.kernels.sigmoid_gate import sigmoid_gate
+
+    x = random(kind, rows, channels, device=device)
+    gate = random("normal", rows, 2 * channels, device=device, seed=1)[:, channels:]
+    expected = x.double() * gate.double().sigmoid()
+    dtype = eight_bits(device) if quantize else torch.bfloat16
+    wide = poisoned(rows, channels + 16, dtype=dtype, device=device)
+    scale = ref.scale_of(x.float().abs().amax().reshape(1)) if quantize else None
+    sigmoid_gate(x, gate, wide[:, :channels], scale)
+    made = wide[:, :channels].double() * (1 if scale is None else scale.double())
+    assert error(made, expected) < allowed(quantize, device)
+    assert wide[:, channels:].float().isnan().all()
+    if scale is not None:  # what is in e4m3 already keeps its scale
+        eight = (x.float() / scale).clamp(-448, 448).to(dtype)
+        sigmoid_gate(eight, gate, wide[:, :channels])
+        expected = eight.double() * gate.double().sigmoid()
+        assert error(wide[:, :channels], expected) < allowed(quantize, device)
 
 
 def check_peer_barrier(device: str) -> None:

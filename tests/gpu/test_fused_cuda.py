@@ -231,7 +231,7 @@ def too_far(
         technique = Fused(**knobs)
         made = transformer()
         if (reason := technique.unsupported(target(made))) is not None:
-            assert "nvidia-cudnn-frontend" in reason or "capability" in reason
+            assert any(part in reason for part in ("nvidia-cudnn-frontend", "capability", "heads of 128"))
             continue
         technique.apply(target(made))
         for shape, w in zip(shapes, references, strict=True):

@@ -1,4 +1,4 @@
-"""A transformer of FLUX, Qwen-Image or Z-Image, or a UNet and a VAE, as few, fused kernels, in bf16 or fp8.
+"""Transformers of FLUX, Qwen-Image, Z-Image, SD 3.5, Krea 2, UNets and VAEs as few, fused kernels, in bf16 or fp8.
 
 Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
     norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
@@ -12,10 +12,11 @@ Costs: other rounding than diffusers'; with fp8 also that of weights and activat
     merged before (vivace's `lora(hot=True)` goes with transformers), and techniques that work on blocks do not go
     with it. The rest of a VAE is computed in bf16, also of one that diffusers would compute in fp32 (SDXL's). With
     `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
-Needs: a transformer of FLUX.1, FLUX.2, Qwen-Image or Z-Image, a UNet of Stable Diffusion's blocks (1.5, 2, XL), or
-    their VAE. On GPUs Triton and cuBLASLt; fp8 compute capability 8.9; `attention=fp8` Hopper, a transformer and the
-    package nvidia-cudnn-frontend; `convolutions=fp8` a UNet or a VAE. Elsewhere plain PyTorch computes the same, which
-    is right and slow. On GPUs other than Hopper it is compiled, and not measured (docs/hardware.md).
+Needs: a transformer of FLUX.1, FLUX.2, Qwen-Image, Z-Image, SD 3.5 or Krea 2, a UNet of Stable Diffusion's blocks
+    (1.5, 2, XL), or the VAE of FLUX.1, FLUX.2 or Stable Diffusion. On GPUs Triton and cuBLASLt; fp8 compute capability
+    8.9; `attention=fp8` Hopper, a transformer with heads of 128 channels and the package nvidia-cudnn-frontend;
+    `convolutions=fp8` a UNet or a VAE. Elsewhere plain PyTorch computes the same, which is right and slow. On GPUs
+    other than Hopper it is compiled, and not measured (docs/hardware.md).
 Source: Peebles and Xie, DiT (adaLN-Zero), arXiv 2212.09748; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
     2209.05433; Shah et al., FlashAttention-3, arXiv 2407.08608 (attention in fp8). Kernels: vivace.machinery.kernels.
 
@@ -55,7 +56,9 @@ _ATTRIBUTE = "vivace_fused"
 
 class Fused(Technique):
     name: ClassVar[str] = "fused"
-    summary: ClassVar[str] = "a transformer of FLUX, Qwen-Image or Z-Image, or a UNet, as few, fused kernels"
+    summary: ClassVar[str] = (
+        "a transformer of FLUX, Qwen-Image, Z-Image, SD 3.5 or Krea 2, or a UNet, as few, fused kernels"
+    )
     stage: ClassVar[Stage] = Stage.FUSE
     owns: ClassVar[str] = "attention projections"
     same_picture: ClassVar[bool] = True
@@ -308,8 +311,8 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     form = form_of(denoiser)
     if form is None and not _is_unet(denoiser):
         return (
-            "the fused kernels are made for the transformers of FLUX.1, FLUX.2, Qwen-Image and Z-Image, and for UNets, "
-            f"and this is a {kind}"
+            "the fused kernels are made for the transformers of FLUX.1, FLUX.2, Qwen-Image, Z-Image, SD 3.5 and "
+            f"Krea 2, and for UNets, and this is a {kind}"
         )
     if hasattr(denoiser, _ATTRIBUTE):
         return None

@@ -17,7 +17,15 @@ from vivace.machinery.fused.operations import Rows
 from vivace.machinery.fused.products import Product, room_for
 from vivace.machinery.kernels.reference import TokenLayout
 
-MODELS = ("tiny-flux", "flux2-klein-4b", "z-image-turbo", "qwen-image", "qwen-image-2.1")
+MODELS = (
+    "tiny-flux",
+    "flux2-klein-4b",
+    "z-image-turbo",
+    "qwen-image",
+    "qwen-image-2.1",
+    "sd35-medium",
+    "krea-2-turbo",
+)
 RANKS = (4, 8)
 SCALE = 60
 """Random ones are weak."""

@@ -12,8 +12,10 @@ import torch
 from triton.runtime import interpreter
 
 from tests import fused_kernels as kernels
+from tests.unit.fused import test_krea2_blocks as krea2
 from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
 from tests.unit.fused import test_qwen_image_forward as qwen_image
+from tests.unit.fused import test_sd3_forward as sd3
 from tests.unit.fused.test_flux_forward import target
 from vivace.machinery.fused import operations
 from vivace.techniques.fused import Fused
@@ -83,6 +85,14 @@ def check_models() -> None:
                 *(qwen_image21.steps(of, arguments) for of in (made, plain)), strict=True
             ):
                 assert kernels.error(output, expected) < 0.02
+        arguments = krea2.inputs((3,), 4, 2, 3)
+        made, plain = (krea2.transformer(num_layers=1, channels=32) for _ in range(2))
+        Fused(precision="bf16").apply(target(made))
+        assert kernels.error(made(**arguments)[0], plain(**arguments)[0]) < 0.02
+        two = {"channels": 32, "num_layers": 2, "dual_attention_layers": [0]}
+        made, plain = (sd3.transformer(**two) for _ in range(2))
+        Fused(precision="bf16").apply(target(made))
+        assert kernels.error(made(**sd3.inputs(2, 3, 2, 3))[0], plain(**sd3.inputs(2, 3, 2, 3))[0]) < 0.02
 
 
 if __name__ == "__main__":
@@ -99,6 +109,8 @@ if __name__ == "__main__":
         kernels.check_quantize(kind, 5, 200, "cpu")
     for kind in kernels.KINDS:
         for quantize in (False, True):
+            kernels.check_rms_norm_modulated(kind, kernels.LAYOUTS[2], 96, quantize, "cpu")
+            kernels.check_sigmoid_gate(kind, 5, 200, quantize, "cpu")
             kernels.check_swiglu(kind, 5, 72, 0, quantize, "cpu")
             kernels.check_swiglu(kind, 3, 128, 48, quantize, "cpu")
             kernels.check_swiglu(kind, 3, 96, 64, quantize, "cpu")

@@ -14,8 +14,10 @@ import torch
 from tests import fused_unets
 from tests.unit.fused import test_flux2_forward as flux2
 from tests.unit.fused import test_flux_forward as flux
+from tests.unit.fused import test_krea2_blocks as krea2
 from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
 from tests.unit.fused import test_qwen_image_forward as qwen_image
+from tests.unit.fused import test_sd3_forward as sd3
 from tests.unit.fused import test_z_image_blocks as z_image
 from vivace.hardware import shared_memory_bytes
 from vivace.machinery.fused import image_operations, modulations, operations
@@ -29,6 +31,7 @@ from vivace.machinery.kernels import (
     qk_norm_rope,
     reference,
     rms_residual,
+    sigmoid_gate,
     swiglu,
 )
 from vivace.technique import Machine, Target
@@ -60,6 +63,7 @@ def launch_all(capability: Capability) -> None:
         attention_to_texts(has_fp8)
         mlps_of_flux2(has_fp8)
         norms_of_z_image(has_fp8)
+        gates_of_krea2(has_fp8)
         if has_fp8:
             queries_apart()
         int4_weights()
@@ -102,6 +106,12 @@ def fused_models(allowed: dict[str, Fused]) -> None:
         model = qwen_image.transformer(zero_cond_t=True)
         technique.apply(flux.target(model))
         model(**qwen_image.inputs((7,), (4, 8), (3, 5)))
+        model = sd3.transformer(channels=64)
+        technique.apply(flux.target(model))
+        model(**sd3.inputs(1, 7, 4, 5))
+        model = krea2.transformer()
+        technique.apply(flux.target(model))
+        model(**krea2.inputs((7,), 9, 4, 8))
         model = qwen_image21.transformer()
         technique.apply(flux.target(model))
         qwen_image21.steps(model, qwen_image21.inputs((7,), (4, 4), (4, 8)))
@@ -174,6 +184,16 @@ def norms_of_z_image(has_fp8: bool) -> None:
         out, scale = torch.zeros(4, 3840, dtype=torch.float8_e4m3fn), torch.ones(1)
     for row_scales in (None, torch.ones(4)):
         rms_residual.rms_residual(x, x, row_scales, vectors, 0, 3840, out, scale, 1e-5)
+
+
+def gates_of_krea2(has_fp8: bool) -> None:
+    """Of attention in bf16, rounded and not, and of attention in e4m3."""
+    x = torch.zeros(4, 6144, dtype=torch.bfloat16)
+    sigmoid_gate.sigmoid_gate(x, x, torch.empty_like(x))
+    if has_fp8:
+        eight = torch.zeros(4, 6144, dtype=torch.float8_e4m3fn)
+        sigmoid_gate.sigmoid_gate(x, x, eight, torch.ones(1))
+        sigmoid_gate.sigmoid_gate(eight, x, torch.empty_like(eight))
 
 
 def int4_weights() -> None:

@@ -22,6 +22,7 @@ KERNELS = {
     "_skinny_product",
     "_swiglu",
     "_rms_residual",
+    "_sigmoid_gate",
 }
 """Some of those that have to be checked."""
 CONVOLUTION = {"_convolve", "_add_parts"}

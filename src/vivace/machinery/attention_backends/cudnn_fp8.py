@@ -49,24 +49,24 @@ def attend(
 
     Args:
         q, k, v: (batch, tokens, heads, channels), e4m3. q is contiguous; k and v may have more tokens than q, which may
-            be part of wider rows.
+            be part of wider rows, and fewer heads, each for several of q's.
         qk_scales: (2,), fp32, of queries and keys.
         v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds them.
         out: like q, but tokens may be part of wider rows.
     """
-    plan = _plan(tuple(q.shape), k.shape[1], k.stride(1), out.stride(1), q.device.index or 0)
+    keys = (k.shape[1], k.shape[2], k.stride(1))
+    plan = _plan(tuple(q.shape), keys, out.stride(1), q.device.index or 0)
     plan(q, k, v, qk_scales, v_scales, out)
 
 
 # Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
 @functools.cache
-def _plan(
-    shape: tuple[int, int, int, int], num_keys: int, key_stride: int, row_stride: int, device: int
-) -> Any:
-    """Return what executes cuDNN's plan for one shape of queries and number of keys.
+def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stride: int, device: int) -> Any:
+    """Return what executes cuDNN's plan for one shape of queries and of keys.
 
     Args:
-        key_stride, row_stride: from token to token of keys and values, and of the output, in elements.
+        keys: of keys and values their number, their heads, and from token to token how many elements.
+        row_stride: the same of the output.
     """
     import torch
 
@@ -74,6 +74,7 @@ def _plan(
     import cudnn
 
     batch, tokens, heads, channels = shape
+    num_keys, num_key_heads, key_stride = keys
     handle = _handle(device)
     graph = cudnn.pygraph(
         io_data_type=cudnn.data_type.FP8_E4M3,
@@ -85,11 +86,14 @@ def _plan(
     eight, single = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
     q, k, v = (
         graph.tensor(
-            dim=[batch, heads, length, channels],
+            dim=[batch, num, length, channels],
             stride=[length * stride, channels, stride, 1],
             data_type=eight,
         )
-        for length, stride in ((tokens, heads * channels), *[(num_keys, key_stride)] * 2)
+        for length, num, stride in (
+            (tokens, heads, heads * channels),
+            *[(num_keys, num_key_heads, key_stride)] * 2,
+        )
     )
     names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
     ones = [1, 1, 1, 1]

@@ -28,15 +28,22 @@ def attend(
     """Return attention's output as rows of tokens, (rows, channels), in e4m3 if there is a scale for it.
 
     Args:
-        qkv: each (batch, tokens, heads, channels): in e4m3 with `scales`, else in bf16.
+        qkv: each (batch, tokens, heads, channels): in e4m3 with `scales`, else in bf16. A head of keys and values may
+            be for several of queries that lie side by side.
         values: (1 or more,), fp32, the first of which is the scale of an output that is computed in bf16.
         onto: where to write it, (rows, channels), which may be part of wider rows.
         mask: (batch, tokens), which keys there are; in bf16 alone.
     """
     q, k, v = qkv
     if scales is None:
+        grouped = k.shape[2] != q.shape[2]
+        if grouped and mask is not None:  # PyTorch's kernels that take a mask know no groups
+            k, v = (each.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for each in (k, v))
+            grouped = False
         out = torch.nn.functional.scaled_dot_product_attention(
-            *(each.transpose(1, 2) for each in qkv), attn_mask=None if mask is None else mask[:, None, None]
+            *(each.transpose(1, 2) for each in (q, k, v)),
+            attn_mask=None if mask is None else mask[:, None, None],
+            enable_gqa=grouped,
         )
         attended = _as_rows(out.transpose(1, 2), tokens)
         if values is not None:

@@ -8,8 +8,8 @@ the kernel that also makes the next branch's input.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -18,37 +18,12 @@ from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
+from vivace.machinery.fused.exchange import Exchange
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Room, Rows, RowScaled
 from vivace.machinery.fused.products import Product, room_for
 from vivace.machinery.fused.scales import StepScales
 from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, to_joint
-
-
-class Exchange(Protocol):
-    """What processes that hold a part of the tokens each give each other."""
-
-    def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """Return what the first process computes, which is like another tensor."""
-
-    def gathering(self, queries: torch.Tensor) -> Gathering:
-        """Begin an attention whose own keys and values are like these queries."""
-
-
-class Gathering(Protocol):
-    """Keys and values of one attention.
-
-    Attributes:
-        own: of own tokens, (batch, own tokens, 2, heads, channels), to be written.
-    """
-
-    own: torch.Tensor
-
-    def send(self) -> None:
-        """Begin to send them, once they are written."""
-
-    def wait(self) -> torch.Tensor:
-        """Return keys and values (batch, all tokens, 2, heads, channels), once all are there."""
 
 
 @dataclass
@@ -177,18 +152,66 @@ class BlockForward:
         assert block.up is not None
         assert block.down is not None
         rows = self._norm(step, pending, (shift, scale), of_inputs[0], block.qkv.room)
+        beside = self._second_attention(index, step)
         inputs, _ = self._attention_inputs(rows, block, step, of_values, queries_last=True)
         onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
         attended = self._attend(inputs, step, of_values, onto)
+        of_mlp, of_hidden = (
+            of_inputs[1],
+            None if scales is None or scales.hidden is None else scales.hidden[index],
+        )
+        if block.ends_text:
+            num_text, tokens = tokens.num_text_rows, tokens.image_alone
+            step.x, step.tokens = step.x[num_text:], tokens
+            attended = Rows(attended.values[num_text:], attended.scale)
+            of_mlp, of_hidden = (None if each is None else each[..., 1:] for each in (of_mlp, of_hidden))
         branch = Branch(block.out(attended, tokens), gate, block.out.left_bias)
-        rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_inputs[1], block.up.room)
+        rows = self._norm(step, _Pending(tokens, branch), (mlp_shift, mlp_scale), of_mlp, block.up.room)
+        if beside is not None:
+            self._add_to_image(beside, step, (mlp_shift, mlp_scale), rows)
         if self._architecture.activation == "swiglu":
             active = operations.swiglu(block.up(rows, tokens), scales is not None, room=block.down.room)
             return _Pending(tokens, self._row_scaled(block.down, active, tokens, mlp_gate))
-        of_hidden = None if scales is None or scales.hidden is None else scales.hidden[index]
         made = block.down.room_if_needed(tokens.num_rows, rows.values.dtype)
         hidden = block.up.activated(rows, tokens, of_hidden, made)
         return _Pending(tokens, Branch(block.down(hidden, tokens), mlp_gate, block.down.left_bias))
+
+    def _second_attention(self, index: int, step: _Step) -> Branch | None:
+        """Return what a block's second attention, over the image alone, adds to it; None: the block has none.
+
+        Its input is the stream as it is before the first attention is added.
+        """
+        blocks, scales = self._blocks, step.scales
+        if (place := blocks.second_at.get(index)) is None:
+            return None
+        weights, num_doubles = blocks.seconds[place], len(blocks.doubles)
+        shift, scale, gate = self._of_single(self._architecture.single_start(place, num_doubles))
+        tokens = step.tokens.image_alone
+        cos, sin = (angles[step.tokens.text :] for angles in step.rope)
+        alone = replace(step, x=step.x[step.tokens.num_text_rows :], tokens=tokens, rope=(cos, sin))
+        of_input = None if scales is None else scales.singles[place : place + 1]
+        of_values = None if scales is None else scales.values[num_doubles + place]
+        rows = self._norm(alone, _Pending(tokens), (shift, scale), of_input, weights.qkv.room)
+        inputs, _ = self._attention_inputs(rows, weights, alone, of_values)
+        onto = weights.out.room_if_needed(tokens.num_rows, rows.values.dtype)
+        attended = self._attend(inputs, alone, of_values, onto)
+        return Branch(weights.out(attended, tokens), gate, weights.out.left_bias)
+
+    def _add_to_image(
+        self, branch: Branch, step: _Step, norm: tuple[Modulation, Modulation], rows: Rows
+    ) -> None:
+        """Add a branch to the image's part of the stream, and write its norm over that in `rows`."""
+        own = slice(step.tokens.num_text_rows, None)
+        scale = None if rows.scale is None else rows.scale[-1:]
+        operations.add_and_norm(
+            step.x[own],
+            branch,
+            step.modulations,
+            norm,
+            step.tokens.image_alone,
+            scale,
+            room=lambda *_, **__: rows.values[own],
+        )
 
     def _single(
         self, block: BlockWeights, index: int, step: _Step, pending: _Pending, dropped: int
@@ -360,11 +383,6 @@ class BlockForward:
     def _of_single(self, vector: int) -> list[Modulation]:
         starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
         return [Modulation(start, start) for start in starts]
-
-
-def of_image(ids: torch.Tensor) -> torch.Tensor:
-    """Return positions (tokens, axes) of one image, of those of a batch, which are the same."""
-    return ids[0] if ids.ndim == 3 else ids
 
 
 def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:

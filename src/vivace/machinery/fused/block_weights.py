@@ -6,7 +6,7 @@ A double block keeps text and image apart, a single one has one stream of both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,12 +53,18 @@ class Architecture:
         double, single: the layers of a block of diffusers'; None: there are no single ones.
         modulations: the Linear layers of a block's own modulations: of a double block the image's, then the text's.
             None: all double blocks have the same, and all single ones, which they do not compute.
+        second: the layers of a double block's second attention, over the image alone; None: it has none. Its
+            modulations are where those of a single block would be.
+        order: which of the vectors that `modulations` make is at each place of a double block's (`OF_DOUBLE`), None:
+            zeros; and then of its second attention's (`OF_SINGLE`).
     """
 
     activation: Activation
     double: Callable[[Any], BlockLayers]
     single: Callable[[Any], BlockLayers] | None = None
     modulations: Callable[[Any], list[Any]] | None = None
+    second: Callable[[Any], BlockLayers | None] = lambda _: None
+    order: Callable[[Any], Sequence[int | None]] | None = None
 
     @property
     def shares_modulations(self) -> bool:
@@ -69,12 +75,18 @@ class Architecture:
         singles = [] if self.single is None else transformer.single_transformer_blocks
         return transformer.transformer_blocks, singles
 
+    def num_vectors(self, transformer: Any) -> int:
+        """Return how many vectors of modulations its blocks have, where each has its own."""
+        doubles, singles = self.blocks(transformer)
+        num_seconds = sum(self.second(block) is not None for block in doubles)
+        return OF_DOUBLE * len(doubles) + OF_SINGLE * (len(singles) + num_seconds)
+
     def double_start(self, index: int) -> int:
         """Return which vector of modulations is a double block's first."""
         return 0 if self.shares_modulations else index * OF_DOUBLE
 
     def single_start(self, index: int, num_doubles: int) -> int:
-        """Return which vector of modulations is a single block's first."""
+        """Return which vector of modulations is a single block's first, or a second attention's."""
         if self.shares_modulations:
             return OF_DOUBLE
         return num_doubles * OF_DOUBLE + index * OF_SINGLE
@@ -96,7 +108,7 @@ class Norms(nn.Module):  # type: ignore[misc]
 
 
 class BlockWeights(nn.Module):  # type: ignore[misc]
-    """The products and norms of one block: see `BlockLayers`."""
+    """The products and norms of one block, or of a second attention: see `BlockLayers`."""
 
     def __init__(self, layers: BlockLayers, activation: Activation, quantize: bool, bounded: bool) -> None:
         super().__init__()
@@ -107,17 +119,21 @@ class BlockWeights(nn.Module):  # type: ignore[misc]
         self.down = None if layers.down is None else Product(layers.down, quantize)
         self.norms = Norms(layers.norms, bounded)
 
+    @property
+    def ends_text(self) -> bool:
+        """Whether the text is attended to for the last time, and goes no further."""
+        return len(self.out.weight) < len(self.qkv.weight)
+
     def limits(self) -> torch.Tensor:
         """What bounds the values, and the MLP's hidden channels where they have a bound: see `Bounds`.
 
         Returns:
-            Of a double block (1 or 2, 2, 2), for each product and stream; of a single one (2,), of both together.
+            Of a double block (1 or 2, 2, 2), for each product and stream; of others (2,), of all together.
         """
         channels = self.qkv.weight.shape[2]
         products = [_limits(self.qkv, slice(2 * channels, 3 * channels))]
-        if self.activation == "gelu":
-            assert self.up is not None
-            products.append(_limits(self.up))
+        if self.activation == "gelu" and self.up is not None:
+            products.append(_limits(self.up).expand_as(products[0]))
         return torch.stack(products) if self.down is not None else torch.stack(products).amax(dim=(0, 1))
 
 
@@ -133,9 +149,10 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
     Attributes:
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
         doubles, singles: of each block, in order.
+        seconds: second attentions, in order; second_at: which of them is a double block's.
         bounds: for fp8, what activations cannot exceed.
         unit: a scale of one, (4,), of which cuBLASLt takes the first; for fp8.
-        frequency, axis: of the rotary embedding.
+        frequency, axis: of the rotary embedding; None: there is none.
     """
 
     takes_layers = True
@@ -152,27 +169,38 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
         super().__init__()
         name_layers(transformer)
         self.architecture = architecture
-        self.doubles, self.singles = nn.ModuleList(), nn.ModuleList()
-        is_bounded = iter(bounded)
+        self.doubles, self.singles, self.seconds = (nn.ModuleList() for _ in range(3))
+        self.second_at = dict[int, int]()
         limits: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+
+        def take_over(layers: BlockLayers, is_bounded: bool, made: nn.ModuleList) -> None:
+            weights = BlockWeights(layers, architecture.activation, quantize, is_bounded)
+            if quantize:
+                limits[made is not self.doubles].append(weights.limits())
+            made.append(weights.to(places.home))
+
         doubles, singles = architecture.blocks(transformer)
-        for blocks, layers_of, made, of_products in (
-            (doubles, architecture.double, self.doubles, limits[0]),
-            (singles, architecture.single, self.singles, limits[1]),
+        num_doubles = len(doubles)
+        for index, (block, is_bounded) in enumerate(
+            zip(_removed(doubles), bounded[:num_doubles], strict=True)
         ):
-            for block in _removed(blocks):
-                assert layers_of is not None
-                block.to(places.work)
-                taking(block)
-                weights = BlockWeights(layers_of(block), architecture.activation, quantize, next(is_bounded))
-                if quantize:
-                    of_products.append(weights.limits())
-                made.append(weights.to(places.home))
+            block.to(places.work)
+            taking(block)
+            take_over(architecture.double(block), is_bounded, self.doubles)
+            if (second := architecture.second(block)) is not None:
+                self.second_at[index] = len(self.seconds)
+                take_over(second, is_bounded, self.seconds)
+        for block, is_bounded in zip(_removed(singles), bounded[num_doubles:], strict=True):
+            assert architecture.single is not None
+            block.to(places.work)
+            taking(block)
+            take_over(architecture.single(block), is_bounded, self.singles)
         self.bounds = self._bounds(limits, places) if quantize else None
         unit = spread(torch.ones(1, device=places.home))[0] if quantize else None
         self.register_buffer("unit", unit, persistent=False)
-        config = transformer.config
-        frequency, axis = frequencies(config.axes_dims_rope, transformer.pos_embed.theta, places.home)
+        frequency, axis = None, None
+        if axes := transformer.config.get("axes_dims_rope"):
+            frequency, axis = frequencies(axes, transformer.pos_embed.theta, places.home)
         self.register_buffer("frequency", frequency, persistent=False)
         self.register_buffer("axis", axis, persistent=False)
 
@@ -190,7 +218,7 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
         num_doubles = len(self.doubles)
         starts = (
             [self.architecture.double_start(index) for index in range(num_doubles)],
-            [self.architecture.single_start(index, num_doubles) for index in range(len(self.singles))],
+            [self.architecture.single_start(index, num_doubles) for index in range(len(singles))],
         )
         bounds: Bounds = Bounds(doubles, singles, starts).to(places.home)
         return bounds

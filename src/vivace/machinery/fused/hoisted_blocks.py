@@ -3,8 +3,11 @@ first step (see `vivace.machinery.fused.modulations`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
 from vivace.machinery.fused.block_weights import Architecture, FusedBlocks
@@ -17,11 +20,11 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
     """All weights that are taken over: see `FusedBlocks`.
 
     Args:
-        num_inputs: of the modulations' table: see `Modulations`.
+        num_inputs, num_guided: of the modulations' table: see `Modulations`.
 
     Attributes:
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
-        modulations: of double blocks, then of single ones.
+        modulations: of double blocks, then of single ones or of second attentions.
         blocks: all others.
         lora_slots: the layers of the modulations.
     """
@@ -36,22 +39,56 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
         quantize: bool,
         bounded: tuple[bool, ...],
         places: Places,
+        num_guided: int = 1,
     ) -> None:
         super().__init__()
         channels = transformer.inner_dim
-        num_doubles, num_singles = (len(blocks) for blocks in architecture.blocks(transformer))
-        num_outputs = (OF_DOUBLE * num_doubles + OF_SINGLE * num_singles) * channels
-        self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places)
+        num_outputs = architecture.num_vectors(transformer) * channels
+        num_doubles = len(architecture.blocks(transformer)[0])
+        self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places, num_guided)
         self.lora_slots = list[FusedModulation]()
-        num_filled = 0
+        num_taken = num_seconds = num_filled = 0
 
         def take(block: Any) -> None:
-            nonlocal num_filled
+            nonlocal num_taken, num_seconds, num_filled
             assert architecture.modulations is not None
-            for layer in architecture.modulations(block):
-                self.lora_slots.append(
-                    FusedModulation(layer.vivace_name, layer.in_features, layer.out_features)
-                )
-                num_filled = self.modulations.fill(num_filled, layer)
+            layers = architecture.modulations(block)
+            self.lora_slots += [
+                FusedModulation(layer.vivace_name, layer.in_features, layer.out_features) for layer in layers
+            ]
+            if architecture.order is None:
+                for layer in layers:
+                    num_filled = self.modulations.fill(num_filled, layer)
+                return
+            order = architecture.order(block)
+            starts = [architecture.double_start(num_taken) + place for place in range(OF_DOUBLE)]
+            if len(order) > OF_DOUBLE:
+                first = architecture.single_start(num_seconds, num_doubles)
+                starts += range(first, first + OF_SINGLE)
+                num_seconds += 1
+            num_taken += 1
+            self._fill_in_order(layers, order, starts)
 
         self.blocks = FusedBlocks(transformer, architecture, quantize, bounded, places, take)
+
+    def _fill_in_order(
+        self, layers: Sequence[Any], order: Sequence[int | None], starts: Sequence[int]
+    ) -> None:
+        """Write a block's vectors to where they are in the table.
+
+        Args:
+            order: for each place, which of the layers' vectors it gets; None: zeros.
+            starts: which of the table's vectors the places are.
+        """
+        channels = layers[0].in_features
+        vectors = [
+            (weight, bias)
+            for layer in layers
+            for weight, bias in zip(layer.weight.split(channels), layer.bias.split(channels), strict=True)
+        ]
+        zeros = (torch.zeros_like(vectors[0][0]), torch.zeros_like(vectors[0][1]))
+        for vector, start in zip(order, starts, strict=True):
+            weight, bias = zeros if vector is None else vectors[vector]
+            self.modulations.fill(
+                start * channels, SimpleNamespace(weight=weight, bias=bias, out_features=channels)
+            )

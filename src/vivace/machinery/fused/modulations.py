@@ -38,6 +38,7 @@ class Modulations(nn.Module):  # type: ignore[misc]
         quantize: store the weight in e4m3, with a scale for each output.
         num_inputs: length of what the table is searched for: timestep, guidance and pooled text.
         places: whether there is a table is decided by where the model computes, not by where its weights are now.
+        num_guided: how many rows guidance makes of one image's, where it is a part of the batch.
 
     Attributes:
         num_computed: forwards that did not find all their rows in the table, (), on the device. No buffer: it counts
@@ -45,7 +46,13 @@ class Modulations(nn.Module):  # type: ignore[misc]
     """
 
     def __init__(
-        self, num_outputs: int, channels: int, quantize: bool, num_inputs: int, places: Places
+        self,
+        num_outputs: int,
+        channels: int,
+        quantize: bool,
+        num_inputs: int,
+        places: Places,
+        num_guided: int = 1,
     ) -> None:
         super().__init__()
         device, dtype = places.home, torch.float8_e4m3fn if quantize else torch.bfloat16
@@ -54,7 +61,7 @@ class Modulations(nn.Module):  # type: ignore[misc]
         scale = torch.empty(num_outputs, device=device) if quantize else None
         self.register_buffer("scale", scale)
         self.register_buffer("bias", torch.empty(num_outputs, dtype=torch.bfloat16, device=device))
-        rows = capacity_on(places.work)
+        rows = capacity_on(places.work) * num_guided
         # No timestep is nan, so nothing is found in an empty table.
         keys = torch.full((rows, num_inputs), float("nan"), device=device)
         table = torch.zeros((rows, num_outputs), dtype=torch.bfloat16, device=device)
@@ -146,6 +153,7 @@ class Hoisting:
             guidance and pooled text.
         reads_text: whether a pooled text is among the inputs; else a row of the table does for a whole batch.
         with_zero: tokens that stay are modulated by a timestep of 0.
+        whole: the timestep of pure noise, as the pipeline counts it for the scheduler, over that for its transformer.
     """
 
     def __init__(
@@ -155,9 +163,10 @@ class Hoisting:
         inputs_of: Any,
         reads_text: bool = True,
         with_zero: bool = False,
+        whole: int = 1000,
     ) -> None:
         self.num_hoisted = 0
-        self._reads_text, self._with_zero = reads_text, with_zero
+        self._reads_text, self._with_zero, self._whole = reads_text, with_zero, whole
         self._pipe = pipe
         self._modulations = modulations
         self._inputs_of = inputs_of
@@ -200,7 +209,7 @@ class Hoisting:
         if any(all(a is b for a, b in zip(objects, inputs, strict=True)) for inputs, _ in self._seen):
             return
         with torch.no_grad():
-            times = timesteps.to(timestep.dtype) / 1000  # as pipelines write it
+            times = timesteps.to(timestep.dtype) / self._whole  # as pipelines write it
             if self._with_zero:
                 times = torch.nn.functional.pad(times, (0, 1))
             num_times = len(times)

@@ -74,6 +74,7 @@ class AttentionPreparation:
         rope: cosines and sines, each (tokens, channels / 2), of all images, or (batch, tokens, channels / 2).
         scales: None: no rounding to e4m3.
         eps: of the norms.
+        num_key_heads: of keys and values; None: as many as queries have.
     """
 
     bias: torch.Tensor | None
@@ -83,11 +84,18 @@ class AttentionPreparation:
     num_heads: int
     scales: AttentionScales | None
     eps: float = 1e-6
+    num_key_heads: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of queries, and of keys and values: (batch, tokens, heads, channels)."""
+        """Of queries: (batch, tokens, heads, channels)."""
         return self.tokens.batch, self.tokens.length, self.num_heads, self.weights.shape[-1]
+
+    @property
+    def shape_of_keys(self) -> tuple[int, int, int, int]:
+        """Of keys and values."""
+        batch, length, heads, channels = self.shape
+        return batch, length, self.num_key_heads or heads, channels
 
     def dtype(self, qkv: torch.Tensor) -> torch.dtype:
         """Of queries, keys and values."""
@@ -117,12 +125,14 @@ def add_and_norm(
     scale: torch.Tensor | None,
     eps: float = 1e-6,
     room: Room | None = None,
+    centred: bool = True,
 ) -> Rows:
     """Add a gated branch to the stream, and return its norm, modulated: see `vivace.machinery.kernels.norm_modulate`.
 
     Args:
         scale: (1 or 2,), fp32: round to e4m3 with it; None: to the stream's dtype.
         room: makes the rows of the norm.
+        centred: the norm is LayerNorm; else RMSNorm.
     """
     import torch
 
@@ -135,13 +145,13 @@ def add_and_norm(
         if not x.is_meta:
             from vivace.machinery.kernels.norm_modulate import residual_norm
 
-            residual_norm(x, branch, modulations, norm, tokens, out, scale, eps)
+            residual_norm(x, branch, modulations, norm, tokens, out, scale, eps, centred)
         return Rows(x if out is None else out, scale)
     if branch is not None:
         x.copy_(reference.add_gated(x, branch.change(), branch.bias, modulations, branch.gate, tokens))
     if norm is None or out is None:
         return Rows(x)
-    normed = reference.norm_modulate(x, modulations, *norm, tokens, eps)
+    normed = reference.norm_modulate(x, modulations, *norm, tokens, eps, centred)
     if scale is not None:
         normed = reference.to_e4m3(normed / reference.by_stream(scale[:, None], tokens))
     return Rows(out.copy_(normed), scale)
@@ -199,14 +209,15 @@ def attention_inputs(
     """
     import torch
 
-    tokens, inner = preparation.tokens, preparation.num_heads * preparation.weights.shape[-1]
+    tokens = preparation.tokens
     needs_nothing = preparation.scales is None and preparation.bias is None
     q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
-    k = torch.empty_like(q)
-    v = None if needs_nothing and (tokens.batch == 1 or not tokens.text) else torch.empty_like(q)
+    k = q.new_empty(preparation.shape_of_keys)
+    v = None if needs_nothing and (tokens.batch == 1 or not tokens.text) else torch.empty_like(k)
     write_attention_inputs(qkv, preparation, (q, k, v))
     if v is None:
-        v = qkv[:, 2 * inner : 3 * inner].unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
+        start, inner = q.shape[2:].numel() + k.shape[2:].numel(), k.shape[2:].numel()
+        v = qkv[:, start : start + inner].unflatten(-1, k.shape[2:]).unflatten(0, k.shape[:2])
     return q, k, v
 
 
@@ -218,15 +229,15 @@ def write_attention_inputs(
     """Write queries, keys and values, those whose tensor is not None. Nothing else of `qkv` is read."""
     from vivace.machinery.kernels import reference
 
-    scales, num_heads = preparation.scales, preparation.num_heads
+    scales, heads = preparation.scales, (preparation.num_heads, preparation.shape_of_keys[2])
     arguments = (qkv, preparation.bias, preparation.weights, *preparation.rope, preparation.tokens)
     if takes_kernels(qkv):
         from vivace.machinery.kernels.qk_norm_rope import qk_norm_rope
 
         of_rounding = None if scales is None else (scales.queries_keys, scales.values)
-        qk_norm_rope(*arguments, *onto, of_rounding, preparation.eps)
+        qk_norm_rope(*arguments, *onto, of_rounding, preparation.eps, heads)
     elif not qkv.is_meta:
-        made = reference.qk_norm_rope(*arguments, num_heads, preparation.eps)
+        made = reference.qk_norm_rope(*arguments, heads[0], preparation.eps, heads[1])
         factors = (None,) * 3 if scales is None else (*scales.queries_keys, scales.values[0])
         for out, new, factor in zip(onto, made, factors, strict=True):
             if out is not None:
@@ -246,6 +257,31 @@ def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = 
         quantize(x, made, scale)
     elif not x.is_meta:
         made.copy_(reference.to_e4m3(x.float() / scale))
+    return Rows(made, scale)
+
+
+def sigmoid_gated(attended: Rows, gate: torch.Tensor, scale: torch.Tensor | None, room: Room) -> Rows:
+    """Return sigmoid(gate) times attention's output, in e4m3 if there is a scale, (1,), which e4m3 inputs have too.
+
+    Args:
+        gate: (rows, channels), in bf16.
+        room: makes the rows.
+    """
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    x = attended.values
+    made = room(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
+    divisor = None if attended.scale is not None else scale
+    if takes_kernels(x):
+        from vivace.machinery.kernels.sigmoid_gate import sigmoid_gate
+
+        sigmoid_gate(x, gate, made, divisor)
+    elif not x.is_meta:
+        gated = x.float() * gate.float().sigmoid()
+        gated = gated if divisor is None else gated / divisor
+        made.copy_(gated if scale is None else reference.to_e4m3(gated))
     return Rows(made, scale)
 
 

@@ -27,3 +27,8 @@ def tables(
     """Return cosines and sines (tokens, pairs) in fp32 for positions (tokens, axes); fp64 before, as in diffusers."""
     angles = ids.double().index_select(1, axis) * frequency
     return angles.cos().float(), angles.sin().float()
+
+
+def of_image(ids: torch.Tensor) -> torch.Tensor:
+    """Return positions (tokens, axes) of one image, of those of a batch, which are the same."""
+    return ids[0] if ids.ndim == 3 else ids

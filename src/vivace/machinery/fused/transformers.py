@@ -42,7 +42,7 @@ class FusedForm:
             are to be bounded, for fp8.
         fuse: replaces the blocks.
         unsuited: why a transformer of this class has no fused form after all, or None.
-        exact: buffers that keep their dtype, while all else becomes bf16.
+        exact: buffers that keep their dtype, while all else becomes bf16 but what diffusers keeps in fp32.
     """
 
     chains: tuple[str, ...]
@@ -54,10 +54,18 @@ class FusedForm:
         import torch
 
         kept = {name: transformer.get_buffer(name) for name in self.exact}
+        in_fp32 = set(transformer._keep_in_fp32_modules or ())
+        parameters = [
+            (parameter, parameter.data)
+            for name, parameter in transformer.named_parameters()
+            if in_fp32.intersection(name.split("."))
+        ]
         torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own `to` warns
         for name, buffer in kept.items():
             path, _, attribute = name.rpartition(".")
             setattr(transformer.get_submodule(path), attribute, buffer)
+        for parameter, values in parameters:
+            parameter.data = values
 
     def num_blocks(self, transformer: Any) -> int:
         return sum(len(getattr(transformer, name)) for name in self.chains)
@@ -93,6 +101,14 @@ def _flux2(
     return FusedTransformer(fused, lambda: forward.num_calls)
 
 
+def _sd3(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    from vivace.machinery.fused.sd3_forward import fuse_sd3
+
+    return _hoisted(*fuse_sd3(transformer, pipe, quantize, bounded, places))
+
+
 def _qwen_image(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
@@ -108,6 +124,16 @@ def _qwen_image21(
 
     chain = fuse_qwen_image21(transformer, quantize, bounded, places)
     return FusedTransformer(True, lambda: chain.num_calls)
+
+
+def _krea2(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    from vivace.machinery.fused.krea2_blocks import fuse_krea2
+
+    chain, dropped = fuse_krea2(transformer, quantize, bounded, places)
+    evidence: Callable[[], Evidence] = lambda: {"denoiser.padding_left_out": dropped.num_dropped}  # noqa: E731
+    return FusedTransformer(True, lambda: chain.num_calls, evidence)
 
 
 def _z_image(
@@ -129,6 +155,12 @@ def _hoisted(fused: Any, forward: Any, hoisting: Any) -> FusedTransformer:
     return FusedTransformer(fused, lambda: forward.num_calls, evidence)
 
 
+def _unsuited_sd3(transformer: Any) -> str | None:
+    from vivace.machinery.fused.sd3_forward import unsuited
+
+    return unsuited(transformer)
+
+
 def _unsuited_qwen_image(transformer: Any) -> str | None:
     from vivace.machinery.fused.qwen_image_forward import unsuited
 
@@ -146,5 +178,7 @@ _FORMS = {
         _qwen_image21,
         exact=("time_text_embed.time_proj.freqs",),
     ),
+    "SD3Transformer2DModel": FusedForm(("transformer_blocks",), _sd3, _unsuited_sd3),
+    "Krea2Transformer2DModel": FusedForm(("transformer_blocks",), _krea2),
     "ZImageTransformer2DModel": FusedForm(("noise_refiner", "context_refiner", "layers"), _z_image),
 }

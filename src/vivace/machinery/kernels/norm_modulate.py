@@ -92,6 +92,7 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
     QUANTIZE: tl.constexpr,  # noqa: N803
     NORM: tl.constexpr,  # noqa: N803
+    CENTRE: tl.constexpr,  # noqa: N803
 ) -> None:
     # All rows of a program are of one stream and one batch row, so modulations are read once for them.
     first = tl.program_id(0) * ROWS
@@ -127,14 +128,16 @@ def _residual_norm(  # type: ignore[no-untyped-def]
         if SECOND:
             tl.store(x + to, rest.to(x.dtype.element_ty), mask=within)
     if NORM:
-        total = tl.sum(value, axis=1)
-        if SECOND:
-            total += tl.sum(rest, axis=1)
-        mean = (total / channels)[:, None]
-        value = tl.where(inside, value - mean, 0.0)
+        if CENTRE:
+            total = tl.sum(value, axis=1)
+            if SECOND:
+                total += tl.sum(rest, axis=1)
+            mean = (total / channels)[:, None]
+            value = tl.where(inside, value - mean, 0.0)
+            if SECOND:
+                rest = tl.where(within, rest - mean, 0.0)
         squares = tl.sum(value * value, axis=1)
         if SECOND:
-            rest = tl.where(within, rest - mean, 0.0)
             squares += tl.sum(rest * rest, axis=1)
         inverse = (1.0 / tl.sqrt(squares / channels + eps))[:, None]
         by = 1.0
@@ -157,6 +160,7 @@ def residual_norm(
     out: torch.Tensor | None,
     scale: torch.Tensor | None = None,
     eps: float = 1e-6,
+    centred: bool = True,
 ) -> None:
     """Add the branch to `x` in place, and write its norm, modulated, to `out`.
 
@@ -167,6 +171,7 @@ def residual_norm(
         out: (rows, channels), which may be part of wider rows; e4m3 if `scale` is given, else x's dtype. None with
             `norm`: nothing is normalised.
         scale: (1 or 2,), fp32, by which an e4m3 `out` is divided: of all rows, or of the text's and the image's.
+        centred: the norm is LayerNorm; else RMSNorm.
     """
     rows, channels = x.shape
     shift_at, scale_at = norm if norm is not None else (Modulation(0, 0), Modulation(0, 0))
@@ -207,5 +212,6 @@ def residual_norm(
         HAS_ROW_SCALES=row_scales is not None,
         QUANTIZE=scale is not None,
         NORM=norm is not None,
+        CENTRE=centred,
         num_warps=_WARPS,
     )

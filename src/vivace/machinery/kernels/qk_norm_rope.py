@@ -64,6 +64,7 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     text,
     image,
     num_heads,
+    num_key_heads,
     bias_stride,
     weights_stride,
     eps,
@@ -86,7 +87,9 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     channel = tl.arange(0, CHANNELS)
     at = heads[:, None] * CHANNELS + channel[None, :]
     inside = (heads < num_heads)[:, None] & (channel < CHANNELS)[None, :]
+    has_key = (heads < num_key_heads)[:, None] & (channel < CHANNELS)[None, :]
     inner = num_heads * CHANNELS
+    values_at = inner + num_key_heads * CHANNELS
     source = qkv + row.to(tl.int64) * row_stride
     of_bias = bias + stream * bias_stride
     weights += stream * weights_stride
@@ -101,7 +104,7 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     if HAS_QUERIES:
         raw_q = _projected(source, of_bias, at, inside, HAS_BIAS)
     if HAS_KEYS:
-        raw_k = _projected(source, of_bias, inner + at, inside, HAS_BIAS)
+        raw_k = _projected(source, of_bias, inner + at, has_key, HAS_BIAS)
     if HAS_QUERIES:
         weight_q = tl.load(weights + channel).to(tl.float32)
         new_q = _normed_and_rotated(raw_q, weight_q, c, s, eps, HEADS, CHANNELS)
@@ -113,12 +116,12 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
         new_k = _normed_and_rotated(raw_k, weight_k, c, s, eps, HEADS, CHANNELS)
         if QUANTIZE:
             new_k = _scaled(new_k, tl.load(qk_scales + 1))
-        tl.store(k + of_key, new_k.to(k.dtype.element_ty), mask=inside)
+        tl.store(k + of_key, new_k.to(k.dtype.element_ty), mask=has_key)
     if HAS_VALUES:
-        values = _projected(source, of_bias, 2 * inner + at, inside, HAS_BIAS)
+        values = _projected(source, of_bias, values_at + at, has_key, HAS_BIAS)
         if QUANTIZE:
             values = _scaled(values, tl.load(v_scale))
-        tl.store(v + of_key, values.to(v.dtype.element_ty), mask=inside)
+        tl.store(v + of_key, values.to(v.dtype.element_ty), mask=has_key)
 
 
 def qk_norm_rope(
@@ -133,28 +136,31 @@ def qk_norm_rope(
     v: torch.Tensor | None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
+    heads: tuple[int, int] | None = None,
 ) -> None:
     """Write attention's inputs, those that are not None.
 
     Args:
-        qkv: (rows, at least 3 * heads * channels): queries, keys and values side by side; rows may be wider.
+        qkv: (rows, at least all heads * channels): queries, keys and values side by side; rows may be wider.
         bias: (1 or 2, at least as wide), of all rows, or of the text's and the image's.
         weights: (1 or 2, 2, channels), the norms of queries and keys; channels is a power of two.
         cos, sin: (tokens, channels / 2), of all images, or (batch, tokens, channels / 2); fp32, contiguous.
         q, k, v: (batch, tokens, heads, channels). q is contiguous. k and v have the same strides, and a token's heads
             lie side by side.
         scales: of e4m3 buffers, fp32: those of queries and keys (2,), and that of values (1 or more,), the first.
+        heads: of queries, and of keys and values; None: they are as many.
     """
     made = [each for each in (q, k, v) if each is not None]
     keys = [each for each in (k, v) if each is not None]
-    _, _, num_heads, channels = made[0].shape
+    channels = made[0].shape[3]
+    num_heads, num_key_heads = heads or (made[0].shape[2],) * 2
     qk_scales, v_scale = scales if scales is not None else (cos, cos)
     assert weights.is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     assert q is None or q.is_contiguous()
     assert all(each[0, 0].is_contiguous() and each.stride() == keys[0].stride() for each in keys)
-    assert 3 * num_heads * channels <= qkv.stride(0)
+    assert (num_heads + 2 * num_key_heads) * channels <= qkv.stride(0)
     _qk_norm_rope[(qkv.shape[0], triton.cdiv(num_heads, _HEADS))](
         qkv,
         bias if bias is not None else qkv,
@@ -175,6 +181,7 @@ def qk_norm_rope(
         tokens.text,
         tokens.image,
         num_heads,
+        num_key_heads,
         bias.stride(0) if bias is not None and bias.shape[0] > 1 else 0,
         2 * channels if weights.shape[0] > 1 else 0,
         eps,

@@ -41,6 +41,10 @@ class TokenLayout:
         """The same tokens as one stream: rows of text and image alternate with the batch."""
         return TokenLayout(self.batch, 0, self.length)
 
+    @property
+    def image_alone(self) -> TokenLayout:
+        return TokenLayout(self.batch, 0, self.image)
+
 
 @dataclass(frozen=True)
 class Modulation:
@@ -156,11 +160,13 @@ def norm_modulate(
     scale: Modulation,
     tokens: TokenLayout,
     eps: float = 1e-6,
+    centred: bool = True,
 ) -> torch.Tensor:
-    """Return LayerNorm(x) * (1 + scale) + shift in fp32 or fp64."""
+    """Return LayerNorm(x) * (1 + scale) + shift in fp32 or fp64; RMSNorm, if it is not centred."""
     wide = _wide(x)
-    centred = wide - wide.mean(dim=-1, keepdim=True)
-    normal = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + eps)
+    if centred:
+        wide = wide - wide.mean(dim=-1, keepdim=True)
+    normal = rms_normal(wide, eps)
     channels = x.shape[-1]
     return normal * (1 + _spread(modulations, scale, channels, tokens)) + _spread(
         modulations, shift, channels, tokens
@@ -181,27 +187,29 @@ def qk_norm_rope(
     tokens: TokenLayout,
     num_heads: int,
     eps: float = 1e-6,
+    num_key_heads: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries, keys and values (batch, tokens, heads, channels) in fp32 or fp64, the text's tokens first.
 
     For the arguments see `vivace.machinery.kernels.qk_norm_rope.qk_norm_rope`.
     """
     channels = weights.shape[-1]
-    inner = num_heads * channels
-    wide = _wide(qkv[:, : 3 * inner])
+    heads = [num_heads, *[num_key_heads or num_heads] * 2]
+    width = sum(heads) * channels
+    wide = _wide(qkv[:, :width])
     if bias is not None:
-        wide = wide + by_stream(_wide(bias[:, : 3 * inner]), tokens)
-    parts = wide.unflatten(-1, (3, num_heads, channels))
+        wide = wide + by_stream(_wide(bias[:, :width]), tokens)
+    parts = wide.unflatten(-1, (-1, channels)).split(heads, dim=1)
     rotated = []
     for index in range(2):
-        part = parts[:, index]
+        part = parts[index]
         part = part * torch.rsqrt(part.square().mean(dim=-1, keepdim=True) + eps)
         part = part * by_stream(_wide(weights[:, index]), tokens)[:, None]
         joined = to_joint(part, tokens)
         even, odd = joined.unflatten(-1, (-1, 2)).unbind(-1)
         c, s = (angles.to(joined.dtype).view(-1, *angles.shape[-2:])[:, :, None] for angles in (cos, sin))
         rotated.append(torch.stack([even * c - odd * s, odd * c + even * s], dim=-1).flatten(-2))
-    return rotated[0], rotated[1], to_joint(parts[:, 2], tokens)
+    return rotated[0], rotated[1], to_joint(parts[2], tokens)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

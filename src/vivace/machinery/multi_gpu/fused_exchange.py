@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from vivace.machinery.fused.block_forward import Gathering
+from vivace.machinery.fused.exchange import Gathering
 from vivace.machinery.multi_gpu.collectives import start_all_gather, start_broadcast, wait
 from vivace.machinery.multi_gpu.peer_memory import PeerMemory, can_write_to_peers
 
