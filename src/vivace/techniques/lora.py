@@ -117,8 +117,6 @@ class Lora(Technique):
         kind = type(target.pipe)
         if not hasattr(kind, "lora_state_dict"):
             return f"diffusers reads no LoRAs for {kind.__name__}"
-        if self.hot and hasattr(target.module("denoiser"), "vivace_text_projections"):
-            return "fused UNets have no layers for a LoRA to be beside; merge it (without hot)"
         read = self._read(target.pipe)
         if (reason := read.problem(self.targets)) is not None:
             return reason

@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from vivace.machinery.fused.block_weights import Architecture, FusedBlocks
-from vivace.machinery.fused.lora_columns import FusedModulation
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Modulations
 from vivace.machinery.fused.operations import Places
 
@@ -23,7 +22,6 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
         modulations: of double blocks, then of single ones.
         blocks: all others.
-        lora_slots: the layers of the modulations.
     """
 
     takes_layers = True
@@ -42,16 +40,12 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
         num_doubles, num_singles = (len(blocks) for blocks in architecture.blocks(transformer))
         num_outputs = (OF_DOUBLE * num_doubles + OF_SINGLE * num_singles) * channels
         self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places)
-        self.lora_slots = list[FusedModulation]()
         num_filled = 0
 
         def take(block: Any) -> None:
             nonlocal num_filled
             assert architecture.modulations is not None
             for layer in architecture.modulations(block):
-                self.lora_slots.append(
-                    FusedModulation(layer.vivace_name, layer.in_features, layer.out_features)
-                )
                 num_filled = self.modulations.fill(num_filled, layer)
 
         self.blocks = FusedBlocks(transformer, architecture, quantize, bounded, places, take)

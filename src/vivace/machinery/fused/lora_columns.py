@@ -26,6 +26,8 @@ _MULTIPLE = 16
 """Of inputs, as cuBLASLt takes them in e4m3."""
 _TYPICAL = 75.0
 """sigma times the root of the number of inputs, inverted: elements of x and A in e4m3 are about 4 and 150."""
+_TYPICAL_OF_SCALED_ROWS = 1200.0
+"""The same where each row of x has a scale of its own, so that elements are 10 to 110."""
 
 
 class LoraSlot(nn.Module):  # type: ignore[misc]
@@ -77,14 +79,6 @@ class LoraSlot(nn.Module):  # type: ignore[misc]
         return first
 
 
-class FusedModulation(nn.Module):  # type: ignore[misc]
-    """One of diffusers' layers that is computed with all others of its kind, beside which there can be no LoRA."""
-
-    def __init__(self, name: str, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.name, self.in_features, self.out_features = name, in_features, out_features
-
-
 def name_layers(transformer: nn.Module) -> None:
     """Tell each layer its name in the model, for its slot."""
     for name, layer in transformer.named_modules():
@@ -96,6 +90,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
 
     Args:
         streams: for each stream the slots of its layers.
+        rows_are_scaled: in e4m3 each row of the inputs has a scale of its own.
 
     Attributes:
         slots: of all streams.
@@ -105,16 +100,18 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         sigma, no_scale: (streams, 4) and (4,), scales of which the first element counts; in e4m3.
     """
 
-    def __init__(self, streams: list[list[LoraSlot]]) -> None:
+    def __init__(self, streams: list[list[LoraSlot]], rows_are_scaled: bool = False) -> None:
         super().__init__()
+        self._typical = _TYPICAL_OF_SCALED_ROWS if rows_are_scaled else _TYPICAL
         self.streams = [range(0)] * len(streams)
         self.slots = nn.ModuleList()
         for stream, slots in enumerate(streams):
             self.streams[stream] = range(len(self.slots), len(self.slots) + len(slots))
             self.slots.extend(slots)
         self.width = 0
+        self._ranks: list[int] = []
 
-    def wanted_width(self) -> int:
+    def needed_width(self) -> int:
         """Return the columns that the slots need."""
         most: int = max(sum(self.slots[index].rank for index in stream) for stream in self.streams)
         return -(-most // _MULTIPLE) * _MULTIPLE
@@ -122,7 +119,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
     def widen(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight (streams, outputs, inputs and columns) for the ranks that are reserved, its columns zero."""
         num_inputs = weight.shape[2] - self.width
-        self.width = self.wanted_width()
+        self.width = self.needed_width()
         widened = weight.new_zeros((*weight.shape[:2], num_inputs + self.width))
         widened[..., :num_inputs] = weight[..., :num_inputs]
         down = weight.new_zeros((len(weight), self.width, num_inputs))
@@ -131,7 +128,9 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         self.register_buffer("unit", unit, persistent=False)
         sigma = None
         if weight.dtype == torch.float8_e4m3fn:
-            sigma = spread(torch.full((len(weight),), 1 / (_TYPICAL * num_inputs**0.5), device=weight.device))
+            sigma = spread(
+                torch.full((len(weight),), 1 / (self._typical * num_inputs**0.5), device=weight.device)
+            )
         self.register_buffer("sigma", sigma, persistent=False)
         no_scale = None if sigma is None else spread(torch.ones(1, device=weight.device))[0]
         self.register_buffer("no_scale", no_scale, persistent=False)
@@ -144,6 +143,11 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
             weight: as `widen` has returned it.
             scale: of an e4m3 weight, for each stream.
         """
+        ranks = [slot.rank for slot in self.slots]
+        if ranks != self._ranks:  # columns are other layers' now
+            self._ranks = ranks
+            self.down.zero_()
+            self.unit.zero_()
         for stream, slots in self._reserved():
             factors: Any = [(1.0, 1.0)] * len(slots)
             if scale is not None:
@@ -185,7 +189,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
             for slot, (_, up) in zip(slots, matrices, strict=True)
         ]
         reached = torch.cat([row * column for row, column in zip(rows, columns, strict=True)]).amax()
-        least = 1 / (_TYPICAL * self.slots[0].in_features ** 0.5)
+        least = 1 / (self._typical * self.slots[0].in_features ** 0.5)
         sigma = (reached / (E4M3_MAX * scale)).clamp(min=least)
         self.sigma[stream, 0] = sigma
         return [(1 / row[:, None], row[None] / (sigma * scale)) for row in rows]
