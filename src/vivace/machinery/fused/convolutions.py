@@ -57,6 +57,9 @@ class TimeProjections(nn.Module):  # type: ignore[misc]
         self.loras.write()
         self._embedding = self._projected = None
 
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.loras.tensors()
+
     def add(self, layer: Any, added: torch.Tensor) -> slice:
         """Add a projection, and to its bias what the block adds; return the columns of it."""
         weight, bias = layer.weight.detach(), layer.bias.detach() + added
@@ -201,6 +204,9 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
         for slot in self.lora_slots:
             slot.write()
 
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return [tensor for slot in self.lora_slots for tensor in slot.tensors()]
+
 
 class FusedUpsample(nn.Module):  # type: ignore[misc]
     """Takes the place of diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
@@ -246,6 +252,9 @@ class FusedUpsample(nn.Module):  # type: ignore[misc]
     def write_loras(self, rescaled_to: float | None = None) -> None:
         """Take over what the slot holds: see `Product.write_loras`."""
         self.lora.write()
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.lora.tensors()
 
 
 class FusedNorm(nn.Module):  # type: ignore[misc]

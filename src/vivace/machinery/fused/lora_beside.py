@@ -71,6 +71,10 @@ class LorasBeside(nn.Module):  # type: ignore[misc]
             ups = torch.stack([slot.matrices()[1] * slot.amount for slot in slots])
             self._up(number).copy_(ups)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what `write` writes."""
+        return [] if self.down is None else [self.down, *self.ups.buffers()]
+
     def add(self, rows: torch.Tensor, made: torch.Tensor) -> None:
         """Add what the LoRAs make of `rows` (rows, inputs) to the layers' outputs, (rows, outputs)."""
         if not self._runs or rows.is_meta:
@@ -173,6 +177,10 @@ class ConvolutionSlot(nn.Module):  # type: ignore[misc]
         if self.scaled is None or self.scaled.shape != scaled.shape:
             self.scaled = torch.empty_like(scaled, dtype=torch.bfloat16)
         self.scaled.copy_(scaled)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what is written when LoRAs change, and read by a forward."""
+        return [tensor for tensor in (self.down, self.scaled) if tensor is not None]
 
     def add(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         """Return a convolution's output and what the LoRAs make of its input."""

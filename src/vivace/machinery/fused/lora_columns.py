@@ -149,13 +149,13 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
             self.down.zero_()
             self.unit.zero_()
         for stream, slots in self._reserved():
+            matrices = [slot.matrices() for slot in slots]
             factors: Any = [(1.0, 1.0)] * len(slots)
             if scale is not None:
-                factors = self._factors(slots, stream, scale[stream])
+                factors = self._factors(slots, matrices, stream, scale[stream])
             column = 0
-            for slot, (of_down, of_up) in zip(slots, factors, strict=True):
+            for slot, (down, up), (of_down, of_up) in zip(slots, matrices, factors, strict=True):
                 own = slice(column, column + slot.rank)
-                down, up = slot.matrices()
                 down = down * of_down
                 self.down[stream, own].copy_(down if scale is None else to_e4m3(down))
                 self.unit[stream, slot.outputs, own].copy_(up * of_up)
@@ -164,12 +164,22 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
 
     def write_columns(self, weight: torch.Tensor) -> None:
         """Write the weight's columns alone, after a change of factors."""
-        num_inputs = weight.shape[2] - self.width
         for stream, slots in self._reserved():
-            amount = torch.cat([slot.amount for slot in slots])
-            own = self.unit[stream, :, : len(amount)].float() * amount
-            columns = weight[stream, :, num_inputs : num_inputs + len(amount)]
-            columns.copy_(to_e4m3(own) if weight.dtype == torch.float8_e4m3fn else own)
+            amount = torch.cat([slot.amount for slot in slots]) if len(slots) > 1 else slots[0].amount
+            own = self.unit[stream, :, : len(amount)] * amount  # in fp32
+            if weight.dtype == torch.float8_e4m3fn:
+                own.clamp_(-E4M3_MAX, E4M3_MAX)
+            self.columns(weight)[stream, :, : len(amount)].copy_(own)
+
+    def columns(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return B within a weight, (streams, outputs, width): a view."""
+        return weight[..., weight.shape[2] - self.width :]
+
+    def tensors(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        """Return what is written when LoRAs change, and read by a product."""
+        if not self.width:
+            return []
+        return [self.columns(weight), self.down, *(() if self.sigma is None else (self.sigma,))]
 
     def _reserved(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield each stream that has slots with ranks, and these."""
@@ -179,10 +189,13 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
                 yield stream, slots
 
     def _factors(
-        self, slots: list[Any], stream: int, scale: torch.Tensor
+        self,
+        slots: list[Any],
+        matrices: list[tuple[torch.Tensor, torch.Tensor]],
+        stream: int,
+        scale: torch.Tensor,
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what rows of A (rank, 1) and columns of B (1, rank) are multiplied by, and set the stream's sigma."""
-        matrices = [slot.matrices() for slot in slots]
         rows = [down.abs().amax(dim=1).clamp(min=TINY) / E4M3_MAX for down, _ in matrices]
         columns = [
             up.abs().amax(dim=0) * slot.amount.abs().clamp(min=slot.free_amount)

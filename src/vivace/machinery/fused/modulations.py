@@ -89,6 +89,9 @@ class Modulations(nn.Module):  # type: ignore[misc]
         self.loras.write()
         self.keys.fill_(float("nan"))
 
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return [*self.loras.tensors(), *([self.keys] if len(self.keys) else [])]
+
     def compute(
         self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -90,6 +90,9 @@ class Product(nn.Module):  # type: ignore[misc]
             self.weight = nn.Parameter(self.lora.widen(self.weight.data), requires_grad=False)
         self.lora.write(self.weight.data, self.scale)
 
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.lora.tensors(self.weight.data)
+
     def room(self, shape: Sequence[int], *, dtype: torch.dtype) -> torch.Tensor:
         """Return inputs (rows, inputs), undefined: part of rows that have room for A x."""
         return room_for(self)(shape, dtype=dtype)

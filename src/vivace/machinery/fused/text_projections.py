@@ -105,6 +105,9 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         for loras in self.loras:
             loras.write()
 
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return [tensor for loras in self.loras for tensor in loras.tensors()]
+
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return what is given in place of a text: the keys and values of all blocks, and scales."""
         columns = len(self.weight)

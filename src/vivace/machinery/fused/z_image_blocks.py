@@ -166,6 +166,9 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         """Take over what the slots hold: see `Product.write_loras`."""
         self.loras.write()
 
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.loras.tensors()
+
     def _vectors(self, conditioning: torch.Tensor | None, batch: int) -> torch.Tensor:
         """Return what multiplies the norms of each block, (batch, blocks, 4, channels), in fp32."""
         if self.modulation is None:
