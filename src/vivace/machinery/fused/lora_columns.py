@@ -110,6 +110,8 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
             self.slots.extend(slots)
         self.width = 0
         self._ranks: list[int] = []
+        self._in_use: list[tuple[int, list[Any]]] = []
+        """Each stream that has slots with ranks, and these."""
 
     def needed_width(self) -> int:
         """Return the columns that the slots need."""
@@ -145,10 +147,10 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         """
         ranks = [slot.rank for slot in self.slots]
         if ranks != self._ranks:  # columns are other layers' now
-            self._ranks = ranks
+            self._ranks, self._in_use = ranks, list(self._reserved())
             self.down.zero_()
             self.unit.zero_()
-        for stream, slots in self._reserved():
+        for stream, slots in self._in_use:
             matrices = [slot.matrices() for slot in slots]
             factors: Any = [(1.0, 1.0)] * len(slots)
             if scale is not None:
@@ -164,12 +166,14 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
 
     def write_columns(self, weight: torch.Tensor) -> None:
         """Write the weight's columns alone, after a change of factors."""
-        for stream, slots in self._reserved():
+        unit, of_weight = self.unit, self.columns(weight)
+        for stream, slots in self._in_use:
             amount = torch.cat([slot.amount for slot in slots]) if len(slots) > 1 else slots[0].amount
-            own = self.unit[stream, :, : len(amount)] * amount  # in fp32
+            rank = len(amount)
+            own = unit[stream, :, :rank] * amount  # in fp32
             if weight.dtype == torch.float8_e4m3fn:
                 own.clamp_(-E4M3_MAX, E4M3_MAX)
-            self.columns(weight)[stream, :, : len(amount)].copy_(own)
+            of_weight[stream, :, :rank].copy_(own)
 
     def columns(self, weight: torch.Tensor) -> torch.Tensor:
         """Return B within a weight, (streams, outputs, width): a view."""

@@ -125,7 +125,8 @@ class HotLora:
 
     @property
     def _device(self) -> Any:
-        return component_of(self.pipe, "denoiser").device
+        down, _ = buffers(next(iter(self._places.values())))
+        return down.device
 
     def rescale(self, scale: float) -> None:
         largest = max(abs(scale), abs(self.scale))
@@ -156,27 +157,28 @@ class HotLora:
                     follow(written)
 
     def _write_rows(self, rescaled_to: float | None) -> None:
-        layers = self.layers.on(self._device, needs_values=rescaled_to is None or self._has_plain_layers)
-        for name, first in self.rows.items():
+        import torch
+
+        slots = {name for name, place in self._places.items() if hasattr(place, "reserve_rank")}
+        if slots:  # each has a factor for every rank
+            amounts = [
+                self._places[name].amount[self.rows[name] : self.rows[name] + self.max_rank] for name in slots
+            ]
+            torch._foreach_zero_(amounts)
+            torch._foreach_add_(amounts, self.scale)
+        changed = [name for name in self.rows if rescaled_to is None or name not in slots]
+        layers = self.layers.on(self._device, needs_values=bool(changed))
+        for name in changed:
+            first = self.rows[name]
             place, own = self._places[name], slice(first, first + self.max_rank)
             matrices = layers.get(name)
-            amount = self.scale
-            if hasattr(place, "reserve_rank"):
-                place.amount[own] = self.scale
-                if rescaled_to is not None:
-                    continue
-                amount = 1.0
+            amount = 1.0 if name in slots else self.scale
             down, up = buffers(place)
             if rescaled_to is None:
                 values = None if matrices is None else matrices.down.reshape(-1, *down.shape[1:])
                 _fill(down[own], values)
             scaled = None if matrices is None else matrices.up.float() * (amount * matrices.scale)
             _fill(up[:, own].t(), None if scaled is None else scaled.t())
-
-    @property
-    def _has_plain_layers(self) -> bool:
-        """Whether some layers compute B A x themselves, with factors within B."""
-        return not all(hasattr(place, "reserve_rank") for place in self._places.values())
 
     def _written(self) -> list[torch.Tensor]:
         """Return the tensors that an exchange changes and a forward reads."""
