@@ -51,6 +51,7 @@ class Trait(StrEnum):
     FUSED = "run by fused kernels"
     """Its blocks are no modules of diffusers any more."""
     OFFLOADED = "offloaded"
+    OFFLOADED_BY_LAYER = "offloaded by layer"
     MOVED = "moved between devices"
     """Its weights are moved while it is not needed, by something other than offloading."""
     PROCESS_WIDE = "under settings of the process"

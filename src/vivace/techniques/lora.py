@@ -99,9 +99,13 @@ class Lora(Technique):
         return (
             Rule(Trait.PROJECTIONS_FUSED, "the LoRA's layers to_q, to_k and to_v are one layer there" + merge),
             Rule(Trait.PRUNED, "the blocks that stay have other numbers than the LoRA's" + merge),
-            Rule(Trait.SHARDED, "an exchange would reach one GPU only" + merge),
+            Rule(Trait.SHARDED, "apply both by the same recipe, to a fresh pipeline", earlier_only=True),
             Rule(Trait.HOOKED, "the layers' hooks would store its matrices in 8 bits too" + merge, earlier_only=True),
-            Rule(Trait.OFFLOADED, "an exchange would be lost: offloading copies nothing back" + merge),
+            Rule(
+                Trait.OFFLOADED_BY_LAYER,
+                "its matrices would be copied to the GPU with each layer in each step; take offload(model)",
+            ),
+            Rule(Trait.OFFLOADED, "apply both by the same recipe, to a fresh pipeline", earlier_only=True),
         )  # fmt: skip
 
     def pinned(self) -> Technique:
@@ -117,8 +121,6 @@ class Lora(Technique):
         kind = type(target.pipe)
         if not hasattr(kind, "lora_state_dict"):
             return f"diffusers reads no LoRAs for {kind.__name__}"
-        if self.hot and hasattr(target.module("denoiser"), "vivace_text_projections"):
-            return "fused UNets have no layers for a LoRA to be beside; merge it (without hot)"
         read = self._read(target.pipe)
         if (reason := read.problem(self.targets)) is not None:
             return reason

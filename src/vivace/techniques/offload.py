@@ -112,7 +112,8 @@ class Offload(Technique):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.OFFLOADED})
+        by_layer = set() if self.mode == "model" else {Trait.OFFLOADED_BY_LAYER}
+        return frozenset({Trait.OFFLOADED, *by_layer})
 
     @property
     def excludes(self) -> tuple[Rule, ...]:

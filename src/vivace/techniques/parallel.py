@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import field_validator
 
 from vivace.families import family_of
+from vivace.machinery.lora.hot import follow_writes
 from vivace.machinery.multi_gpu.sharded_denoiser import ShardedDenoiser
 from vivace.machinery.multi_gpu.split_tokens import (
     attention_processors,
@@ -234,6 +235,8 @@ class Parallel(Technique):
                 "has_random_weights": target.model.has_random_weights,
             },
         )
+
+        follow_writes(pipe, sharded.send_written)
 
         def refuted(_: dict[str, Any]) -> str | None:
             if sharded.num_shared:

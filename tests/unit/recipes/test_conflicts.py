@@ -32,9 +32,8 @@ REFUSED = [
     ("parallel(ring)+attention(flash)", "take ulysses"),
     ("lora(a, hot=True)+fuse_qkv", "to_q, to_k and to_v are one layer"),
     ("lora(a, hot=True)+prune", "other numbers than the LoRA's"),
-    ("lora(a, hot=True)+parallel(cfg)", "one GPU only"),
     ("lora(a, hot=True)+layerwise_casting", "in 8 bits too"),
-    ("lora(a, hot=True)+offload(model)", "copies nothing back"),
+    ("lora(a, hot=True)+offload(group)", r"take offload\(model\)"),
 ]
 COMPATIBLE = [
     "cuda_graph+compile",
@@ -51,6 +50,8 @@ COMPATIBLE = [
     "lora(a)+lora(b, hot=True)+lora(c, hot=True)",
     "lora(a)+fuse_qkv+prune+layerwise_casting+offload(group)",
     "lora(a, hot=True)+quantize(fp8)+compile+cuda_graph",
+    "lora(a, hot=True)+fused(fp8)+offload(model)",
+    "lora(a, hot=True)+fused(fp8)+parallel(cfg)+cuda_graph",
 ]
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from vivace.machinery.fused import image_operations as images
+from vivace.machinery.fused.lora_beside import ConvolutionSlot, LorasBeside
+from vivace.machinery.fused.lora_columns import LoraSlot
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.kernels import reference
 
@@ -28,8 +30,13 @@ class TimeProjections(nn.Module):  # type: ignore[misc]
 
     Their biases include those of the convolutions whose outputs they are added to.
     A step's blocks get the same tensor, so the first one computes what all of them add.
+
+    Attributes:
+        takes_layers: diffusers' layers are not its own modules, but slots.
+        loras: what is added to the layers' outputs.
     """
 
+    takes_layers = True
     weight: torch.Tensor | None
     bias: torch.Tensor | None
 
@@ -37,12 +44,27 @@ class TimeProjections(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.register_buffer("weight", None)
         self.register_buffer("bias", None)
+        self.loras = LorasBeside()
         self._embedding: torch.Tensor | None = None
         self._projected: torch.Tensor | None = None
 
-    def add(self, weight: torch.Tensor, bias: torch.Tensor) -> slice:
-        """Add a projection, (channels, embedding); return the columns of it."""
+    @property
+    def lora_slots(self) -> list[LoraSlot]:
+        return list(self.loras.slots)
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slots hold: see `Product.write_loras`."""
+        self.loras.write()
+        self._embedding = self._projected = None
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.loras.tensors()
+
+    def add(self, layer: Any, added: torch.Tensor) -> slice:
+        """Add a projection, and to its bias what the block adds; return the columns of it."""
+        weight, bias = layer.weight.detach(), layer.bias.detach() + added
         first = 0 if self.bias is None else len(self.bias)
+        self.loras.add_layer(layer, layer.in_features, slice(first, first + len(bias)))
         self.weight = weight if self.weight is None else torch.cat([self.weight, weight])
         self.bias = bias if self.bias is None else torch.cat([self.bias, bias])
         return slice(first, first + len(bias))
@@ -54,6 +76,7 @@ class TimeProjections(nn.Module):  # type: ignore[misc]
             active = nn.functional.silu(embedding)
             self._embedding = embedding  # kept, so that no other tensor is taken for it
             self._projected = nn.functional.linear(active, self.weight, self.bias)
+            self.loras.add(active, self._projected)
         return self._projected
 
 
@@ -63,6 +86,7 @@ class NormedConvolution(nn.Module):  # type: ignore[misc]
     def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
         super().__init__()
         self.norm, self.convolution = norm, convolution
+        self.lora = ConvolutionSlot(convolution)
 
     def forward(
         self,
@@ -76,7 +100,8 @@ class NormedConvolution(nn.Module):  # type: ignore[misc]
             added: (batch, channels), or None.
             onto: a bias, (channels,), and a residual of the result's shape, which are added to it.
         """
-        made = _convolve(self.convolution, images.group_norm(x, self.norm, added, silu=True))
+        normed = images.group_norm(x, self.norm, added, silu=True)
+        made = self.lora.add(normed, _convolve(self.convolution, normed))
         if onto is None:
             return made
         bias, residual = onto
@@ -93,6 +118,7 @@ class OwnConvolution(nn.Module):  # type: ignore[misc]
     def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
         super().__init__()
         self.norm = norm
+        self.lora = ConvolutionSlot(convolution)
         scale = scale_of_norm(norm)
         weight = convolution.weight.detach().flatten(2).float()  # (outputs, inputs, 9)
         of_outputs = reference.scale_of(weight.abs().amax(dim=(1, 2)))
@@ -111,7 +137,10 @@ class OwnConvolution(nn.Module):  # type: ignore[misc]
         onto: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         normed = images.padded_norm(x, self.norm, added, self.scale)
-        return images.convolve(normed, self.weight, self.scales, *(onto or ()))
+        made = images.convolve(normed, self.weight, self.scales, *(onto or ()))
+        if not self.lora.rank:
+            return made
+        return self.lora.add((normed.unpadded().float() * self.scale).permute(0, 3, 1, 2), made)
 
 
 class FusedResnet(nn.Module):  # type: ignore[misc]
@@ -122,7 +151,12 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
     Args:
         projections: of the whole model, which this block's is added to.
         precision: of convolutions that `has_own_form` allows; others are in bf16.
+
+    Attributes:
+        takes_layers: diffusers' layers are not its own modules, but slots.
     """
+
+    takes_layers = True
 
     def __init__(self, block: Any, projections: TimeProjections, precision: Precision) -> None:
         super().__init__()
@@ -133,6 +167,7 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
             for norm, convolution in ((block.norm1, block.conv1), (block.norm2, block.conv2))
         )
         self.shortcut = block.conv_shortcut
+        self.shortcut_lora = None if self.shortcut is None else ConvolutionSlot(self.shortcut)
         bias = block.conv2.bias
         if self.shortcut is not None and self.shortcut.bias is not None:
             bias = bias + self.shortcut.bias
@@ -141,8 +176,7 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
         self._projections: tuple[TimeProjections, ...] = ()  # a module of the model, not of this block
         self._columns = slice(0)
         if block.time_emb_proj is not None:
-            layer = block.time_emb_proj
-            self._columns = projections.add(layer.weight.detach(), layer.bias.detach() + bias)
+            self._columns = projections.add(block.time_emb_proj, bias)
             self._projections = (projections,)
             bias = None
         self.register_buffer("time_bias", bias)
@@ -154,18 +188,40 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
         else:
             assert temb is not None
             time = self._projections[0](temb)[:, self._columns]
-        residual = x if self.shortcut is None else _convolve(self.shortcut, x)
+        residual = x
+        if self.shortcut is not None:
+            assert self.shortcut_lora is not None
+            residual = self.shortcut_lora.add(x, _convolve(self.shortcut, x))
         return self.second(self.first(x, None), time, (self.bias, residual))
+
+    @property
+    def lora_slots(self) -> list[ConvolutionSlot]:
+        slots = (self.first.lora, self.second.lora, self.shortcut_lora)
+        return [slot for slot in slots if slot is not None]
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slots hold: see `Product.write_loras`."""
+        for slot in self.lora_slots:
+            slot.write()
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return [tensor for slot in self.lora_slots for tensor in slot.tensors()]
 
 
 class FusedUpsample(nn.Module):  # type: ignore[misc]
     """Takes the place of diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
 
     The large image is not made, and a pixel takes 4 neighbours instead of 9: `vivace.machinery.kernels.convolution`.
+
+    Attributes:
+        takes_layers: diffusers' layer is not its own module, but a slot.
     """
+
+    takes_layers = True
 
     def __init__(self, block: Any) -> None:
         super().__init__()
+        self.lora = ConvolutionSlot(block.conv)
         self.plain = block  # for an image that is to have another size
         weight = block.conv.weight.detach()
         enlarging = torch.empty((16, *weight.shape[:2]), dtype=weight.dtype, device=weight.device)
@@ -177,10 +233,28 @@ class FusedUpsample(nn.Module):  # type: ignore[misc]
     def forward(self, hidden_states: torch.Tensor, output_size: Any = None) -> torch.Tensor:
         height, width = hidden_states.shape[-2:]
         if output_size is not None and tuple(output_size) != (2 * height, 2 * width):
-            return self.plain(hidden_states, output_size)
+            made: torch.Tensor = self.plain(hidden_states, output_size)
+            return self._with_lora(hidden_states, made, tuple(output_size))
         pixels = images.pixels(images.channels_last(hidden_states))
         x = reference.padded(pixels, height, width)
-        return images.convolve(x, self.weight, self.scales, self.plain.conv.bias)
+        made = images.convolve(x, self.weight, self.scales, self.plain.conv.bias)
+        return self._with_lora(hidden_states, made, (2 * height, 2 * width))
+
+    def _with_lora(self, x: torch.Tensor, made: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        if not self.lora.rank:
+            return made
+        return self.lora.add(nn.functional.interpolate(x, size=size, mode="nearest"), made)
+
+    @property
+    def lora_slots(self) -> list[ConvolutionSlot]:
+        return [self.lora]
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slot holds: see `Product.write_loras`."""
+        self.lora.write()
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.lora.tensors()
 
 
 class FusedNorm(nn.Module):  # type: ignore[misc]

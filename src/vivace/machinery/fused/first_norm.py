@@ -26,7 +26,10 @@ class FirstModulation(nn.Module):  # type: ignore[misc]
         weight, bias = owner.weight[rows].to(emb.dtype), owner.bias[rows]
         if owner.scale is not None:
             weight = weight * owner.scale[rows, None].to(emb.dtype)
-        return nn.functional.linear(nn.functional.silu(emb), weight, bias)
+        active = nn.functional.silu(emb)
+        made = nn.functional.linear(active, weight, bias.to(emb.dtype))
+        change = owner.loras.of_layer(0, active)
+        return made if change is None else made + change[:, rows]
 
 
 class FirstNorm(nn.Module):  # type: ignore[misc]

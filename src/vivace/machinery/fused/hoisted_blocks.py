@@ -4,14 +4,11 @@ first step (see `vivace.machinery.fused.modulations`)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import nn
 
 from vivace.machinery.fused.block_weights import Architecture, FusedBlocks
-from vivace.machinery.fused.lora_columns import FusedModulation
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Modulations
 from vivace.machinery.fused.operations import Places
 
@@ -26,7 +23,6 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
         modulations: of double blocks, then of single ones or of second attentions.
         blocks: all others.
-        lora_slots: the layers of the modulations.
     """
 
     takes_layers = True
@@ -46,16 +42,12 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
         num_outputs = architecture.num_vectors(transformer) * channels
         num_doubles = len(architecture.blocks(transformer)[0])
         self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places, num_guided)
-        self.lora_slots = list[FusedModulation]()
         num_taken = num_seconds = num_filled = 0
 
         def take(block: Any) -> None:
             nonlocal num_taken, num_seconds, num_filled
             assert architecture.modulations is not None
             layers = architecture.modulations(block)
-            self.lora_slots += [
-                FusedModulation(layer.vivace_name, layer.in_features, layer.out_features) for layer in layers
-            ]
             if architecture.order is None:
                 for layer in layers:
                     num_filled = self.modulations.fill(num_filled, layer)
@@ -80,15 +72,16 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
             order: for each place, which of the layers' vectors it gets; None: zeros.
             starts: which of the table's vectors the places are.
         """
-        channels = layers[0].in_features
-        vectors = [
-            (weight, bias)
-            for layer in layers
-            for weight, bias in zip(layer.weight.split(channels), layer.bias.split(channels), strict=True)
-        ]
-        zeros = (torch.zeros_like(vectors[0][0]), torch.zeros_like(vectors[0][1]))
+        size = layers[0].in_features
+        pieces: list[list[tuple[slice, int]]] = [[] for _ in layers]
         for vector, start in zip(order, starts, strict=True):
-            weight, bias = zeros if vector is None else vectors[vector]
-            self.modulations.fill(
-                start * channels, SimpleNamespace(weight=weight, bias=bias, out_features=channels)
-            )
+            if vector is None:
+                self.modulations.fill_zeros(start * size, size)
+                continue
+            for layer, own in zip(layers, pieces, strict=True):
+                if vector * size < layer.out_features:
+                    own.append((slice(vector * size, (vector + 1) * size), start * size))
+                    break
+                vector -= layer.out_features // size
+        for layer, own in zip(layers, pieces, strict=True):
+            self.modulations.fill_apart(layer, own)

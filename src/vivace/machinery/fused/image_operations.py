@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
-from vivace.machinery.fused.operations import RowScaled, row_scaled, takes_kernels
+from vivace.machinery.fused.operations import Room, RowScaled, row_scaled, takes_kernels
 from vivace.machinery.kernels import reference
 from vivace.machinery.kernels.reference import PaddedImages
 
@@ -35,9 +35,9 @@ def _num_operations_of_attention(q: Sequence[int], k: Sequence[int], *_: Any, **
     return 4 * math.prod(q) * k[1]
 
 
-def geglu(up: torch.Tensor, bias: torch.Tensor | None, quantize: bool) -> RowScaled:
-    """Return h GELU(g) of `up` (rows, 2 channels) and its bias (2 channels,)."""
-    made = row_scaled(len(up), up.shape[1] // 2, up, quantize)
+def geglu(up: torch.Tensor, bias: torch.Tensor | None, quantize: bool, room: Room | None = None) -> RowScaled:
+    """Return h GELU(g) of `up` (rows, 2 channels) and its bias (2 channels,), in rows that `room` makes."""
+    made = row_scaled(len(up), up.shape[1] // 2, up, quantize, room)
     if takes_kernels(up):
         from vivace.machinery.kernels import geglu as kernels
 
@@ -47,9 +47,9 @@ def geglu(up: torch.Tensor, bias: torch.Tensor | None, quantize: bool) -> RowSca
     return made
 
 
-def quantized_rows(x: torch.Tensor) -> RowScaled:
-    """Return `x` (rows, channels) in e4m3."""
-    made = row_scaled(len(x), x.shape[1], x, True)
+def quantized_rows(x: torch.Tensor, room: Room | None = None) -> RowScaled:
+    """Return `x` (rows, channels) in e4m3, in rows that `room` makes."""
+    made = row_scaled(len(x), x.shape[1], x, True, room)
     if takes_kernels(x):
         from vivace.machinery.kernels import quantize as kernels
 
@@ -61,17 +61,19 @@ def quantized_rows(x: torch.Tensor) -> RowScaled:
 
 
 def cross_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: torch.Tensor | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: torch.Tensor | None, room: Room | None = None
 ) -> torch.Tensor:
     """Return the attention of `q` to a text, rows of tokens (batch * tokens, heads * channels).
 
     Args:
         q: (batch, tokens, heads, channels); k, v: (batch, words, heads, channels).
         scale: (1,), fp32, of a result in e4m3.
+        room: makes the result's rows.
     """
     batch, tokens, heads, channels = q.shape
     dtype = q.dtype if scale is None else torch.float8_e4m3fn
-    made = q.new_empty((batch, tokens, heads, channels), dtype=dtype)
+    rows = (room or q.new_empty)((batch * tokens, heads * channels), dtype=dtype)
+    made = rows.view(batch, tokens, heads, channels)
     if made.is_meta:
         torch.ops.vivace.fused_attention(q, k, v, made)
     elif takes_kernels(q) and channels <= _MOST_CHANNELS:
@@ -82,7 +84,7 @@ def cross_attention(
         heads_first = [tensor.float().transpose(1, 2) for tensor in (q, k, v)]
         mean = nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
         made.copy_(mean if scale is None else reference.to_e4m3(mean / scale))
-    return made.view(batch * tokens, heads * channels)
+    return rows
 
 
 def group_norm(
@@ -91,6 +93,7 @@ def group_norm(
     added: torch.Tensor | None,
     silu: bool,
     scale: torch.Tensor | None = None,
+    room: Room | None = None,
 ) -> torch.Tensor:
     """Return GroupNorm(x + added), or SiLU of it, in channels_last.
 
@@ -98,9 +101,15 @@ def group_norm(
         x: (batch, channels, height, width), in channels_last.
         added: (batch, channels), or None.
         scale: (1,), fp32: round to e4m3 with it.
+        room: makes the result's pixels, (batch * height * width, channels).
     """
     dtype = x.dtype if scale is None else torch.float8_e4m3fn
-    made = torch.empty_like(x, memory_format=torch.channels_last, dtype=dtype)
+    if room is None:
+        made = torch.empty_like(x, memory_format=torch.channels_last, dtype=dtype)
+    else:
+        batch, channels, height, width = x.shape
+        rows = room((batch * height * width, channels), dtype=dtype)
+        made = rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
     arguments = (norm.num_groups, norm.weight, norm.bias, norm.eps, added, silu)
     if takes_kernels(x):
         from vivace.machinery.kernels import group_norm as kernels

@@ -26,6 +26,8 @@ _MULTIPLE = 16
 """Of inputs, as cuBLASLt takes them in e4m3."""
 _TYPICAL = 75.0
 """sigma times the root of the number of inputs, inverted: elements of x and A in e4m3 are about 4 and 150."""
+_TYPICAL_OF_SCALED_ROWS = 1200.0
+"""The same where each row of x has a scale of its own, so that elements are 10 to 110."""
 
 
 class LoraSlot(nn.Module):  # type: ignore[misc]
@@ -77,14 +79,6 @@ class LoraSlot(nn.Module):  # type: ignore[misc]
         return first
 
 
-class FusedModulation(nn.Module):  # type: ignore[misc]
-    """One of diffusers' layers that is computed with all others of its kind, beside which there can be no LoRA."""
-
-    def __init__(self, name: str, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.name, self.in_features, self.out_features = name, in_features, out_features
-
-
 def name_layers(transformer: nn.Module) -> None:
     """Tell each layer its name in the model, for its slot."""
     for name, layer in transformer.named_modules():
@@ -96,6 +90,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
 
     Args:
         streams: for each stream the slots of its layers.
+        rows_are_scaled: in e4m3 each row of the inputs has a scale of its own.
 
     Attributes:
         slots: of all streams.
@@ -105,16 +100,20 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         sigma, no_scale: (streams, 4) and (4,), scales of which the first element counts; in e4m3.
     """
 
-    def __init__(self, streams: list[list[LoraSlot]]) -> None:
+    def __init__(self, streams: list[list[LoraSlot]], rows_are_scaled: bool = False) -> None:
         super().__init__()
+        self._typical = _TYPICAL_OF_SCALED_ROWS if rows_are_scaled else _TYPICAL
         self.streams = [range(0)] * len(streams)
         self.slots = nn.ModuleList()
         for stream, slots in enumerate(streams):
             self.streams[stream] = range(len(self.slots), len(self.slots) + len(slots))
             self.slots.extend(slots)
         self.width = 0
+        self._ranks: list[int] = []
+        self._in_use: list[tuple[int, list[Any]]] = []
+        """Each stream that has slots with ranks, and these."""
 
-    def wanted_width(self) -> int:
+    def needed_width(self) -> int:
         """Return the columns that the slots need."""
         most: int = max(sum(self.slots[index].rank for index in stream) for stream in self.streams)
         return -(-most // _MULTIPLE) * _MULTIPLE
@@ -122,7 +121,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
     def widen(self, weight: torch.Tensor) -> torch.Tensor:
         """Return a weight (streams, outputs, inputs and columns) for the ranks that are reserved, its columns zero."""
         num_inputs = weight.shape[2] - self.width
-        self.width = self.wanted_width()
+        self.width = self.needed_width()
         widened = weight.new_zeros((*weight.shape[:2], num_inputs + self.width))
         widened[..., :num_inputs] = weight[..., :num_inputs]
         down = weight.new_zeros((len(weight), self.width, num_inputs))
@@ -131,7 +130,9 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         self.register_buffer("unit", unit, persistent=False)
         sigma = None
         if weight.dtype == torch.float8_e4m3fn:
-            sigma = spread(torch.full((len(weight),), 1 / (_TYPICAL * num_inputs**0.5), device=weight.device))
+            sigma = spread(
+                torch.full((len(weight),), 1 / (self._typical * num_inputs**0.5), device=weight.device)
+            )
         self.register_buffer("sigma", sigma, persistent=False)
         no_scale = None if sigma is None else spread(torch.ones(1, device=weight.device))[0]
         self.register_buffer("no_scale", no_scale, persistent=False)
@@ -144,14 +145,19 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
             weight: as `widen` has returned it.
             scale: of an e4m3 weight, for each stream.
         """
-        for stream, slots in self._reserved():
+        ranks = [slot.rank for slot in self.slots]
+        if ranks != self._ranks:  # columns are other layers' now
+            self._ranks, self._in_use = ranks, list(self._reserved())
+            self.down.zero_()
+            self.unit.zero_()
+        for stream, slots in self._in_use:
+            matrices = [slot.matrices() for slot in slots]
             factors: Any = [(1.0, 1.0)] * len(slots)
             if scale is not None:
-                factors = self._factors(slots, stream, scale[stream])
+                factors = self._factors(slots, matrices, stream, scale[stream])
             column = 0
-            for slot, (of_down, of_up) in zip(slots, factors, strict=True):
+            for slot, (down, up), (of_down, of_up) in zip(slots, matrices, factors, strict=True):
                 own = slice(column, column + slot.rank)
-                down, up = slot.matrices()
                 down = down * of_down
                 self.down[stream, own].copy_(down if scale is None else to_e4m3(down))
                 self.unit[stream, slot.outputs, own].copy_(up * of_up)
@@ -160,12 +166,24 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
 
     def write_columns(self, weight: torch.Tensor) -> None:
         """Write the weight's columns alone, after a change of factors."""
-        num_inputs = weight.shape[2] - self.width
-        for stream, slots in self._reserved():
-            amount = torch.cat([slot.amount for slot in slots])
-            own = self.unit[stream, :, : len(amount)].float() * amount
-            columns = weight[stream, :, num_inputs : num_inputs + len(amount)]
-            columns.copy_(to_e4m3(own) if weight.dtype == torch.float8_e4m3fn else own)
+        unit, of_weight = self.unit, self.columns(weight)
+        for stream, slots in self._in_use:
+            amount = torch.cat([slot.amount for slot in slots]) if len(slots) > 1 else slots[0].amount
+            rank = len(amount)
+            own = unit[stream, :, :rank] * amount  # in fp32
+            if weight.dtype == torch.float8_e4m3fn:
+                own.clamp_(-E4M3_MAX, E4M3_MAX)
+            of_weight[stream, :, :rank].copy_(own)
+
+    def columns(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return B within a weight, (streams, outputs, width): a view."""
+        return weight[..., weight.shape[2] - self.width :]
+
+    def tensors(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        """Return what is written when LoRAs change, and read by a product."""
+        if not self.width:
+            return []
+        return [self.columns(weight), self.down, *(() if self.sigma is None else (self.sigma,))]
 
     def _reserved(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield each stream that has slots with ranks, and these."""
@@ -175,17 +193,20 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
                 yield stream, slots
 
     def _factors(
-        self, slots: list[Any], stream: int, scale: torch.Tensor
+        self,
+        slots: list[Any],
+        matrices: list[tuple[torch.Tensor, torch.Tensor]],
+        stream: int,
+        scale: torch.Tensor,
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what rows of A (rank, 1) and columns of B (1, rank) are multiplied by, and set the stream's sigma."""
-        matrices = [slot.matrices() for slot in slots]
         rows = [down.abs().amax(dim=1).clamp(min=TINY) / E4M3_MAX for down, _ in matrices]
         columns = [
             up.abs().amax(dim=0) * slot.amount.abs().clamp(min=slot.free_amount)
             for slot, (_, up) in zip(slots, matrices, strict=True)
         ]
         reached = torch.cat([row * column for row, column in zip(rows, columns, strict=True)]).amax()
-        least = 1 / (_TYPICAL * self.slots[0].in_features ** 0.5)
+        least = 1 / (self._typical * self.slots[0].in_features ** 0.5)
         sigma = (reached / (E4M3_MAX * scale)).clamp(min=least)
         self.sigma[stream, 0] = sigma
         return [(1 / row[:, None], row[None] / (sigma * scale)) for row in rows]

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from vivace.machinery.fused.lora_beside import LorasBeside
+from vivace.machinery.fused.lora_columns import LoraSlot
 from vivace.machinery.fused.operations import Places, has_triton, takes_kernels
 from vivace.machinery.kernels.reference import quantize_rows
 
@@ -41,6 +43,7 @@ class Modulations(nn.Module):  # type: ignore[misc]
         num_guided: how many rows guidance makes of one image's, where it is a part of the batch.
 
     Attributes:
+        loras: what is added to the layers' outputs.
         num_computed: forwards that did not find all their rows in the table, (), on the device. No buffer: it counts
             over all calls, and what is written into buffers is lost when weights are offloaded.
     """
@@ -68,19 +71,50 @@ class Modulations(nn.Module):  # type: ignore[misc]
         self.register_buffer("keys", keys, persistent=False)
         self.register_buffer("table", table, persistent=False)
         self.num_computed = torch.zeros((), dtype=torch.int64, device=places.work)
+        self.loras = LorasBeside()
 
     def fill(self, start: int, layer: nn.Linear) -> int:
         """Take over a layer's weights as the outputs from `start` on; return where they end."""
         end: int = start + layer.out_features
-        weight = layer.weight.detach()
+        self._write(start, layer.weight, layer.bias)
+        self.loras.add_layer(layer, layer.in_features, slice(start, end))
+        return end
+
+    def fill_apart(self, layer: nn.Linear, pieces: list[tuple[slice, int]]) -> None:
+        """Take over a layer's weights, whose outputs are not side by side.
+
+        Args:
+            pieces: outputs of the layer, and where they start among all.
+        """
+        for piece, start in pieces:
+            self._write(start, layer.weight[piece], layer.bias[piece])
+        self.loras.add_layer(layer, layer.in_features, slice(0, layer.out_features), pieces)
+
+    def fill_zeros(self, start: int, number: int) -> None:
+        """Make outputs zero that no layer has."""
+        self._write(start, self.weight.new_zeros((number, self.weight.shape[1]), dtype=torch.bfloat16))
+
+    def _write(self, start: int, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        weight, span = weight.detach(), slice(start, start + len(weight))
         if self.scale is None or weight.is_meta:
-            self.weight[start:end].copy_(weight)
+            self.weight[span].copy_(weight)
         else:
             values, scale = quantize_rows(weight)
-            self.weight[start:end].copy_(values)
-            self.scale[start:end].copy_(scale[:, 0])
-        self.bias[start:end].copy_(layer.bias.detach())
-        return end
+            self.weight[span].copy_(values)
+            self.scale[span].copy_(scale[:, 0])
+        self.bias[span].copy_(self.bias.new_zeros(()) if bias is None else bias.detach())
+
+    @property
+    def lora_slots(self) -> list[LoraSlot]:
+        return list(self.loras.slots)
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slots hold, and empty the table, in place: see `Product.write_loras`."""
+        self.loras.write()
+        self.keys.fill_(float("nan"))
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return [*self.loras.tensors(), *([self.keys] if len(self.keys) else [])]
 
     def compute(
         self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -97,12 +131,15 @@ class Modulations(nn.Module):  # type: ignore[misc]
             return out
         if not takes_kernels(inputs):
             weight = self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
-            return out.copy_(inputs.float() @ weight.t() + self.bias.float())
+            made = inputs.float() @ weight.t() + self.bias.float()
+            self.loras.add(inputs, made)
+            return out.copy_(made)
         from vivace.machinery.kernels.skinny_product import MAX_ROWS, skinny_product
 
         for start in range(0, len(inputs), MAX_ROWS):
             span = slice(start, start + MAX_ROWS)
             skinny_product(inputs[span], self.weight, self.scale, self.bias, out[span], skip)
+        self.loras.add(inputs, out)
         return out
 
     def forward(self, conditions: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
@@ -172,8 +209,8 @@ class Hoisting:
         self._inputs_of = inputs_of
         self._seen: list[tuple[tuple[Any, ...], slice]] = []
         self._next = 0
-        self._filled: StorageWeakRef | None = None
-        """The table's memory when it was filled."""
+        self._filled: tuple[StorageWeakRef, int] | None = None
+        """The table's memory when it was filled, and how often LoRAs had changed."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the transformer in another process has no pipeline, and hoists nothing."""
@@ -203,8 +240,9 @@ class Hoisting:
             return
         # Where weights were offloaded and came back, the table is empty. Its address may be the same by chance.
         storage = StorageWeakRef(self._modulations.table.untyped_storage())
-        if self._filled is None or self._filled != storage:
-            self._seen, self._next, self._filled = [], 0, storage
+        state = storage, self._modulations.loras.num_changes
+        if self._filled is None or self._filled != state:
+            self._seen, self._next, self._filled = [], 0, state
         objects = (timesteps, pooled, guidance)
         if any(all(a is b for a, b in zip(objects, inputs, strict=True)) for inputs, _ in self._seen):
             return

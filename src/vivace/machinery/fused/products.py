@@ -38,10 +38,15 @@ class Product(nn.Module):  # type: ignore[misc]
         linears: for each stream the Linear layers whose outputs lie side by side.
         quantize: store e4m3, with a scale for each stream's weight, (streams,).
         adds_bias: add biases in e4m3 as well.
+        rows_are_scaled: each row of e4m3 inputs fills e4m3's range: it has a scale of its own.
     """
 
     def __init__(
-        self, linears: Sequence[Sequence[nn.Linear]], quantize: bool, adds_bias: bool = False
+        self,
+        linears: Sequence[Sequence[nn.Linear]],
+        quantize: bool,
+        adds_bias: bool = False,
+        rows_are_scaled: bool = False,
     ) -> None:
         super().__init__()
         self._adds_bias = adds_bias or not quantize
@@ -56,7 +61,7 @@ class Product(nn.Module):  # type: ignore[misc]
         self.register_buffer("spread_scale", spread(torch.cat(scales)) if quantize else None)
         self.register_buffer("bias", _biases(linears))
         self.num_inputs = self.weight.shape[2]
-        self.lora = LoraColumns([_slots(layers) for layers in linears])
+        self.lora = LoraColumns([_slots(layers) for layers in linears], rows_are_scaled)
 
     @property
     def scale(self) -> torch.Tensor | None:
@@ -81,9 +86,12 @@ class Product(nn.Module):  # type: ignore[misc]
         if rescaled_to is not None and rescaled_to <= LoraSlot.free_amount:
             self.lora.write_columns(self.weight.data)
             return
-        if self.lora.width != self.lora.wanted_width():
+        if self.lora.width != self.lora.needed_width():
             self.weight = nn.Parameter(self.lora.widen(self.weight.data), requires_grad=False)
         self.lora.write(self.weight.data, self.scale)
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.lora.tensors(self.weight.data)
 
     def room(self, shape: Sequence[int], *, dtype: torch.dtype) -> torch.Tensor:
         """Return inputs (rows, inputs), undefined: part of rows that have room for A x."""
@@ -92,6 +100,11 @@ class Product(nn.Module):  # type: ignore[misc]
     def room_if_needed(self, num_rows: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Return `room`, if there are LoRAs; None lets the caller's rows stay where they are."""
         return self.room((num_rows, self.num_inputs), dtype=dtype) if self.lora.width else None
+
+    def with_room(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows (rows, inputs) that lie elsewhere, with room for A x if there are LoRAs."""
+        room = self.room_if_needed(len(rows), rows.dtype)
+        return rows if room is None else room.copy_(rows)
 
     def forward(self, rows: Rows, tokens: TokenLayout, onto: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product (rows, outputs) in bf16.
@@ -120,7 +133,7 @@ class Product(nn.Module):  # type: ignore[misc]
                 continue
             bias = self.bias[stream, outputs] if self._adds_bias and self.bias is not None else None
             added = None if onto is None else onto[span, outputs]
-            multiply(values, weight, self._scales(rows, stream), bias, out, added)
+            multiply(values, weight, self._scales(rows, stream), bias, out, added, self.lora.width)
 
     def empty(self, rows: Rows, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """Return a tensor for a result, (rows, outputs), undefined."""
@@ -145,7 +158,9 @@ class Product(nn.Module):  # type: ignore[misc]
                 continue
             scales_of_inputs, bias = self._scales(rows, stream), self.bias[stream]
             of_out = None if scales is None else (_of(scales[0], stream), _of(scales[1], stream))
-            multiply_with_gelu(values, self.weight[stream], scales_of_inputs, bias, made[span], of_out)
+            multiply_with_gelu(
+                values, self.weight[stream], scales_of_inputs, bias, made[span], of_out, self.lora.width
+            )
         return Rows(made, None if scales is None else scales[0])
 
     def _with_lora(self, values: torch.Tensor, stream: int) -> torch.Tensor:
@@ -190,6 +205,7 @@ def multiply(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     onto: torch.Tensor | None = None,
+    num_lora: int = 0,
 ) -> None:
     """Write a product, with a bias if there is one, to `out`, in bf16 or e4m3. On a CPU it is computed in fp32.
 
@@ -197,13 +213,14 @@ def multiply(
         values: (rows, inputs); weight: (outputs, inputs): both bf16 or e4m3.
         scales: of values and weight in e4m3, fp32, one element each; and of an e4m3 `out` the inverse of its scale.
         onto: is added: as `out`, in bf16.
+        num_lora: of the inputs, the last ones, which are A x.
     """
     if values.is_cuda:
         from vivace.machinery.fused import cublas_lt
 
         cublas_lt.multiply(values, weight, scales, bias, out, onto=onto)
         return
-    made = _product(values, weight, scales, bias)
+    made = _product(values, weight, scales, bias, num_lora)
     if out.dtype == torch.float8_e4m3fn:
         made = reference.to_e4m3(made)
     out.copy_(made if onto is None else made + onto.float())
@@ -216,6 +233,7 @@ def multiply_with_gelu(
     bias: torch.Tensor,
     out: torch.Tensor,
     of_out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    num_lora: int = 0,
 ) -> None:
     """Write GELU of a product and its bias to `out`: in bf16, or in e4m3 divided by its scale. See `multiply`.
 
@@ -228,7 +246,7 @@ def multiply_with_gelu(
         all_scales = scales if of_out is None else (*scales, of_out[1])
         cublas_lt.multiply(values, weight, all_scales, bias, out, gelu=True)
         return
-    active = reference.gelu(_product(values, weight, scales, bias))
+    active = reference.gelu(_product(values, weight, scales, bias, num_lora))
     out.copy_(active if of_out is None else reference.to_e4m3(active / of_out[0]))
 
 
@@ -237,8 +255,14 @@ def _product(
     weight: torch.Tensor,
     scales: tuple[torch.Tensor, ...],
     bias: torch.Tensor | None,
+    num_lora: int,
 ) -> torch.Tensor:
-    made = values.float() @ weight.float().t()
+    values, weight = values.float(), weight.float()
+    split = values.shape[1] - num_lora
+    # Apart, so that the order of the other sums does not depend on how many ranks are reserved.
+    made = values[:, :split].contiguous() @ weight[:, :split].contiguous().t()
+    if num_lora:
+        made += values[:, split:] @ weight[:, split:].t()
     for scale in scales:
         made = made * scale.reshape(-1)[0]
     return made if bias is None else made + bias.float()

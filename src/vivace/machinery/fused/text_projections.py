@@ -20,6 +20,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vivace.machinery.compilation.captured import never_written_again, num_writes
+from vivace.machinery.fused.lora_beside import LorasBeside
+from vivace.machinery.fused.lora_columns import LoraSlot
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.products import multiply
 from vivace.machinery.fused.scales import scales_of_attention, spread
@@ -47,7 +49,14 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         transformers: diffusers', which are about to be fused. Their weights are taken over one by one, by `fill`.
         quantize: attention's output is rounded to e4m3, and needs scales.
         places: the weight is laid out at once where it is left, so that it is never there twice.
+
+    Attributes:
+        takes_layers: diffusers' layers are not its own modules, but slots.
+        loras: of each transformer's layers, what is added to them.
+        num_changes: how often LoRAs have changed.
     """
+
+    takes_layers = True
 
     def __init__(self, transformers: Sequence[Any], quantize: bool, places: Places) -> None:
         super().__init__()
@@ -58,6 +67,8 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         weight = torch.empty((columns, layers[0].in_features), dtype=torch.bfloat16, device=places.home)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self._shares: list[TextShare] = []
+        self.loras = nn.ModuleList()
+        self.num_changes = 0
         # The block whose values a column is of, counted from 1; 0: it is of keys.
         block_of = torch.zeros(columns, dtype=torch.int64, device=places.home) if quantize else None
         self.register_buffer("block_of", block_of, persistent=False)
@@ -71,9 +82,12 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         """Take over the weights of a transformer's blocks; return what belongs to it."""
         before = self._shares[-1] if self._shares else TextShare(slice(0, 0), slice(0, 0))
         start = end = before.columns.stop
+        loras = LorasBeside()
         for layer in text_layers(blocks):
             first, end = end, end + layer.out_features
             self.weight[first:end].copy_(layer.weight.detach())
+            loras.add_layer(layer, layer.in_features, slice(first - start, end - start))
+        self.loras.append(loras)
         share = TextShare(slice(start, end), slice(before.blocks.stop, before.blocks.stop + len(blocks)))
         self._shares.append(share)
         if self.block_of is not None:
@@ -81,11 +95,26 @@ class TextProjections(nn.Module):  # type: ignore[misc]
             self.block_of[share.columns].view(len(blocks), 2, -1)[:, 1] = numbers[:, None]
         return share
 
+    @property
+    def lora_slots(self) -> list[LoraSlot]:
+        return [slot for loras in self.loras for slot in loras.slots]
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slots hold: see `Product.write_loras`."""
+        self.num_changes += 1
+        for loras in self.loras:
+            loras.write()
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return [tensor for loras in self.loras for tensor in loras.tensors()]
+
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return what is given in place of a text: the keys and values of all blocks, and scales."""
         columns = len(self.weight)
         made = self._empty(text, self.width)
         self._multiply(text, slice(None), made[..., :columns])
+        for share, loras in zip(self._shares, self.loras, strict=True):
+            self._add(loras, text, made[..., share.columns])
         if self.block_of is not None:
             # For all blocks at once: the host launches these one by one, and a GPU waits for it.
             largest = torch.linalg.vector_norm(
@@ -105,7 +134,8 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         """
         if not self.are_in(text):
             made = self._empty(text, share.columns.stop - share.columns.start)
-            return self._multiply(text, share.columns, made), None
+            self._multiply(text, share.columns, made)
+            return self._add(self.loras[self._shares.index(share)], text, made), None
         scales = None if self.block_of is None else self._scales(text)[share.blocks, :1]
         return text[..., share.columns], scales
 
@@ -123,6 +153,11 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         else:
             multiply(rows, self.weight[columns], (), None, out.flatten(0, 1))
         return out
+
+    def _add(self, loras: Any, text: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Add a transformer's LoRAs to its keys and values."""
+        loras.add(text.bfloat16().flatten(0, 1), made.flatten(0, 1))
+        return made
 
     def are_in(self, text: torch.Tensor) -> bool:
         """Whether this is not the text, but its keys and values."""
@@ -165,8 +200,8 @@ class TextHoisting:
         self.num_projected = 0
         self._projections = projections
         self._known: list[_Known] = []
-        self._weights: tuple[StorageWeakRef, int | None] | None = None
-        """What the known ones were computed with: the weight's memory, and the count of writes to it."""
+        self._weights: tuple[StorageWeakRef, int | None, int] | None = None
+        """What the known ones were computed with: the weight's memory, and the counts of writes to it and to LoRAs."""
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the UNet starts with no text."""
@@ -194,7 +229,8 @@ class TextHoisting:
             or text.is_inference()
         ):
             return text
-        weights = StorageWeakRef(weight.untyped_storage()), num_writes(weight)
+        storage = StorageWeakRef(weight.untyped_storage())
+        weights = storage, num_writes(weight), self._projections.num_changes
         version = num_writes(text)
         if weights != self._weights:  # moved, such as offloaded and back, or changed
             self._known, self._weights = [], weights

@@ -19,6 +19,7 @@ from vivace.errors import Unsupported
 from vivace.machinery.fused import image_operations as images
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.convolutions import Precision, fuse_convolutions, scale_of_norm, unsuited_resnet
+from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.operations import Places, Rows, RowScaled
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.scales import spread
@@ -47,11 +48,11 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
             self.qkv = Product([[own.to_qkv]], quantize)
         else:
             self.qkv = Product([[own.to_q, own.to_k, own.to_v]], quantize)
-        self.out = Product([[own.to_out[0]]], quantize)
+        self.out = Product([[own.to_out[0]]], quantize, rows_are_scaled=True)
         self.query = Product([[other.to_q]], quantize)
-        self.text_out = Product([[other.to_out[0]]], quantize)
+        self.text_out = Product([[other.to_out[0]]], quantize, rows_are_scaled=True)
         self.up = Product([[block.ff.net[0].proj]], quantize)
-        self.down = Product([[block.ff.net[2]]], quantize)
+        self.down = Product([[block.ff.net[2]]], quantize, rows_are_scaled=True)
         norms = [block.norm1, block.norm2, block.norm3]
         # As modulations: norms multiply by 1 + scale, and add a shift. The last vector is the gate.
         vectors = [vector for norm in norms for vector in (norm.bias.float(), norm.weight.float() - 1)]
@@ -76,25 +77,36 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
             text: keys and values of the text, (batch, tokens, heads, channels of a head), and in e4m3 the scale (1,) of
                 attention to them; None: a scale for each row is found by a pass over the output.
         """
-        q, k, v = self._heads(self.qkv(self._norm(x, pending, 0, tokens), tokens), tokens, 3)
+        q, k, v = self._heads(self._normed(self.qkv, x, pending, 0, tokens), tokens, 3)
         attended = _attend(q, k, v).flatten(2).flatten(0, 1)
-        branch = self._branch(self.out, self._rows(attended), tokens)
-        (q,) = self._heads(self.query(self._norm(x, branch, 1, tokens), tokens), tokens, 1)
-        attended = images.cross_attention(q, *text)
-        rows = self._rows(attended) if text[2] is None else RowScaled(attended)
-        branch = self._branch(self.text_out, rows, tokens, text[2])
-        up = self.up(self._norm(x, branch, 2, tokens), tokens)
+        branch = self._branch(self.out, self._rows(attended, self.out), tokens)
+        (q,) = self._heads(self._normed(self.query, x, branch, 1, tokens), tokens, 1)
+        branch = self._branch(self.text_out, self._attend_to_text(q, *text), tokens, text[2])
+        up = self._normed(self.up, x, branch, 2, tokens)
         bias = self.up.left_bias
-        active = images.geglu(up, None if bias is None else bias[0], self.quantize)
+        active = images.geglu(up, None if bias is None else bias[0], self.quantize, self.down.room)
         return self._branch(self.down, active, tokens)
 
-    def _norm(self, x: torch.Tensor, branch: Branch | None, which: int, tokens: TokenLayout) -> Rows:
-        """Add a branch to the stream, and return a norm of it."""
+    def _normed(
+        self, product: Product, x: torch.Tensor, branch: Branch | None, which: int, tokens: TokenLayout
+    ) -> torch.Tensor:
+        """Add a branch to the stream, and return the product of a norm of it."""
         channels = x.shape[1]
         shift, scale = (Modulation(at * channels, at * channels) for at in (2 * which, 2 * which + 1))
         of_norm = None if self.scales is None else self.scales[which, :1]
         vectors = self.vectors.expand(tokens.batch, -1)
-        return operations.add_and_norm(x, branch, vectors, (shift, scale), tokens, of_norm, self.eps)
+        rows = operations.add_and_norm(
+            x, branch, vectors, (shift, scale), tokens, of_norm, self.eps, product.room
+        )
+        return product(rows, tokens)
+
+    def _attend_to_text(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: torch.Tensor | None
+    ) -> RowScaled:
+        """Return attention to a text; of one that is still to be quantised, each row has a scale."""
+        if self.quantize and scale is None:
+            return self._rows(images.cross_attention(q, k, v, None), self.text_out)
+        return RowScaled(images.cross_attention(q, k, v, scale, self.text_out.room))
 
     def add(self, x: torch.Tensor, branch: Branch, tokens: TokenLayout) -> None:
         """Add a branch to the stream."""
@@ -114,8 +126,11 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         parts = made.view(tokens.batch, tokens.image, number, self.num_heads, -1)
         return tuple(parts.unbind(2))
 
-    def _rows(self, rows: torch.Tensor) -> RowScaled:
-        return images.quantized_rows(rows) if self.quantize else RowScaled(rows)
+    def _rows(self, rows: torch.Tensor, product: Product) -> RowScaled:
+        """Return rows as a product takes them."""
+        return (
+            images.quantized_rows(rows, product.room) if self.quantize else RowScaled(product.with_room(rows))
+        )
 
 
 class FusedTransformer(nn.Module):  # type: ignore[misc]
@@ -123,7 +138,12 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
 
     Args:
         texts: of the whole model, which takes over this transformer's.
+
+    Attributes:
+        takes_layers: diffusers' layers are not its own modules, but slots of its products.
     """
+
+    takes_layers = True
 
     def __init__(self, transformer: Any, quantize: bool, texts: TextProjections) -> None:
         super().__init__()
@@ -161,7 +181,9 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
         batch, _, height, width = pixels.shape
         tokens = TokenLayout(batch, 0, height * width)
         scale = None if self.scale is None else self.scale[:1]
-        normed = images.group_norm(pixels, self.norm, None, silu=False, scale=scale)
+        normed = images.group_norm(
+            pixels, self.norm, None, silu=False, scale=scale, room=self.project_in.room
+        )
         x = self.project_in(Rows(images.pixels(normed).flatten(0, 1), scale), tokens)
         # (batch, words, blocks, keys and values, heads, channels of a head)
         texts, scales = self._texts[0].of(encoder_hidden_states, self._share)
@@ -173,7 +195,9 @@ class FusedTransformer(nn.Module):  # type: ignore[misc]
             pending = block(x, pending, (keys, values, scale), tokens)
         assert pending is not None
         self.blocks[-1].add(x, pending, tokens)
-        out = self.project_out(Rows(x), tokens, onto=images.pixels(pixels).flatten(0, 1))
+        out = self.project_out(
+            Rows(self.project_out.with_room(x)), tokens, onto=images.pixels(pixels).flatten(0, 1)
+        )
         made = out.view(batch, height, width, -1).permute(0, 3, 1, 2)
         return Transformer2DModelOutput(sample=made) if return_dict else (made,)
 
@@ -187,6 +211,7 @@ def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: boo
         convolutions, enlarges: as in `fuse_convolutions`.
         places: each transformer is moved to where it computes, and its new weights to where they are kept.
     """
+    name_layers(model)
     fuse_convolutions(model, convolutions, enlarges, places)
     # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
     names = [name for name, part in model.named_modules() if type(part).__name__ == "Transformer2DModel"]
@@ -261,7 +286,8 @@ def _scales_of(norms: list[Any]) -> torch.Tensor:
 
 def _linear(layer: Any) -> Any:
     """A Linear layer, or a convolution of single pixels as one."""
-    return SimpleNamespace(weight=layer.weight.flatten(1), bias=layer.bias)
+    name = getattr(layer, "vivace_name", "")
+    return SimpleNamespace(weight=layer.weight.flatten(1), bias=layer.bias, vivace_name=name)
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

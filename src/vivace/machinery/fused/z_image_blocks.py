@@ -19,7 +19,8 @@ from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import Norms, projections
 from vivace.machinery.fused.casts import cast_all, cast_all_named
 from vivace.machinery.fused.chained_blocks import take_over
-from vivace.machinery.fused.lora_columns import FusedModulation, name_layers
+from vivace.machinery.fused.lora_beside import LorasBeside
+from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows, RowScaled
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.scales import GROWTH, spread
@@ -65,7 +66,7 @@ class BlockChain(nn.Module):  # type: ignore[misc]
 
     Attributes:
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
-        lora_slots: the layers of the modulations.
+        loras: what is added to the modulations.
         attention_norm1, adaLN_modulation: the first block's, by whose output step caches decide.
         num_calls: of its forward.
     """
@@ -87,13 +88,13 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         self.register_buffer("norms", torch.stack(norms).detach().float().to(places.home))
         self.modulation: nn.Linear | None = None
         self.attention_norm1 = blocks[0].attention_norm1
-        self.lora_slots = list[FusedModulation]()
+        self.loras = LorasBeside()
         if blocks[0].modulation:
             layers = [block.adaLN_modulation[0] for block in blocks]
-            self.lora_slots += [
-                FusedModulation(layer.vivace_name, layer.in_features, layer.out_features) for layer in layers
-            ]
-            self.adaLN_modulation = blocks[0].adaLN_modulation
+            for index, layer in enumerate(layers):
+                outputs = slice(index * layer.out_features, (index + 1) * layer.out_features)
+                self.loras.add_layer(layer, layer.in_features, outputs)
+            self.adaLN_modulation = nn.Sequential(_FirstModulation(layers[0], self.loras))
             self.modulation = _one_layer(layers).to(places.home)
         take_over(
             self,
@@ -157,12 +158,26 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         operations.add_and_rms_norm(rows, pending, flat, gate, None, None, self._eps)
         return rows.unflatten(0, (batch, length))
 
+    @property
+    def lora_slots(self) -> list[LoraSlot]:
+        return list(self.loras.slots)
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slots hold: see `Product.write_loras`."""
+        self.loras.write()
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.loras.tensors()
+
     def _vectors(self, conditioning: torch.Tensor | None, batch: int) -> torch.Tensor:
         """Return what multiplies the norms of each block, (batch, blocks, 4, channels), in fp32."""
         if self.modulation is None:
             return self.norms.expand(batch, -1, -1, -1)
         assert conditioning is not None
-        modulations = self.modulation(conditioning.bfloat16()).float().view(batch, *self.norms.shape)
+        conditioning = conditioning.bfloat16()
+        made = self.modulation(conditioning)
+        self.loras.add(conditioning, made)
+        modulations = made.float().view(batch, *self.norms.shape)
         factors = torch.stack(
             [modulations[:, :, 0::2] + 1.0, modulations[:, :, 1::2].tanh()], dim=3
         )  # (batch, blocks, attention or MLP, scale or gate, channels)
@@ -199,6 +214,24 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         qkv = operations.attention_inputs(block.qkv(rows, tokens), preparation)
         onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
         return attend(qkv, scales, tokens, of_values, onto, mask)
+
+
+class _FirstModulation(nn.Module):  # type: ignore[misc]
+    """The first block's modulation alone, with its LoRAs.
+
+    Args:
+        loras: of all blocks; stay registered with their owner only.
+    """
+
+    def __init__(self, layer: nn.Linear, loras: LorasBeside) -> None:
+        super().__init__()
+        self.layer = layer
+        self._loras = (loras,)
+
+    def forward(self, conditioning: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layer(conditioning)
+        change = self._loras[0].of_layer(0, conditioning)
+        return made if change is None else made + change
 
 
 def fuse_z_image(

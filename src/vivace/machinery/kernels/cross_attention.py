@@ -83,6 +83,7 @@ def _cross_attention(  # type: ignore[no-untyped-def]
     q_strides,
     k_strides,
     v_strides,
+    out_stride,
     ROWS: tl.constexpr,  # noqa: N803
     CHANNELS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
@@ -127,9 +128,8 @@ def _cross_attention(  # type: ignore[no-untyped-def]
     made = sums * (1.0 / total)[:, None]  # the cast saturates
     row, channel = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (first + row < tokens)[:, None] & (channel < CHANNELS)[None, :]
-    width = tl.num_programs(0) * CHANNELS
-    to = out + (image * tokens + first) * width + head * CHANNELS
-    tl.store(to + (row * width)[:, None] + channel[None, :], made.to(out.dtype.element_ty), mask=inside)
+    to = out + (image * tokens + first) * out_stride + head * CHANNELS
+    tl.store(to + (row * out_stride)[:, None] + channel[None, :], made.to(out.dtype.element_ty), mask=inside)
 
 
 def cross_attention(
@@ -140,13 +140,14 @@ def cross_attention(
     Args:
         q: (batch, tokens, heads, channels); k, v: (batch, words, heads, channels): all bf16, any views whose channels
             are next to each other. Heads have at most 256 channels: a program holds them all.
-        out: of q's shape, contiguous: bf16, or e4m3 divided by the scale.
+        out: of q's shape, whose tokens may be part of wider rows: bf16, or e4m3 divided by the scale.
         scale: (1 or more,), fp32: its first; None: nothing is rounded to e4m3.
     """
     batch, tokens, heads, channels = q.shape
     words = k.shape[1]
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1
-    assert out.is_contiguous()
+    assert out[0, 0].is_contiguous()
+    assert batch == 1 or out.stride(0) == tokens * out.stride(1)
     strides = [tensor.stride()[:3] for tensor in (q, k, v)]
     # So that Triton knows that a load can take several channels: of 16 bytes if heads have 40.
     unit = math.gcd(8, *(stride for three in strides for stride in three))
@@ -166,6 +167,7 @@ def cross_attention(
         words,
         math.log2(math.e) / math.sqrt(channels),
         *(tuple(stride // unit for stride in three) for three in strides),
+        out.stride(1),
         ROWS=rows,
         CHANNELS=channels,
         BLOCK=block,

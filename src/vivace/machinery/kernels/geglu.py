@@ -45,6 +45,7 @@ def _geglu(  # type: ignore[no-untyped-def]
     out,
     scales,
     x_stride,
+    out_stride,
     channels,
     largest,
     tiny,
@@ -54,7 +55,7 @@ def _geglu(  # type: ignore[no-untyped-def]
     QUANTIZE: tl.constexpr,  # noqa: N803
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    own, to = x + row * x_stride, out + row * channels
+    own, to = x + row * x_stride, out + row * out_stride
     at = tl.arange(0, FIRST)
     value = _values(own, bias, channels, at, HAS_BIAS)
     by = 1.0
@@ -81,7 +82,7 @@ def geglu(
 
     Args:
         up: (rows, 2 channels); bias: (2 channels,), or None.
-        out: (rows, channels): bf16, or e4m3 divided by scales.
+        out: (rows, channels), whose rows may be part of wider ones: bf16, or e4m3 divided by scales.
         scales: (rows,), fp32, are written; None: nothing is rounded to e4m3.
     """
     rows, channels = out.shape
@@ -92,6 +93,7 @@ def geglu(
         out,
         scales if scales is not None else up,
         up.stride(0),
+        out.stride(0),
         channels,
         E4M3_MAX,
         TINY,

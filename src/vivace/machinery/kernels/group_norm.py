@@ -125,6 +125,7 @@ def _finish(  # type: ignore[no-untyped-def]
     pixels,
     channels,
     width,
+    out_stride,
     SILU: tl.constexpr,  # noqa: N803
     PADDED: tl.constexpr,  # noqa: N803
     HAS_SCALE: tl.constexpr,  # noqa: N803
@@ -141,15 +142,15 @@ def _finish(  # type: ignore[no-untyped-def]
     if PADDED:
         height = pixels // width
         first = image.to(tl.int64) * (height + 1) * (width + 1)
-        at = (first + row + row // width)[:, None] * channels + channel[None, :]
+        at = (first + row + row // width)[:, None] * out_stride + channel[None, :]
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
         # After each line, then the line below.
         at = tl.where(row < height, row * (width + 1) + width, height * width + row)
         zeros = tl.zeros_like(value).to(out.dtype.element_ty)
         is_padding = (row < height + width + 1)[:, None] & exists[None, :]
-        tl.store(out + (first + at)[:, None] * channels + channel[None, :], zeros, mask=is_padding)
+        tl.store(out + (first + at)[:, None] * out_stride + channel[None, :], zeros, mask=is_padding)
     else:
-        at = (image.to(tl.int64) * pixels + row)[:, None] * channels + channel[None, :]
+        at = (image.to(tl.int64) * pixels + row)[:, None] * out_stride + channel[None, :]
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -162,6 +163,7 @@ def _apply(  # type: ignore[no-untyped-def]
     pixels,
     channels,
     width,
+    out_stride,
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     SILU: tl.constexpr,  # noqa: N803
@@ -179,7 +181,22 @@ def _apply(  # type: ignore[no-untyped-def]
     at = (image.to(tl.int64) * pixels + row)[:, None] * channels + channel[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value = value * factor[None, :] + shift[None, :]
-    _finish(value, out, scale, image, row, channel, exists, pixels, channels, width, SILU, PADDED, HAS_SCALE)
+    _finish(
+        value,
+        out,
+        scale,
+        image,
+        row,
+        channel,
+        exists,
+        pixels,
+        channels,
+        width,
+        out_stride,
+        SILU,
+        PADDED,
+        HAS_SCALE,
+    )
 
 
 @triton.jit(do_not_specialize=["pixels", "width"])  # type: ignore[untyped-decorator, unused-ignore]
@@ -193,6 +210,7 @@ def _whole_group(  # type: ignore[no-untyped-def]
     pixels,
     channels,
     width,
+    out_stride,
     per_group,
     added_stride,
     eps,
@@ -224,7 +242,22 @@ def _whole_group(  # type: ignore[no-untyped-def]
     factor = factor / tl.sqrt(spread / number + eps)
     shift = tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)
     value = value * factor[None, :] + shift[None, :]
-    _finish(value, out, scale, image, row, channel, exists, pixels, channels, width, SILU, PADDED, HAS_SCALE)
+    _finish(
+        value,
+        out,
+        scale,
+        image,
+        row,
+        channel,
+        exists,
+        pixels,
+        channels,
+        width,
+        out_stride,
+        SILU,
+        PADDED,
+        HAS_SCALE,
+    )
 
 
 def group_norm(
@@ -243,7 +276,7 @@ def group_norm(
 
     Args:
         x: (batch, pixels, channels), contiguous.
-        out: the same, or padded images.
+        out: the same, whose pixels may be part of wider rows; or padded images.
         weight, bias: (channels,).
         added: (batch, channels), for all pixels of an image; None: nothing.
         scale: (1,), fp32, by which the output is divided; None: that of padded images, if they have one.
@@ -253,12 +286,12 @@ def group_norm(
     per_group = channels // num_groups
     group_block = triton.next_power_of_2(per_group)
     padded = out if isinstance(out, PaddedImages) else None
-    if padded is None:
-        onto, width, to_cover = out, pixels, pixels
+    if isinstance(out, PaddedImages):
+        onto, width, out_stride = out.rows, out.width, channels
+        scale = scale if scale is not None else out.scale
+        to_cover = max(pixels, out.height + out.width + 1)  # also the padding
     else:
-        onto, width = padded.rows, padded.width
-        scale = scale if scale is not None else padded.scale
-        to_cover = max(pixels, padded.height + padded.width + 1)  # also the padding
+        onto, width, to_cover, out_stride = out, pixels, pixels, out.stride(1)
     size = triton.next_power_of_2(to_cover)
     if size * group_block <= small:
         _whole_group[(num_groups, batch)](
@@ -271,6 +304,7 @@ def group_norm(
             pixels,
             channels,
             width,
+            out_stride,
             per_group,
             added.stride(0) if added is not None else 0,
             eps,
@@ -324,6 +358,7 @@ def group_norm(
         pixels,
         channels,
         width,
+        out_stride,
         ROWS=rows,
         BLOCK=block,
         SILU=silu,

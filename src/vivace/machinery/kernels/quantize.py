@@ -58,6 +58,7 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     scales,
     rows,
     x_stride,
+    out_stride,
     channels,
     largest,
     tiny,
@@ -69,7 +70,7 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     exists = row < rows
     at = tl.arange(0, FIRST)[None, :]
     inside = (at < channels) & exists[:, None]
-    own, to = x + row[:, None] * x_stride, out + row[:, None] * channels
+    own, to = x + row[:, None] * x_stride, out + row[:, None] * out_stride
     value = tl.load(own + at, mask=inside, other=0.0).to(tl.float32)
     reached = tl.max(tl.abs(value), axis=1)
     if SECOND:
@@ -85,7 +86,10 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
 
 
 def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
-    """Write `x` (rows, channels) to an e4m3 `out`, divided by scales (rows,), fp32, which are written as well."""
+    """Write `x` (rows, channels) to an e4m3 `out`, divided by scales (rows,), fp32, which are written as well.
+
+    The rows of both may be part of wider ones.
+    """
     rows, channels = out.shape
     first, second = two_blocks(channels)
     _quantize_rows[(triton.cdiv(rows, _ROWS),)](
@@ -94,6 +98,7 @@ def quantize_rows(x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> N
         scales,
         rows,
         x.stride(0),
+        out.stride(0),
         channels,
         E4M3_MAX,
         TINY,

@@ -11,16 +11,17 @@ Source: Hu et al., LoRA, arXiv 2106.09685.
 
 from __future__ import annotations
 
-import functools
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported, UsageError
 from vivace.machinery.lora.account import LoraFile
+from vivace.machinery.lora.beside import buffers, can_have_one, reserve
 from vivace.machinery.lora.changes import LoraLayers, Matrices
 from vivace.machinery.lora.files import digest, locate_lora, short_name
+from vivace.machinery.lora.packed import PackedLayers
 from vivace.machinery.lora.read import read_lora
 from vivace.machinery.lora.slots import named_layers, owners_of
 from vivace.technique import Component, component_of
@@ -28,8 +29,8 @@ from vivace.technique import Component, component_of
 if TYPE_CHECKING:
     import torch
 
-DOWN, UP = "vivace_lora_down", "vivace_lora_up"
-_LORAS = "_vivace_hot_loras"
+_LORAS, _FOLLOWERS = "_vivace_hot_loras", "_vivace_followers_of_loras"
+_KEPT_BYTES = 500_000_000
 _NUM_NAMED = 3
 
 
@@ -37,7 +38,7 @@ _NUM_NAMED = 3
 class _Parsed:
     """A file as it was read."""
 
-    layers: Mapping[str, Matrices]
+    layers: PackedLayers
     notes: tuple[str, ...]
     num_bytes: int
 
@@ -55,7 +56,7 @@ class HotLora:
         notes: which of the file's tensors are not used, and what was assumed.
         rows: the first of its rows in each layer that has some, by the layer's name.
         num_exchanges, num_rescalings: how often it was changed.
-        keep_bytes: of files that were loaded, to be kept as they were read, so that an exchange back reads nothing.
+        keep_bytes: of files that were loaded, to be kept in host memory, so that an exchange back reads nothing.
     """
 
     pipe: Any
@@ -63,13 +64,13 @@ class HotLora:
     sha256: str
     scale: float
     max_rank: int
-    layers: Mapping[str, Matrices]
+    layers: PackedLayers
     components: tuple[Component, ...]
     notes: tuple[str, ...] = ()
     rows: dict[str, int] = field(default_factory=dict)
     num_exchanges: int = 0
     num_rescalings: int = 0
-    keep_bytes: int = 0
+    keep_bytes: int = _KEPT_BYTES
     _kept: OrderedDict[str, _Parsed] = field(default_factory=OrderedDict)
     _places: dict[str, Any] = field(default_factory=dict)
     _owners: list[Any] = field(default_factory=list)
@@ -81,7 +82,7 @@ class HotLora:
     @property
     def rank(self) -> int:
         """The largest rank of its layers."""
-        return max((layer.rank for layer in self.layers.values()), default=0)
+        return self.layers.rank
 
     def load(self, path: str, scale: float) -> None:
         """Put another file in this one's rows. Nothing has changed if an error is raised.
@@ -92,7 +93,7 @@ class HotLora:
         """
         sha256, parsed = self._parsed(path)
         layers = parsed.layers
-        foreign = [name for name in layers if name not in self.rows]
+        foreign = [name for name in layers.names if name not in self.rows]
         if foreign:
             more = f" and {len(foreign) - _NUM_NAMED} more" if len(foreign) > _NUM_NAMED else ""
             raise Unsupported(
@@ -113,11 +114,19 @@ class HotLora:
         if parsed is None:
             read = read_lora(self.pipe, file, path)
             layers = denoiser_layers(self.pipe, path, read, self.components)
-            parsed = _Parsed(layers, read.notes, file.stat().st_size)
+            parsed = _Parsed(PackedLayers(layers, self._device), read.notes, file.stat().st_size)
+        self._keep(sha256, parsed)
+        return sha256, parsed
+
+    def _keep(self, sha256: str, parsed: _Parsed) -> None:
         self._kept[sha256] = parsed
         while sum(each.num_bytes for each in self._kept.values()) > self.keep_bytes:
             self._kept.popitem(last=False)
-        return sha256, parsed
+
+    @property
+    def _device(self) -> Any:
+        down, _ = buffers(next(iter(self._places.values())))
+        return down.device
 
     def rescale(self, scale: float) -> None:
         largest = max(abs(scale), abs(self.scale))
@@ -139,27 +148,46 @@ class HotLora:
             self._places = {name: layers[name] for name in self.rows}
             self._owners = owners_of(denoiser, self._places.values())
         with torch.inference_mode(mode=False), torch.no_grad():
-            for name, first in self.rows.items():
-                place, own = self._places[name], slice(first, first + self.max_rank)
-                layer = self.layers.get(name)
-                amount = self.scale
-                if hasattr(place, "reserve_rank"):
-                    place.amount[own] = self.scale
-                    if rescaled_to is not None:
-                        continue
-                    amount = 1.0
-                down, up = _buffers(place)
-                if rescaled_to is None or layer is None:
-                    _fill(
-                        down[own], None if layer is None else layer.down.reshape(layer.rank, *down.shape[1:])
-                    )
-                scaled = None if layer is None else layer.up.float() * (amount * layer.scale)
-                _fill(up[:, own].t(), None if scaled is None else scaled.t())
+            self._write_rows(rescaled_to)
             for owner in self._owners:
                 owner.write_loras(rescaled_to)
+            if followers := getattr(self.pipe, _FOLLOWERS, ()):
+                written = self._written()
+                for follow in followers:
+                    follow(written)
 
-    def _check_rank(self, path: str, layers: Mapping[str, Matrices]) -> None:
-        rank = max(layer.rank for layer in layers.values())
+    def _write_rows(self, rescaled_to: float | None) -> None:
+        import torch
+
+        slots = {name for name, place in self._places.items() if hasattr(place, "reserve_rank")}
+        if slots:  # each has a factor for every rank
+            amounts = [
+                self._places[name].amount[self.rows[name] : self.rows[name] + self.max_rank] for name in slots
+            ]
+            torch._foreach_zero_(amounts)
+            torch._foreach_add_(amounts, self.scale)
+        changed = [name for name in self.rows if rescaled_to is None or name not in slots]
+        layers = self.layers.on(self._device, needs_values=bool(changed))
+        for name in changed:
+            first = self.rows[name]
+            place, own = self._places[name], slice(first, first + self.max_rank)
+            matrices = layers.get(name)
+            amount = 1.0 if name in slots else self.scale
+            down, up = buffers(place)
+            if rescaled_to is None:
+                values = None if matrices is None else matrices.down.reshape(-1, *down.shape[1:])
+                _fill(down[own], values)
+            scaled = None if matrices is None else matrices.up.float() * (amount * matrices.scale)
+            _fill(up[:, own].t(), None if scaled is None else scaled.t())
+
+    def _written(self) -> list[torch.Tensor]:
+        """Return the tensors that an exchange changes and a forward reads."""
+        plain = [place for place in self._places.values() if not hasattr(place, "reserve_rank")]
+        tensors = [tensor for place in plain for tensor in buffers(place)]
+        return tensors + [tensor for owner in self._owners for tensor in owner.lora_tensors()]
+
+    def _check_rank(self, path: str, layers: PackedLayers) -> None:
+        rank = layers.rank
         if rank > self.max_rank:
             raise Unsupported(
                 f"{path} has rank {rank}, and rank {self.max_rank} was announced; load with "
@@ -178,6 +206,11 @@ class HotLora:
 def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
     """Return the hot LoRAs of a pipeline, in the recipe's order."""
     return tuple(getattr(pipe, _LORAS, ()))
+
+
+def follow_writes(pipe: Any, follow: Callable[[Sequence[torch.Tensor]], Any]) -> None:
+    """Have what was written by exchanges, as the denoiser's tensors or views of them, told to `follow`."""
+    setattr(pipe, _FOLLOWERS, [*getattr(pipe, _FOLLOWERS, ()), follow])
 
 
 def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
@@ -227,16 +260,17 @@ def attach(
         everywhere: beside all layers that can have one, instead of those that the file changes.
     """
     own = denoiser_layers(pipe, path, read, components)
-    rank = max(layer.rank for layer in own.values())
-    lora = HotLora(pipe, path, sha256, scale, max_rank or rank, own, components, read.notes)
-    lora._check_rank(path, own)
     denoiser = component_of(pipe, "denoiser")
+    packed = PackedLayers(own, denoiser.device)
+    lora = HotLora(pipe, path, sha256, scale, max_rank or packed.rank, packed, components, read.notes)
+    lora._check_rank(path, packed)
+    lora._keep(sha256, _Parsed(packed, read.notes, packed.num_bytes))
     modules = named_layers(denoiser)
     names = list(own)
     if everywhere:
-        names += [name for name, module in modules.items() if name not in own and _can_have_one(module)]
+        names += [name for name, module in modules.items() if name not in own and can_have_one(module)]
     for name in names:
-        lora.rows[name] = _reserve(denoiser, modules[name], lora.max_rank)
+        lora.rows[name] = reserve(denoiser, modules[name], lora.max_rank)
     setattr(pipe, _LORAS, [*hot_loras(pipe), lora])
     lora.write()
     return lora
@@ -278,72 +312,11 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
             f"({', '.join(wholes[:_NUM_NAMED])}), and only two can be beside a layer; merge it (without hot)"
         )
     modules = named_layers(component_of(pipe, "denoiser"))
-    unable = [name for name in layers["denoiser"] if not _can_have_one(modules[name])]
+    unable = [name for name in layers["denoiser"] if not can_have_one(modules[name])]
     if unable:
         kind = type(modules[unable[0]]).__name__
         return f"{path} changes {unable[0]}, a {kind}, which can have none beside it; merge it (without hot)"
     return None
-
-
-def _can_have_one(module: torch.nn.Module) -> bool:
-    import torch
-
-    if hasattr(module, "reserve_rank"):
-        return True
-    if "forward" in vars(module):  # replaced on the instance, which then never calls its class's
-        return False
-    if isinstance(module, torch.nn.Conv2d):
-        return bool(module.groups == 1 and module.padding_mode == "zeros")
-    return hasattr(module, "in_features") and hasattr(module, "out_features") and hasattr(module, "weight")
-
-
-def _reserve(denoiser: torch.nn.Module, layer: torch.nn.Module, rank: int) -> int:
-    """Give a layer more rows; return the first of them."""
-    import torch
-
-    if hasattr(layer, "reserve_rank"):
-        first_row: int = layer.reserve_rank(rank, denoiser.device)
-        return first_row
-    present = hasattr(layer, DOWN)
-    is_convolution = isinstance(layer, torch.nn.Conv2d)
-    inner = (layer.in_channels, *layer.kernel_size) if is_convolution else (layer.in_features,)
-    outer = layer.out_channels if is_convolution else layer.out_features
-    like = {"device": layer.weight.device, "dtype": _compute_dtype(layer, denoiser)}
-    down, up = torch.zeros(rank, *inner, **like), torch.zeros(outer, rank, **like)
-    first = 0
-    if present:
-        before = _buffers(layer)
-        first = len(before[0])
-        down, up = torch.cat([before[0], down]), torch.cat([before[1], up], dim=1)
-    else:
-        kind: Any = type(layer)
-        layer.__class__ = _with_lora(kind)
-    layer.register_buffer(DOWN, down, persistent=False)
-    layer.register_buffer(UP, up.contiguous(), persistent=False)
-    return first
-
-
-def _compute_dtype(layer: torch.nn.Module, denoiser: torch.nn.Module) -> torch.dtype:
-    """Return the dtype that the layer computes in. A quantised weight may report that of its bytes."""
-
-    def is_wide(dtype: Any) -> bool:
-        return dtype is not None and dtype.is_floating_point and dtype.itemsize >= 2
-
-    bias = getattr(layer, "bias", None)
-    dtypes = (layer.weight.dtype, getattr(layer, "compute_dtype", None), getattr(bias, "dtype", None))
-    for dtype in dtypes:
-        if is_wide(dtype):
-            return dtype
-    kinds = Counter(p.dtype for p in denoiser.parameters() if is_wide(p.dtype))
-    import torch
-
-    return kinds.most_common(1)[0][0] if kinds else torch.float32
-
-
-def _buffers(layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    if hasattr(layer, "reserve_rank"):
-        return layer.down, layer.up
-    return getattr(layer, DOWN), getattr(layer, UP)
 
 
 def _fill(rows: torch.Tensor, values: torch.Tensor | None) -> None:
@@ -351,38 +324,5 @@ def _fill(rows: torch.Tensor, values: torch.Tensor | None) -> None:
     used = 0 if values is None else len(values)
     if values is not None:
         rows[:used].copy_(values)
-    rows[used:].zero_()
-
-
-@functools.cache
-def _with_lora(kind: Any) -> Any:
-    """Return a class of layers like `kind` that add B A x to their output.
-
-    A separate class, and no hook: torch.compile checks the classes of modules before it uses compiled code again, but
-    not their hooks, and would run code of the same model without a LoRA.
-    """
-    import torch
-
-    add = _convolution if issubclass(kind, torch.nn.Conv2d) else _linear
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        output = kind.forward(self, *args, **kwargs)
-        return output + add(self, *args, **kwargs).to(output.dtype)
-
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-
-
-def _linear(layer: Any, input: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    down, up = _buffers(layer)
-    return torch.nn.functional.linear(torch.nn.functional.linear(input.to(down.dtype), down), up)
-
-
-def _convolution(layer: Any, input: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    down, up = _buffers(layer)
-    conv2d = torch.nn.functional.conv2d
-    inner = conv2d(input.to(down.dtype), down, None, layer.stride, layer.padding, layer.dilation)
-    return conv2d(inner, up[:, :, None, None])
+    if used < len(rows):
+        rows[used:].zero_()

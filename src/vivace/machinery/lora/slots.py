@@ -1,7 +1,8 @@
 """The layers of a model by diffusers' names, also where a technique has taken them into larger ones.
 
 What takes layers (`takes_layers`) has slots for them (`lora_slots`): a slot has the layer's name, its sizes, and where
-there can be a LoRA `reserve_rank`, and `down`, `up` and `amount`, which its owner's `write_loras` takes over.
+there can be a LoRA `reserve_rank`, and `down`, `up` and `amount`, which its owner's `write_loras` takes over. What that
+writes and a forward reads are the owner's `lora_tensors`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import functools
 import io
 import pickle
 import types
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,6 +73,41 @@ def unpack_module(pickled: bytes, device: str) -> tuple[torch.nn.Module, list[to
 
     module = Unpickler(io.BytesIO(pickled)).load()
     return module, [_as_bytes(storages[index]) for index in sorted(storages) if storages[index].nbytes()]
+
+
+@dataclass(frozen=True)
+class StorageView:
+    """A tensor within a storage of a module that was sent, by the storage's place in `pack_module`'s order."""
+
+    storage: int
+    dtype: Any
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class StorageList:
+    """Which storages a module had when it was packed: `storages` as `pack_module` returns them.
+
+    They are kept by their addresses alone, so that one that the module gives up is freed.
+    """
+
+    def __init__(self, storages: Sequence[torch.Tensor]) -> None:
+        self._at = {storage.data_ptr(): index for index, storage in enumerate(storages)}
+
+    def view_of(self, tensor: torch.Tensor) -> StorageView:
+        """Return where a tensor is."""
+        storage = self._at[tensor.untyped_storage().data_ptr()]
+        offset = int(tensor.storage_offset())
+        return StorageView(storage, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
+
+
+def as_view(storages: Sequence[torch.Tensor], view: StorageView) -> torch.Tensor:
+    """Return the tensor of a view, in the storages of the other end."""
+    import torch
+
+    made = torch.empty(0, dtype=view.dtype, device=storages[view.storage].device)
+    return made.set_(storages[view.storage].untyped_storage(), view.offset, view.shape, view.stride)
 
 
 def _bind(function: Any, module: Any) -> Any:

@@ -11,7 +11,7 @@ the same views of the same buffer, so that all look the graph up by the same sha
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from vivace.machinery.multi_gpu.forward_arguments import (
     split_rows,
     unpack,
 )
-from vivace.machinery.multi_gpu.module_transfer import pack_module, unpack_module
+from vivace.machinery.multi_gpu.module_transfer import StorageList, as_view, pack_module, unpack_module
 from vivace.machinery.multi_gpu.processes import Peers
 from vivace.machinery.multi_gpu.second_calls import SecondCalls
 from vivace.machinery.multi_gpu.sharding import Sharding
@@ -83,6 +83,7 @@ class ShardedDenoiser:
                 f"parallel: the denoiser cannot be copied to other GPUs as it is ({str(error).splitlines()[0]}); "
                 "remove what was added to it before, or apply the recipe to a pipeline that was just loaded"
             ) from error
+        self._storages = StorageList(storages)
         by_diffusers = self._by_tokens and needs_diffusers(denoiser, mode, num)
         self.peers = Peers(num, device)
         try:
@@ -114,6 +115,21 @@ class ShardedDenoiser:
         for rank in range(1, self.peers.num):
             self.peers.receive(rank)  # "applied"
         self._denoiser.forward = self._wrapped(forward)
+
+    def send_written(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have the peers' denoisers hold what was written into this one's.
+
+        Args:
+            tensors: that it had when it was copied to the peers, or views of them.
+        """
+        import torch.distributed as dist
+
+        self.peers.check()
+        views = [self._storages.view_of(tensor) for tensor in tensors]
+        for rank in range(1, self.peers.num):
+            self.peers.send(rank, ("write", views))
+        with self.peers.explained():
+            dist.broadcast(pack(list(tensors), self._denoiser.device), 0)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -305,6 +321,15 @@ class PeerDenoiser:
             if (graphs := captured_forward(self._denoiser)) is not None:
                 facts["cuda_graphs_recorded"] = graphs.num_captured
             return facts
+        if message[0] == "write":
+            tensors = [as_view(self._storages, view) for view in message[1]]
+            buffer = torch.empty(
+                num_bytes(specs_of(tensors)), dtype=torch.uint8, device=self._denoiser.device
+            )
+            dist.broadcast(buffer, 0)
+            for tensor, values in zip(tensors, unpack(buffer, specs_of(tensors)), strict=True):
+                tensor.copy_(values)
+            return None
         _, header, captures = message
         if header != _SAME_HEADER:
             self._header = header

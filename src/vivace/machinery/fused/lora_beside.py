@@ -1,0 +1,217 @@
+"""LoRAs beside layers that read the same few rows (a text, embeddings of time), and beside convolutions.
+
+Such products take little of a step, or are computed once for many steps, so B A x is added to their output instead of
+being a part of them: their weights stay as they are, in any precision. All A are one matmul, and B of layers of one
+size that follow each other are one batched matmul. Buffers are written in place, so that CUDA graphs read the new ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.machinery.fused.lora_columns import LoraSlot
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Layers of one size whose outputs follow each other, and that reserve the same rank.
+
+    Attributes:
+        slots: the first of them, and behind the last.
+        ranks: rows of A; outputs: of all these layers.
+    """
+
+    slots: slice
+    ranks: slice
+    outputs: slice
+
+    @property
+    def number(self) -> int:
+        return int(self.slots.stop - self.slots.start)
+
+
+class LorasBeside(nn.Module):  # type: ignore[misc]
+    """LoRAs of layers that read the same rows and whose outputs lie side by side.
+
+    Attributes:
+        slots: of the layers, in the order of their outputs.
+        num_changes: how often what they add has changed: results of before are out of date.
+        down: A of all layers with a rank, (ranks, inputs), in bf16.
+        ups: of each run B, (layers, outputs of a layer, rank), with the LoRAs' factors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = nn.ModuleList()
+        self.num_changes = 0
+        self.register_buffer("down", None, persistent=False)
+        self.ups = nn.Module()
+        self._runs: list[_Run] = []
+        self._pieces: dict[int, list[tuple[slice, int]]] = {}
+        """By layer: see `add_layer`."""
+
+    @property
+    def num_ranks(self) -> int:
+        return 0 if self.down is None else len(self.down)
+
+    def add_layer(
+        self, layer: Any, in_features: int, outputs: slice, pieces: list[tuple[slice, int]] | None = None
+    ) -> None:
+        """Add a slot for one of diffusers' layers.
+
+        Args:
+            outputs: where the layer's are among all.
+            pieces: of a layer whose outputs are not side by side: some of its own, and where they start among all.
+        """
+        if pieces is not None:
+            self._pieces[len(self.slots)] = pieces
+        self.slots.append(LoraSlot(getattr(layer, "vivace_name", ""), in_features, outputs))
+
+    def write(self) -> None:
+        """Take over what the slots hold, in place, or into new buffers where ranks were reserved."""
+        self.num_changes += 1
+        if self.num_ranks != sum(slot.rank for slot in self.slots):
+            self._reserve()
+        for number, run in enumerate(self._runs):
+            slots = list(self.slots[run.slots])
+            self.down[run.ranks].copy_(torch.cat([slot.down for slot in slots]))
+            ups = torch.stack([slot.matrices()[1] * slot.amount for slot in slots])
+            self._up(number).copy_(ups)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what `write` writes."""
+        return [] if self.down is None else [self.down, *self.ups.buffers()]
+
+    def add(self, rows: torch.Tensor, made: torch.Tensor) -> None:
+        """Add what the LoRAs make of `rows` (rows, inputs) to the layers' outputs, (rows, outputs)."""
+        if not self._runs or rows.is_meta:
+            return
+        inner = nn.functional.linear(_as_computed(rows), _as_computed(self.down))
+        for number, run in enumerate(self._runs):
+            inputs = inner[:, run.ranks].unflatten(1, (run.number, -1)).transpose(0, 1)
+            change = torch.bmm(inputs, _as_computed(self._up(number)).transpose(1, 2)).transpose(0, 1)
+            pieces = self._pieces.get(run.slots.start)
+            if pieces is None:
+                made[:, run.outputs].unflatten(1, (run.number, -1)).add_(change)
+                continue
+            for own, start in pieces:
+                made[:, start : start + own.stop - own.start].add_(change[:, 0, own])
+
+    def of_layer(self, index: int, rows: torch.Tensor) -> torch.Tensor | None:
+        """Return what the LoRAs make of `rows` for one layer, (rows, outputs of it); None without any."""
+        slot = self.slots[index]
+        if not slot.rank:
+            return None
+        down, up = slot.matrices()
+        return nn.functional.linear(nn.functional.linear(rows.float(), down), up * slot.amount).to(rows.dtype)
+
+    def _reserve(self) -> None:
+        runs, ranks = list[_Run](), 0
+        for index, slot in enumerate(self.slots):
+            if not slot.rank:
+                continue
+            own = _Run(slice(index, index + 1), slice(ranks, ranks + slot.rank), slot.outputs)
+            ranks += slot.rank
+            if runs and self._follows(runs[-1], index):
+                first = runs.pop()
+                own = _Run(
+                    slice(first.slots.start, index + 1),
+                    slice(first.ranks.start, ranks),
+                    slice(first.outputs.start, slot.outputs.stop),
+                )
+            runs.append(own)
+        self._runs = runs
+        reserved = next(slot for slot in self.slots if slot.rank)
+        self.down = reserved.down.new_zeros((ranks, reserved.in_features))
+        self.ups = nn.Module()
+        for number, run in enumerate(runs):
+            first = self.slots[run.slots.start]
+            up = first.up.new_zeros((run.number, first.out_features, first.rank))
+            self.ups.register_buffer(f"run_{number}", up, persistent=False)
+
+    def _follows(self, run: _Run, index: int) -> bool:
+        """Whether a slot's layer belongs to the run before it."""
+        last, slot = self.slots[run.slots.stop - 1], self.slots[index]
+        return bool(
+            run.slots.stop == index
+            and self._pieces.keys().isdisjoint((index - 1, index))
+            and run.outputs.stop == slot.outputs.start
+            and (last.rank, last.out_features) == (slot.rank, slot.out_features)
+        )
+
+    def _up(self, run: int) -> torch.Tensor:
+        up: torch.Tensor = getattr(self.ups, f"run_{run}")
+        return up
+
+
+class ConvolutionSlot(nn.Module):  # type: ignore[misc]
+    """A convolution within a fused block, beside which there can be LoRAs.
+
+    Attributes:
+        down, up: (rank, inputs, height, width) and (outputs, rank), in bf16; None before any is reserved.
+        amount: (rank,), fp32, what each LoRA's part is multiplied by.
+        scaled: `up` times `amount`, (outputs, rank, 1, 1).
+    """
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        self.name = getattr(layer, "vivace_name", "")
+        self.in_channels, self.out_channels, self.groups = layer.in_channels, layer.out_channels, layer.groups
+        self.kernel_size, self.stride = layer.kernel_size, layer.stride
+        self.padding, self.dilation = layer.padding, layer.dilation
+        self.down: torch.Tensor | None
+        self.up: torch.Tensor | None
+        self.amount: torch.Tensor | None
+        self.scaled: torch.Tensor | None
+        for name in ("down", "up", "amount", "scaled"):
+            self.register_buffer(name, None, persistent=False)
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.down is None else len(self.down)
+
+    def reserve_rank(self, rank: int, device: torch.device) -> int:
+        """Reserve rows for one more LoRA; return the first of them."""
+        first = self.rank
+        like = {"device": device, "dtype": torch.bfloat16}
+        down = torch.zeros((rank, self.in_channels, *self.kernel_size), **like)
+        up, amount = torch.zeros((self.out_channels, rank), **like), torch.ones(rank, device=device)
+        self.down = down if self.down is None else torch.cat([self.down, down])
+        self.up = up if self.up is None else torch.cat([self.up, up], dim=1)
+        self.amount = amount if self.amount is None else torch.cat([self.amount, amount])
+        return first
+
+    def write(self) -> None:
+        """Multiply by the factors, in place."""
+        if not self.rank:
+            return
+        assert self.up is not None
+        scaled = (self.up.float() * self.amount)[:, :, None, None]
+        if self.scaled is None or self.scaled.shape != scaled.shape:
+            self.scaled = torch.empty_like(scaled, dtype=torch.bfloat16)
+        self.scaled.copy_(scaled)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what is written when LoRAs change, and read by a forward."""
+        return [tensor for tensor in (self.down, self.scaled) if tensor is not None]
+
+    def add(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Return a convolution's output and what the LoRAs make of its input."""
+        if not self.rank or x.is_meta:
+            return made
+        assert self.down is not None
+        assert self.scaled is not None
+        conv2d = nn.functional.conv2d
+        inner = conv2d(
+            _as_computed(x), _as_computed(self.down), None, self.stride, self.padding, self.dilation
+        )
+        return made.add_(conv2d(inner, _as_computed(self.scaled)))
+
+
+def _as_computed(x: torch.Tensor) -> torch.Tensor:
+    """In bf16; on a CPU, which rounds it between operations, in fp32."""
+    return x.to(torch.bfloat16) if x.is_cuda else x.float()
