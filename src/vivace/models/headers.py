@@ -161,6 +161,7 @@ def main_dtype(path: Path) -> str:
 
 def _replace(path: Path) -> str:
     # In the hub's cache file names are links, and the client trusts the files behind them, so those must be deleted.
-    if path.is_symlink():
+    # Other links are the user's, to files that nothing downloads again.
+    if path.is_symlink() and path.resolve().parent.name == _HUBS_FILES:
         return f"delete {path.resolve()}; the next run downloads it again"
     return "copy or download it again"

@@ -115,7 +115,7 @@ class Replica:
         self.starting = starting = Starting(self.past, self._process.started_at)
         LOG.info("worker %d starts: %s", self.number, starting.expectation)
         try:
-            await self._process.send(self.load)
+            self._process.send(self.load)
             return await self._loaded(starting)
         finally:
             self.starting = None
@@ -227,7 +227,7 @@ class Replica:
         self._sent.append(sent)
         if len(self._sent) == 1:
             self._begin()
-        await self._process.send(message)
+        self._process.send(message)
 
     def _begin(self) -> None:
         """Note that the worker draws the first jobs that it has."""
@@ -303,7 +303,7 @@ class Replica:
         if sent is None or self._process is None:
             return
         process = self._process
-        await process.send(Cancel(job.id))
+        process.send(Cancel(job.id))
         if not sent.has_ended:
             return  # others' images are drawn by the same call
         for _ in range(int(10 * _CANCEL_GRACE_S)):
