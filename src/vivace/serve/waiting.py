@@ -150,17 +150,26 @@ def _name(job: ImageJob) -> str | None:
     return None if job.lora is None else job.lora.name
 
 
+def check_room(number: int, line: WaitingLine, ledger: Ledger) -> None:
+    """Count so many jobs as rejected if they must not wait.
+
+    Raises:
+        QueueFull: there is no room for them.
+    """
+    try:
+        line.check_room(number)
+    except QueueFull:
+        ledger.rejected += number
+        raise
+
+
 async def accept(jobs: list[ImageJob], line: WaitingLine, ledger: Ledger) -> None:
     """Let jobs wait, all or none.
 
     Raises:
         QueueFull: there is no room for them.
     """
-    try:
-        line.check_room(len(jobs))
-    except QueueFull:
-        ledger.rejected += len(jobs)
-        raise
+    check_room(len(jobs), line, ledger)
     for job in jobs:
         ledger.accept(job)
     for job in jobs:
