@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from vivace.serve.speeds import time_batches, time_size
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
+_VERBOSITY = "DIFFUSERS_VERBOSITY"
 _SHORT = 60
 """Characters of a prompt that every text encoder reads whole."""
 Report = Callable[[str, dict[str, Any]], None]
@@ -67,6 +70,7 @@ class Drawing:
         from vivace.models.find import obtain
 
         report(f"loading {request.model}")
+        keep_prompts_out_of_logs()
         device = choose_device(request.device)
         check_works(device)
         located = obtain(find_model(request.model))
@@ -203,6 +207,15 @@ class Drawing:
             path.write_bytes(image.convert("RGB").tobytes())
             kept.append({"file": str(path), "width": image.width, "height": image.height})
         return kept
+
+
+def keep_prompts_out_of_logs() -> None:
+    """Let diffusers log errors alone: its warnings have the part of a prompt that a text encoder cuts off.
+
+    Notes of the answer say that something is cut off. Who sets diffusers' own variable wants its logs.
+    """
+    if _VERBOSITY not in os.environ:
+        logging.getLogger("diffusers").setLevel(logging.ERROR)
 
 
 def _unread(pipe: Any, prompt: str) -> str:
