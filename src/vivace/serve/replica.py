@@ -128,6 +128,9 @@ class Replica:
                 self.doing = event["phase"]
                 starting.enter(self.doing, event.get("at"))
                 LOG.info("worker %d: %s (after %.1f s)", self.number, self.doing, starting.seconds)
+            elif event["event"] == "unusable" and self.state is not None:  # it worked before, and may again
+                LOG.error("worker %d cannot load the model again: %s", self.number, event["message"])
+                return False
             elif event["event"] == "unusable":
                 self.phase, self.problem = Phase.UNUSABLE, event["message"]
                 return False
