@@ -86,7 +86,7 @@ class Drawing:
             report(f"checking {len(request.loras)} LoRAs")
             loras = fitting_loras(pipe, request.loras)
             recipe = resolve(f"{recipe.text}+{loras.technique}".removeprefix("baseline+"))
-        report(f"applying {recipe.text}")
+        report(f"applying {request.recipe}{', with room for LoRAs' if request.loras else ''}")
         session = session_of(pipe, located, recipe, device)
         session.pipe.set_progress_bar_config(disable=True)
         if request.loras:

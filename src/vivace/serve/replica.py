@@ -254,6 +254,8 @@ class Replica:
         } or self.memory
         if "energy_j" in event:
             self.energy_j = (self.energy_j or 0.0) + event["energy_j"]
+        if event["event"] == "drawn" and len(first.jobs) == 1:
+            self.line.note_drawn(first.jobs[0].predicted_s, event["seconds"])
         again = first.note_end(event, self.ledger, self.on_drawn)
         self._sent.pop(0)
         self._leave(first)
