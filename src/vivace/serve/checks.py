@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import contextlib
 import hmac
 import time
 from typing import TYPE_CHECKING
@@ -28,6 +31,9 @@ _LONGEST_BODY_S = 300.0
 _DRAINED = 64_000_000
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
+_PAGE = "/"
+_PAGES_SCHEMES = 'Bearer, Basic realm="vivace, with its key as the password"'
+"""A browser cannot send a bearer token, but asks for a password."""
 
 
 class Checks:
@@ -54,7 +60,8 @@ class Checks:
             and not self._is_right(headers.get(b"authorization", b""))
         ):
             body = error_body(401, "give the server's key: Authorization: Bearer KEY")
-            await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            schemes = _PAGES_SCHEMES if scope["path"] == _PAGE else "Bearer"
+            await JSONResponse(body, 401, {"WWW-Authenticate": schemes})(scope, receive, send)
             return
         if self._key is None and (foreign := foreign_header(scope["headers"], self._hosts)) is not None:
             await JSONResponse(error_body(403, _not_this_machine(*foreign)), 403)(scope, receive, send)
@@ -73,9 +80,20 @@ class Checks:
         await self._app(scope, _bounded(receive, largest), send)
 
     def _is_right(self, header: bytes) -> bool:
-        scheme, _, key = header.partition(b" ")
         assert self._key is not None
-        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+        return hmac.compare_digest(_key_in(header), self._key)
+
+
+def _key_in(header: bytes) -> bytes:
+    """Return the key of an Authorization header: a bearer token, or the password that a browser asks for."""
+    scheme, _, value = header.partition(b" ")
+    match scheme.lower():
+        case b"bearer":
+            return value.strip()
+        case b"basic":
+            with contextlib.suppress(binascii.Error):
+                return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    return b""
 
 
 def _not_this_machine(header: str, value: str) -> str:

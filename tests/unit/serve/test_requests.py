@@ -1,5 +1,6 @@
 """What clients may send, and what becomes of it, with a worker that draws one colour."""
 
+import base64
 import contextlib
 import os
 import signal
@@ -352,6 +353,13 @@ def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
             assert locked.send(path, headers={"authorization": "Bearer wrong"}).status == 401
         assert locked.send("/v1/models", headers={"authorization": "Bearer secret"}).status == 200
         assert locked.send(PATH, {"prompt": "x"}).status == 401
+        asked = locked.send("/").headers["www-authenticate"]
+        assert "Basic realm=" in asked, "a browser asks for the password of the page"
+        for user, status in (("anyone:secret", 200), ("secret:wrong", 401), ("secret", 401)):
+            password = {"authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+            assert locked.send("/", headers=password).status == status, user
+            assert locked.send("/v1/models", headers=password).status == status
+        assert locked.send("/", headers={"authorization": "Basic ?"}).status == 401
 
 
 def test_an_idle_worker_ends_and_comes_back(tmp_path: Path) -> None:
