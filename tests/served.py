@@ -20,6 +20,7 @@ import uvicorn
 from PIL import Image
 
 from vivace.serve.app import create_app
+from vivace.serve.connections import Connection
 from vivace.serve.pool import ReplicaPool
 from vivace.serve.process import COMMAND, WorkerProcess
 from vivace.serve.settings import ServeSettings
@@ -133,7 +134,9 @@ def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variab
     """Run a server until its worker is ready, and then the test."""
     make_pool = functools.partial(ReplicaPool, make_process=lambda gpu: WorkerProcess(command, variables))
     app = create_app(settings, make_pool)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, http=Connection, log_level="error", timeout_graceful_shutdown=5)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until = time.monotonic() + 120

@@ -215,6 +215,7 @@ async def _serve(settings: ServeSettings, listening: socket.socket) -> str | Non
         import uvicorn
 
         from vivace.serve.app import create_app
+        from vivace.serve.connections import Connection
 
         app = create_app(
             settings,
@@ -224,6 +225,7 @@ async def _serve(settings: ServeSettings, listening: socket.socket) -> str | Non
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_level="warning",
                 timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
                 server_header=False,

@@ -19,6 +19,8 @@ from vivace.untrusted.reading import reading
 
 _MAX_HEADER = 16_000_000
 """Bytes. Published headers have less than 1 MB; the format's own limit is 100 MB."""
+_HUBS_FILES = "blobs"
+"""The folder of the hub's cache that has the files themselves."""
 _START = 64  # bytes that tell a file's format
 _FORMATS = (
     (b"PK\x03\x04", "a zip archive, as PyTorch's pickles are"),
@@ -161,6 +163,7 @@ def main_dtype(path: Path) -> str:
 
 def _replace(path: Path) -> str:
     # In the hub's cache file names are links, and the client trusts the files behind them, so those must be deleted.
-    if path.is_symlink():
+    # Other links are the user's, to files that nothing downloads again.
+    if path.is_symlink() and path.resolve().parent.name == _HUBS_FILES:
         return f"delete {path.resolve()}; the next run downloads it again"
     return "copy or download it again"

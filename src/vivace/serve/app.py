@@ -80,10 +80,10 @@ def _add_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        message = f"{place}: {first['msg']}" if place else str(first["msg"])
+        message = f"{place[:200]}: {first['msg']}" if place else str(first["msg"])
         if first["type"] == "extra_forbidden" and "." not in place:
             message = f"{place[:100]} is not a parameter here; there are: {_parameters(request)}"
-        return JSONResponse(error_body(400, message, place or None), 400)
+        return JSONResponse(error_body(400, message, place[:200] or None), 400)
 
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> JSONResponse:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import contextlib
 import hmac
+import time
 from typing import TYPE_CHECKING
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from vivace.serve.hosts import foreign_header
@@ -22,9 +27,13 @@ _UPLOADS = "/v1/images/edits"
 _DIGITS = 20
 _LONGEST_PAUSE_S = 30.0
 """Between two parts of a body."""
+_LONGEST_BODY_S = 300.0
 _DRAINED = 64_000_000
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
+_PAGE = "/"
+_PAGES_SCHEMES = 'Bearer, Basic realm="vivace, with its key as the password"'
+"""A browser cannot send a bearer token, but asks for a password."""
 
 
 class Checks:
@@ -51,7 +60,8 @@ class Checks:
             and not self._is_right(headers.get(b"authorization", b""))
         ):
             body = error_body(401, "give the server's key: Authorization: Bearer KEY")
-            await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            schemes = _PAGES_SCHEMES if scope["path"] == _PAGE else "Bearer"
+            await JSONResponse(body, 401, {"WWW-Authenticate": schemes})(scope, receive, send)
             return
         if self._key is None and (foreign := foreign_header(scope["headers"], self._hosts)) is not None:
             await JSONResponse(error_body(403, _not_this_machine(*foreign)), 403)(scope, receive, send)
@@ -65,12 +75,25 @@ class Checks:
         if not length.isdigit() or len(length) > _DIGITS or int(length) > largest:
             await _too_large(scope, receive, send, largest)
             return
+        if scope["method"] == "HEAD":  # as GET; the server leaves the body of the answer out
+            scope = {**scope, "method": "GET"}
         await self._app(scope, _bounded(receive, largest), send)
 
     def _is_right(self, header: bytes) -> bool:
-        scheme, _, key = header.partition(b" ")
         assert self._key is not None
-        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+        return hmac.compare_digest(_key_in(header), self._key)
+
+
+def _key_in(header: bytes) -> bytes:
+    """Return the key of an Authorization header: a bearer token, or the password that a browser asks for."""
+    scheme, _, value = header.partition(b" ")
+    match scheme.lower():
+        case b"bearer":
+            return value.strip()
+        case b"basic":
+            with contextlib.suppress(binascii.Error):
+                return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    return b""
 
 
 def _not_this_machine(header: str, value: str) -> str:
@@ -81,31 +104,41 @@ def _not_this_machine(header: str, value: str) -> str:
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -> None:
-    """Refuse a body, having read what a client sends before it listens."""
-    total = 0
-    while total < _DRAINED:
-        message = await receive()
-        total += len(message.get("body", b""))
-        if not message.get("more_body"):
+    """Refuse a body, having read what a client sends before it listens, unless it waits to be asked for it."""
+    is_sent = all(name.lower() != b"expect" for name, _ in scope["headers"])
+    total, until = 0, time.monotonic() + _LONGEST_PAUSE_S
+    while is_sent and total < _DRAINED and time.monotonic() < until:
+        try:
+            message = await asyncio.wait_for(receive(), _LONGEST_PAUSE_S)
+        except TimeoutError:
             break
-    body = error_body(413, f"a body has at most {largest:,} bytes")
+        total += len(message.get("body", b""))
+        is_sent = bool(message.get("more_body"))
+    body = error_body(413, _at_most(largest))
     await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
 
 
 def _bounded(receive: Receive, largest: int) -> Receive:
-    """Return `receive`, which ends a body that is too large or does not go on, as if its client had gone."""
-    total, is_whole = 0, False
+    """Return `receive`, which refuses a body that is too large or does not come."""
+    total, is_whole, until = 0, False, time.monotonic() + _LONGEST_BODY_S
 
     async def bounded() -> Message:
         nonlocal total, is_whole
         if is_whole:  # what comes now is that the client has gone
             return await receive()
+        pause = min(_LONGEST_PAUSE_S, until - time.monotonic())
         try:
-            message = await asyncio.wait_for(receive(), _LONGEST_PAUSE_S)
+            message = await asyncio.wait_for(receive(), max(0.0, pause))
         except TimeoutError:
-            return {"type": "http.disconnect"}
+            raise HTTPException(408, "the body does not come", {"Connection": "close"}) from None
         is_whole = not message.get("more_body")
         total += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if total > largest else message
+        if total > largest:
+            raise HTTPException(413, _at_most(largest), {"Connection": "close"})
+        return message
 
     return bounded
+
+
+def _at_most(largest: int) -> str:
+    return f"a body has at most {largest:,} bytes"

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from vivace.serve.requests import EditRequest
+from vivace.serve.requests import EditRequest, GenerationRequest, LoraRequest
 from vivace.serve.responses import MIME
 
 
@@ -106,6 +106,8 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
         401: "The key is missing or wrong",
         403: "A page of another site sends it, or it names another machine than this one, which has no key",
         404: "There is no such image",
+        406: "The server makes none of the types of Accept",
+        408: "The body does not come",
         413: "The body is too large",
         429: "Too much waits; Retry-After says when there is probably room",
         499: "The client has gone",
@@ -116,6 +118,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorAnswer, "description": words[status]} for status in statuses}
 
 
+_PLACE = "#/components/schemas/{model}"
 _BYTES = {mime: {"schema": {"type": "string", "format": "binary"}} for mime in MIME.values()}
 _EVENT = {
     "type": "object",
@@ -136,10 +139,19 @@ OPEN: dict[str, Any] = {"responses": _errors(403, 413)}
 """Of routes that need no key."""
 KEYED: dict[str, Any] = {"responses": _errors(401, 403, 413)}
 """Of routes that need one."""
-DRAWS: dict[str, Any] = {"responses": _DRAWN | _errors(400, 401, 403, 413, 429, 499, 500, 503, 504)}
+_DRAWS: dict[str, Any] = {
+    "responses": _DRAWN | _errors(400, 401, 403, 406, 408, 413, 429, 499, 500, 503, 504)
+}
 FILES: dict[str, Any] = {
     "responses": {200: {"description": "The image", "content": _BYTES}} | _errors(401, 403, 404, 413)
 }
+
+
+def _object() -> dict[str, Any]:
+    """Return the schema of the body of /v1/images/generations."""
+    schema = GenerationRequest.model_json_schema(ref_template=_PLACE)
+    schema.pop("$defs")
+    return schema
 
 
 def _form() -> dict[str, Any]:
@@ -159,11 +171,13 @@ def _form() -> dict[str, Any]:
     }
 
 
-EDITS: dict[str, Any] = DRAWS | {
-    "openapi_extra": {
-        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _form()}}}
-    }
-}
+def _with_body(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+    body = {"required": True, "content": {kind: {"schema": schema}}}
+    return _DRAWS | {"openapi_extra": {"requestBody": body}}
+
+
+GENERATIONS = _with_body("application/json", _object())
+EDITS = _with_body("multipart/form-data", _form())
 
 
 def describe(app: FastAPI) -> None:
@@ -177,6 +191,7 @@ def describe(app: FastAPI) -> None:
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
+        schema["components"]["schemas"]["LoraRequest"] = LoraRequest.model_json_schema()
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from vivace.runtime.safety import hidden_images
 from vivace.serve.editing import Editing
 from vivace.serve.energy import EnergyMeter
 from vivace.serve.lora_folder import LoraFolder, fitting_loras
+from vivace.serve.memory_room import check_fits
 from vivace.serve.messages import Draw, Load, image_file
 from vivace.serve.partials import Projection, fit_projection
 from vivace.serve.speeds import time_batches, time_size
@@ -25,6 +28,7 @@ from vivace.serve.speeds import time_batches, time_size
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
+_VERBOSITY = "DIFFUSERS_VERBOSITY"
 _SHORT = 60
 """Characters of a prompt that every text encoder reads whole."""
 Report = Callable[[str, dict[str, Any]], None]
@@ -67,18 +71,22 @@ class Drawing:
         from vivace.models.find import obtain
 
         report(f"loading {request.model}")
+        keep_prompts_out_of_logs()
         device = choose_device(request.device)
         check_works(device)
+        recipe = resolve(request.recipe)
+        if device == "cuda":
+            gpu_bytes = int(torch.cuda.get_device_properties(0).total_memory)
+            check_fits(request.model, recipe, request.sizes, request.task, gpu_bytes)
         located = obtain(find_model(request.model))
         torch.set_num_threads(request.threads or default_threads(located))
-        recipe = resolve(request.recipe)
         pipe = pipeline_for(located, recipe, device, request.task, None)
         loras = LoraFolder()
         if request.loras:
             report(f"checking {len(request.loras)} LoRAs")
             loras = fitting_loras(pipe, request.loras)
             recipe = resolve(f"{recipe.text}+{loras.technique}".removeprefix("baseline+"))
-        report(f"applying {recipe.text}")
+        report(f"applying {request.recipe}{', with room for LoRAs' if request.loras else ''}")
         session = session_of(pipe, located, recipe, device)
         session.pipe.set_progress_bar_config(disable=True)
         if request.loras:
@@ -203,6 +211,15 @@ class Drawing:
             path.write_bytes(image.convert("RGB").tobytes())
             kept.append({"file": str(path), "width": image.width, "height": image.height})
         return kept
+
+
+def keep_prompts_out_of_logs() -> None:
+    """Let diffusers log errors alone: its warnings have the part of a prompt that a text encoder cuts off.
+
+    Notes of the answer say that something is cut off. Who sets diffusers' own variable wants its logs.
+    """
+    if _VERBOSITY not in os.environ:
+        logging.getLogger("diffusers").setLevel(logging.ERROR)
 
 
 def _unread(pipe: Any, prompt: str) -> str:

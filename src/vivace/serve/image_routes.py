@@ -8,14 +8,17 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
-from vivace.serve.described import DRAWS, EDITS, FILES
+from vivace.serve.accepted import accepted_format
+from vivace.serve.bodies import read_object
+from vivace.serve.described import EDITS, FILES, GENERATIONS
 from vivace.serve.edits import fitted, read_form
 from vivace.serve.jobs import Drawn, ImageJob, JobError
 from vivace.serve.pool import ReplicaPool
@@ -28,7 +31,6 @@ from vivace.serve.requests import (
     jobs_of,
 )
 from vivace.serve.responses import (
-    MIME,
     EncodedImage,
     KeptImages,
     encode,
@@ -41,19 +43,20 @@ from vivace.serve.settings import ModelState, ServeSettings
 LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
 """How often a waiting handler looks whether its client has gone."""
+_Request = TypeVar("_Request", bound=ImageRequest)
 _LOADING = {"Retry-After": "5"}
 
 
 def add_images(app: FastAPI) -> None:
     """Add the routes to an application, whose state has the pool."""
 
-    @app.post("/v1/images/generations", response_model=None, **DRAWS)
-    async def generations(body: GenerationRequest, request: Request) -> Response:
+    @app.post("/v1/images/generations", response_model=None, **GENERATIONS)
+    async def generations(request: Request) -> Response:
         """Draw images from a prompt."""
         state = _state_of(request)
         if state is None:
             return _loading()
-        return await _answer(request, body, state)
+        return await _answer(request, _checked(GenerationRequest, await read_object(request)), state)
 
     @app.post("/v1/images/edits", response_model=None, **EDITS)
     async def edits(request: Request) -> Response:
@@ -62,10 +65,10 @@ def add_images(app: FastAPI) -> None:
         if state is None:
             return _loading()
         fields, uploads = await read_form(request)
-        try:
-            body = EditRequest.model_validate(fields)
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
+        body = _checked(EditRequest, fields)
+        request.app.state.pool.check_room(
+            body.n
+        )  # before images are read, which takes longer than refusing them
         made = await fitted(body, uploads, request.app.state.settings, state)
         return await _answer(request, body, state, made.source, made.notes)
 
@@ -76,6 +79,13 @@ def add_images(app: FastAPI) -> None:
         if encoded is None:
             return JSONResponse(error_body(404, "no such image, or its hour has passed"), 404)
         return Response(encoded.data, media_type=encoded.mime)
+
+
+def _checked(kind: type[_Request], fields: dict[str, Any]) -> _Request:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
 
 
 def _state_of(request: Request) -> ModelState | None:
@@ -136,15 +146,19 @@ def _accepted(request: Request, body: ImageRequest) -> str | None:
 
     Raises:
         RequestError: the rest of the request does not go with it.
+        HTTPException: nothing that is accepted is made here.
     """
-    accepted = request.headers.get("accept", "").split(",")[0].split(";")[0].strip().lower()
-    format_ = next((name for name, mime in MIME.items() if mime == accepted), None)
+    accepted = request.headers.get("accept", "")
+    try:
+        format_ = accepted_format(accepted, body.output_format)
+    except ValueError as error:
+        raise HTTPException(406, str(error)) from None
     if format_ is None:
         return None
     if body.n > 1 or body.stream or body.response_format == "url":
         raise RequestError(
             None,
-            f"Accept: {accepted} asks for the bytes of one image; leave n, stream and response_format out",
+            f"Accept: {accepted[:100]} asks for the bytes of one image; leave n, stream and response_format out",
         )
     if format_ == "png" and body.output_compression is not None:
         raise RequestError("output_compression", "png is not compressed with loss; accept jpeg or webp")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import UnusableModel, VivaceError
+from vivace.errors import Unsupported, UnusableModel, VivaceError
 from vivace.machinery.lora.files import locate_lora
 from vivace.machinery.lora.hot import denoiser_layers, hot_loras
 from vivace.machinery.lora.read import read_lora
@@ -34,8 +35,9 @@ class LoraFolder:
 
     fitting: dict[str, int] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)
-    _loaded: tuple[str, int, int] | None = None
+    _loaded: tuple[str | int, ...] | None = None
     _scale: float = _NONE
+    """Not a number while it is unknown, after an exchange that failed."""
 
     @property
     def technique(self) -> str:
@@ -69,20 +71,31 @@ class LoraFolder:
     def exchange(self, session: Session, lora: tuple[str, float] | None) -> float:
         """Load a LoRA with its factor, or none, unless it is loaded; return the seconds."""
         began = time.perf_counter()
-        if lora is None:
-            if self._loaded is not None and self._scale != _NONE:
-                session.set_lora(scale=_NONE)
-                self._scale = _NONE
-            return time.perf_counter() - began
-        path, scale = lora
-        identity = _identity(path)
-        if identity != self._loaded:
-            self._loaded = None  # unknown until it has worked
-            session.set_lora(path, scale=scale)
-        elif scale != self._scale:
-            session.set_lora(scale=scale)
-        self._loaded, self._scale = identity, scale
+        if lora is not None:
+            self._load(session, *lora)
+        elif self._scale != _NONE:
+            session.set_lora(scale=_NONE)
+            self._scale = _NONE
         return time.perf_counter() - began
+
+    def _load(self, session: Session, path: str, scale: float) -> None:
+        """Load a file with its factor, unless it is loaded.
+
+        Raises:
+            Unsupported: it is gone, or not what it was at the start.
+        """
+        try:
+            identity = _identity(path)
+            if identity != self._loaded:
+                self._loaded, self._scale = None, math.nan  # unknown until it has worked
+                session.set_lora(path, scale=scale)
+            elif scale != self._scale:
+                session.set_lora(scale=scale)
+        except VivaceError as error:
+            raise Unsupported(_without_folder(path, error)) from None
+        except OSError as error:
+            raise Unsupported(f"{Path(path).name} cannot be read any more: {error.strerror}") from None
+        self._loaded, self._scale = identity, scale
 
 
 def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
@@ -109,6 +122,7 @@ def _without_folder(path: str, error: VivaceError) -> str:
     return str(error).replace(path, Path(path).name)
 
 
-def _identity(path: str) -> tuple[str, int, int]:
+def _identity(path: str) -> tuple[str | int, ...]:
+    """Return what changes with a file's content: its times too, since an editor may keep that of its last change."""
     status = Path(path).stat()
-    return path, status.st_mtime_ns, status.st_size
+    return path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

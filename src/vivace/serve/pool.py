@@ -17,7 +17,7 @@ from vivace.serve.process import COMMAND, WITH_GPU, WorkerProcess
 from vivace.serve.replica import Phase, Replica
 from vivace.serve.settings import ModelState, ServeSettings
 from vivace.serve.starting import PastStarts
-from vivace.serve.waiting import WaitingLine, accept
+from vivace.serve.waiting import WaitingLine, accept, check_room
 
 _MEMORY = Path("/dev/shm")
 
@@ -100,6 +100,10 @@ class ReplicaPool:
         if all(replica.phase is Phase.UNUSABLE for replica in self.replicas):
             return self.replicas[0].problem
         return None
+
+    def check_room(self, number: int) -> None:
+        """Raise QueueFull if there is no room for so many jobs."""
+        check_room(number, self.line, self.ledger)
 
     async def submit(self, jobs: list[ImageJob]) -> None:
         """Accept jobs.

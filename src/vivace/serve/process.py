@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -49,13 +48,16 @@ class WorkerProcess:
         self.started_at = time.monotonic()
         self._process = await start_async(self._command, self._variables)
 
-    async def send(self, message: Message) -> None:
-        """Send a message. That the process has died is seen by `event`."""
+    def send(self, message: Message) -> None:
+        """Send a message. That the process has died is seen by `event`.
+
+        It is not waited until the process reads it: one that hangs would keep the server from killing it. A worker has
+        two messages at most, so that few bytes are kept meanwhile.
+        """
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        if not self._process.stdin.is_closing():
             self._process.stdin.write(written(message))
-            await self._process.stdin.drain()
 
     async def event(self) -> dict[str, Any] | None:
         """Wait for the next event; None if the process has ended."""

@@ -20,7 +20,7 @@ from vivace.serve.pool import Observe
 from vivace.serve.ray_drawer import DrawerEvent, Order
 from vivace.serve.replica import Phase
 from vivace.serve.settings import ModelState, ServeSettings
-from vivace.serve.waiting import WaitingLine, accept
+from vivace.serve.waiting import WaitingLine, accept, check_room
 
 LOG = logging.getLogger("vivace.serve")
 _MOST_ATTEMPTS = 3
@@ -110,6 +110,10 @@ class RayPool:
         for task in (*self._tasks, *self._flying):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def check_room(self, number: int) -> None:
+        """Raise QueueFull if there is no room for so many jobs."""
+        check_room(number, self.line, self.ledger)
 
     async def submit(self, jobs: list[ImageJob]) -> None:
         """Accept jobs.

@@ -115,7 +115,7 @@ class Replica:
         self.starting = starting = Starting(self.past, self._process.started_at)
         LOG.info("worker %d starts: %s", self.number, starting.expectation)
         try:
-            await self._process.send(self.load)
+            self._process.send(self.load)
             return await self._loaded(starting)
         finally:
             self.starting = None
@@ -128,6 +128,9 @@ class Replica:
                 self.doing = event["phase"]
                 starting.enter(self.doing, event.get("at"))
                 LOG.info("worker %d: %s (after %.1f s)", self.number, self.doing, starting.seconds)
+            elif event["event"] == "unusable" and self.state is not None:  # it worked before, and may again
+                LOG.error("worker %d cannot load the model again: %s", self.number, event["message"])
+                return False
             elif event["event"] == "unusable":
                 self.phase, self.problem = Phase.UNUSABLE, event["message"]
                 return False
@@ -227,7 +230,7 @@ class Replica:
         self._sent.append(sent)
         if len(self._sent) == 1:
             self._begin()
-        await self._process.send(message)
+        self._process.send(message)
 
     def _begin(self) -> None:
         """Note that the worker draws the first jobs that it has."""
@@ -251,6 +254,8 @@ class Replica:
         } or self.memory
         if "energy_j" in event:
             self.energy_j = (self.energy_j or 0.0) + event["energy_j"]
+        if event["event"] == "drawn" and len(first.jobs) == 1:
+            self.line.note_drawn(first.jobs[0].predicted_s, event["seconds"])
         again = first.note_end(event, self.ledger, self.on_drawn)
         self._sent.pop(0)
         self._leave(first)
@@ -303,7 +308,7 @@ class Replica:
         if sent is None or self._process is None:
             return
         process = self._process
-        await process.send(Cancel(job.id))
+        process.send(Cancel(job.id))
         if not sent.has_ended:
             return  # others' images are drawn by the same call
         for _ in range(int(10 * _CANCEL_GRACE_S)):

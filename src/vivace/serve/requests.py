@@ -9,10 +9,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from vivace.serve.jobs import ImageJob, JobPicture, RequestedLora
 from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
+from vivace.serve.strict_json import parsed_json
 from vivace.spec.sizes import Size
 from vivace.spec.workload import Task
 
@@ -67,10 +68,26 @@ class ImageRequest(BaseModel):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-class GenerationRequest(ImageRequest):
-    """The body of POST /v1/images/generations. Numbers are numbers: true and "1" are none."""
+def _allow_null(schema: dict[str, Any]) -> None:
+    for name, field_schema in schema["properties"].items():
+        if name not in schema["required"] and {"type": "null"} not in field_schema.get("anyOf", ()):
+            default = {"default": field_schema.pop("default")}
+            schema["properties"][name] = {"anyOf": [field_schema, {"type": "null"}], **default}
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class GenerationRequest(ImageRequest):
+    """The body of POST /v1/images/generations. Numbers are numbers: true and "1" are none. Null is as if left out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_allow_null)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, content: object) -> object:
+        """Leave nulls out, which OpenAI's API allows and clients send for what they do not set."""
+        if not isinstance(content, dict):
+            return content
+        fields = cls.model_fields
+        return {name: value for name, value in content.items() if value is not None or name not in fields}
 
 
 class EditRequest(ImageRequest):
@@ -85,8 +102,8 @@ class EditRequest(ImageRequest):
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
+            return parsed_json(value)
+        except json.JSONDecodeError:
             raise ValueError('give JSON, e.g. [{"name": "outlines", "scale": 0.8}]') from None
 
 

@@ -13,6 +13,10 @@ from vivace.serve.jobs import ImageJob, Ledger
 EXCHANGE_S = 0.2
 """About what another LoRA costs, so that requests of one LoRA follow each other."""
 _LEAST_AGE_S = 5.0
+_NEWEST = 0.1
+"""The weight of the last image in the measured pace."""
+_PACES = (0.1, 10.0)
+"""The least and the most that an image tells of it: the first of an unusual size takes much longer."""
 _AGE = 4.0
 """A job that has waited this many times its own seconds, and `_LEAST_AGE_S`, is next whatever its length."""
 
@@ -36,11 +40,13 @@ class WaitingLine:
     Attributes:
         max_jobs, max_seconds: bounds; seconds are predicted.
         num_workers: that are taking jobs.
+        pace: how many times their predicted seconds images take, of late.
     """
 
     max_jobs: int
     max_seconds: float
     num_workers: int = 1
+    pace: float = 1.0
     clock: Callable[[], float] = time.monotonic
     _jobs: list[ImageJob] = field(default_factory=list)
     _taken: dict[str, tuple[ImageJob, float | None]] = field(default_factory=dict)
@@ -55,17 +61,24 @@ class WaitingLine:
         """Return the predicted seconds until a job that came now would begin."""
         now = self.clock()
         running = sum(
-            max(0.0, job.predicted_s - (0.0 if since is None else now - since))
+            max(0.0, self.pace * job.predicted_s - (0.0 if since is None else now - since))
             for job, since in self._taken.values()
         )
-        return (sum(job.predicted_s for job in self._jobs) + running) / max(1, self.num_workers)
+        waiting = self.pace * sum(job.predicted_s for job in self._jobs)
+        return (waiting + running) / max(1, self.num_workers)
+
+    def note_drawn(self, predicted_s: float, seconds: float) -> None:
+        """Take the seconds of an image into the pace."""
+        low, high = _PACES
+        measured = min(max(seconds / max(predicted_s, 1e-3), low), high)
+        self.pace *= (measured / self.pace) ** _NEWEST
 
     def check_room(self, number: int) -> None:
         """Raise QueueFull if so many more jobs must not wait."""
         seconds = self.seconds()
         waiting = [*self._jobs, *(job for job, since in self._taken.values() if since is None)]
         if len(waiting) + number > self.max_jobs and waiting:
-            usual = max(0.1, sum(job.predicted_s for job in waiting) / len(waiting))
+            usual = max(0.1, self.pace * sum(job.predicted_s for job in waiting) / len(waiting))
             raise QueueFull(
                 f"{len(waiting)} images wait, and no more than {self.max_jobs} may",
                 math.ceil(number * usual / max(1, self.num_workers)),
@@ -150,17 +163,26 @@ def _name(job: ImageJob) -> str | None:
     return None if job.lora is None else job.lora.name
 
 
+def check_room(number: int, line: WaitingLine, ledger: Ledger) -> None:
+    """Count so many jobs as rejected if they must not wait.
+
+    Raises:
+        QueueFull: there is no room for them.
+    """
+    try:
+        line.check_room(number)
+    except QueueFull:
+        ledger.rejected += number
+        raise
+
+
 async def accept(jobs: list[ImageJob], line: WaitingLine, ledger: Ledger) -> None:
     """Let jobs wait, all or none.
 
     Raises:
         QueueFull: there is no room for them.
     """
-    try:
-        line.check_room(len(jobs))
-    except QueueFull:
-        ledger.rejected += len(jobs)
-        raise
+    check_room(len(jobs), line, ledger)
     for job in jobs:
         ledger.accept(job)
     for job in jobs:

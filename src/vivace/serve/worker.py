@@ -135,6 +135,12 @@ def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
     except VivaceError as error:
         send_event(events, {"event": "unusable", "message": str(error)})
         return False
+    except Exception as error:
+        if type(error).__name__ not in _MEMORY_ERRORS:
+            raise
+        problem = f"{message.model} with {message.recipe} does not fit the free memory; `vivace plan` says what would"
+        send_event(events, {"event": "unusable", "message": problem})
+        return False
     send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
     return True
 

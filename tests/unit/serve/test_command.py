@@ -18,7 +18,7 @@ SERVE = (sys.executable, "-m", "vivace", "serve")
 
 
 @pytest.fixture
-def command() -> Iterator[tuple[subprocess.Popen[str], Served]]:
+def command() -> Iterator[tuple[subprocess.Popen[str], Served, list[str]]]:
     arguments = ("tiny-sd", "--recipe", "tiny_vae", "--device", "cpu", "--threads", "1", "--port", "0")
     process = subprocess.Popen([*SERVE, *arguments], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -26,9 +26,10 @@ def command() -> Iterator[tuple[subprocess.Popen[str], Served]]:
     assert first == "tiny-sd with tiny_vae (as given)\n"
     place = re.search(r"http://127\.0\.0\.1:(\d+)/v1 the API", process.stderr.readline())
     assert place is not None
-    reading = threading.Thread(target=process.stderr.read)
+    log: list[str] = []
+    reading = threading.Thread(target=log.extend, args=(process.stderr,))
     reading.start()
-    yield process, Served(int(place[1]), None)
+    yield process, Served(int(place[1]), None), log
     process.kill()
     process.wait()
     reading.join()
@@ -43,13 +44,17 @@ def ready(server: Served) -> Answer:
     return answer
 
 
-def test_accepted_images_end_after_sigterm(command: tuple[subprocess.Popen[str], Served]) -> None:
-    process, server = command
+def test_accepted_images_end_after_sigterm(
+    command: tuple[subprocess.Popen[str], Served, list[str]],
+) -> None:
+    process, server, log = command
     early = server.send("/readyz")
     assert early.status == 503
     assert early.json["workers"][0]["phase"] == "starting"
     assert server.send(PATH, {"prompt": "x"}).status == 503, "the model is being loaded"
     assert ready(server).json["status"] == "ready"
+    long = server.draw("a circle, " * 40, negative_prompt="a circle, " * 40, num_inference_steps=1)
+    assert "the rest is cut off" in long.json["notes"][0]
     answers: list[Answer] = []
     drawing = threading.Thread(target=lambda: answers.append(server.draw(num_inference_steps=12)))
     drawing.start()
@@ -58,6 +63,8 @@ def test_accepted_images_end_after_sigterm(command: tuple[subprocess.Popen[str],
     drawing.join(timeout=60)
     assert [answer.status for answer in answers] == [200]
     assert process.wait(timeout=30) in (0, -signal.SIGTERM)
+    assert any("ready after" in line for line in log)
+    assert not any("circle" in line for line in log), "prompts are not logged"
 
 
 def test_what_cannot_be_served_ends_the_command_with_a_reason(tmp_path: Path) -> None:

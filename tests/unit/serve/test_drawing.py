@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,31 @@ def test_fields_change_what_they_name_and_nothing_else(server: Served) -> None:
     assert not np.array_equal(with_lora, half)
     assert np.array_equal(pixels(server), plain), "nothing of earlier requests is left"
     assert np.array_equal(pixels(server, loras=[{"name": "outlines"}]), with_lora)
+
+
+def test_a_lora_that_is_spoilt_on_disk_harms_its_request_alone(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.safetensors" for name in ("kept", "spoilt")}
+    for path in files.values():
+        shutil.copy(LORA, path)
+    settings = ServeSettings(
+        "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=(Size(64, 64),), loras=dict(files), task="text"
+    )
+    kept = [{"name": "kept", "scale": 2.0}]
+    with served(settings) as server:
+        plain, with_kept = pixels(server), pixels(server, loras=kept)
+        for spoil, reason in (
+            (lambda path: path.write_bytes(path.read_bytes()[:1000]), "spoilt.safetensors is truncated"),
+            (lambda path: shutil.copy(OF_FLUX, path), "its layers are those of FLUX"),
+            (Path.unlink, "spoilt.safetensors cannot be read any more: No such file or directory"),
+        ):
+            assert np.array_equal(pixels(server, loras=kept), with_kept)
+            spoil(files["spoilt"])
+            answer = server.draw(loras=[{"name": "spoilt"}])
+            assert answer.status == 400
+            assert reason in answer.message
+            assert str(tmp_path) not in answer.message, "nothing of the server's folders"
+            assert np.array_equal(pixels(server), plain), "the LoRA before is not left in the image"
+            assert np.array_equal(pixels(server, loras=kept), with_kept)
 
 
 def test_partial_images_look_like_the_finished_one(server: Served) -> None:

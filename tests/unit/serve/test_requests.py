@@ -1,5 +1,6 @@
 """What clients may send, and what becomes of it, with a worker that draws one colour."""
 
+import base64
 import contextlib
 import os
 import signal
@@ -77,8 +78,11 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None
 def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivace.serve.checks._LONGEST_PAUSE_S", 0.2)
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
-    client.sendall(f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{{".encode())
-    assert b" 400 " in client.recv(1000).splitlines()[0]
+    kind = "content-type: application/json"
+    client.sendall(
+        f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\n{kind}\r\ncontent-length: 99\r\n\r\n{{".encode()
+    )
+    assert b" 408 " in client.recv(1000).splitlines()[0]
     client.close()
     assert plain.draw().status == 200
 
@@ -96,9 +100,85 @@ def test_a_body_of_unknown_length_is_bounded(plain: Served, path: str, largest: 
             client.sendall(b"80000\r\n" + b"x" * 0x80000 + b"\r\n")
             sent += 0x80000
     with contextlib.suppress(OSError):
-        assert client.recv(1000).splitlines()[0].split()[1] in (b"400", b"499")
+        assert client.recv(1000).splitlines()[0].split()[1] == b"413"
     client.close()
     assert plain.draw().status == 200
+
+
+def test_headers_that_do_not_come_are_not_waited_for(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.serve.connections._LONGEST_HEADERS_S", 0.3)
+    for begun in (
+        b"",
+        b"GET /livez HTTP/1.1\r\nhost: loc",
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\nGET",
+    ):
+        client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
+        client.sendall(begun)
+        received = b""
+        while part := client.recv(1000):
+            received += part
+        assert received.count(b"HTTP/1.1 200 ") == begun.count(b"\r\n\r\n"), "what was whole is answered"
+        client.close()
+    assert plain.draw("slow 2").status == 200, "a request that is drawn for longer is not cut off"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"prompt": "a", "prompt": "b"}', "'prompt' is given twice; give it once"),
+        (b'{"prompt": "a", "loras": [{"name": "a", "name": "b"}]}', "'name' is given twice"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "a number of 5000 digits is too long"),
+        (b'{"prompt": ' + b"[" * 100_000, "it is nested too deeply"),
+        (b'{"prompt": "\xff"}', "its text is not UTF-8"),
+        (b"", "the body is no JSON: Expecting value"),
+        (b"[]", "the body is no JSON object"),
+        (b'{"prompt": "a", "loras": [{"name": "a", "' + b"k" * 9000 + b'": 1}]}', "loras.0.kkk"),
+    ],
+)
+def test_json_that_says_nothing_clear_is_refused(plain: Served, body: bytes, message: str) -> None:
+    answer = plain.send(PATH, body)
+    assert answer.status == 400
+    assert message in answer.message
+    assert len(answer.body) < 1000, "nothing long is sent back"
+
+
+def test_null_is_as_if_left_out(plain: Served) -> None:
+    """OpenAI's API says so, and clients send it for what they do not set."""
+    names = ("n", "size", "response_format", "output_format", "output_compression", "stream", "user", "loras")
+    answer = plain.draw(seed=3, **dict.fromkeys(names))
+    assert answer.images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert plain.send(PATH, {"prompt": None}).message == "prompt: Field required"
+    assert plain.send(PATH, {"prompt": "x", "quality": None}).status == 400
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("image/webp;q=0", "application/json"),
+        ("image/png;q=0.1, image/webp", "image/webp"),
+        ("image/avif, image/webp, */*", "image/webp"),
+        ("application/json, image/webp", "application/json"),
+        ("image/*", "image/png"),
+        ("text/html", "application/json"),
+    ],
+)
+def test_the_type_that_a_client_prefers_is_sent(plain: Served, accept: str, kind: str) -> None:
+    assert plain.send(PATH, {"prompt": "x"}, {"accept": accept}).headers["content-type"] == kind
+
+
+def test_types_that_are_not_made_are_refused(plain: Served) -> None:
+    answer = plain.send(PATH, {"prompt": "x"}, {"accept": "image/gif"})
+    assert answer.status == 406
+    assert "names no type that is made here; image/png, image/jpeg, image/webp are" in answer.message
+
+
+def test_probes_may_ask_by_head(plain: Served) -> None:
+    client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
+    client.sendall(b"HEAD /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    head, _, body = b"".join(iter(lambda: client.recv(1000), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b""
+    client.close()
 
 
 def test_pages_of_other_sites_draw_nothing(plain: Served) -> None:
@@ -273,6 +353,13 @@ def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
             assert locked.send(path, headers={"authorization": "Bearer wrong"}).status == 401
         assert locked.send("/v1/models", headers={"authorization": "Bearer secret"}).status == 200
         assert locked.send(PATH, {"prompt": "x"}).status == 401
+        asked = locked.send("/").headers["www-authenticate"]
+        assert "Basic realm=" in asked, "a browser asks for the password of the page"
+        for user, status in (("anyone:secret", 200), ("secret:wrong", 401), ("secret", 401)):
+            password = {"authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+            assert locked.send("/", headers=password).status == status, user
+            assert locked.send("/v1/models", headers=password).status == status
+        assert locked.send("/", headers={"authorization": "Basic ?"}).status == 401
 
 
 def test_an_idle_worker_ends_and_comes_back(tmp_path: Path) -> None:

@@ -213,3 +213,20 @@ def test_a_lora_that_does_not_fit_is_named_with_why(batching: Served) -> None:
     assert missing.message == "no LoRA 'b'; there are: a"
     (model,) = batching.send("/v1/models").json["data"]
     assert (model["loras"], model["unfit_loras"]) == (["a"], {"unfit": "it is of another model"})
+
+
+def test_a_hung_worker_that_reads_nothing_is_killed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of emoji fill the pipe to a worker that has stopped reading."""
+    monkeypatch.setattr("vivace.serve.replica._CANCEL_GRACE_S", 1.0)
+    process = server.pool.replicas[0]._process
+    assert process is not None
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    long = "\N{GRINNING FACE}" * 8000
+    with ThreadPoolExecutor(2) as clients:
+        sent = [
+            clients.submit(server.draw, long, negative_prompt=long, seed=each, timeout=0.5) for each in (1, 2)
+        ]
+        assert [each.result().status for each in sent] == [504, 504]
+    assert server.draw(seed=3, timeout=20).images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert server.pool.replicas[0].num_restarts == 1
