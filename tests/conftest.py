@@ -20,6 +20,8 @@ os.environ.setdefault(
     os.path.join(tempfile.gettempdir(), f"vivace-tests-inductor-{getattr(os, 'getuid', os.getlogin)()}"),
 )
 
+gc.disable()  # what is imported stays: see `pytest_collection_finish`
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -49,6 +51,8 @@ def pytest_collection_finish() -> None:
     """Leave what was imported out of later garbage collections, which would take a tenth of all time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)  # a copy of a pipeline has as many objects
+    gc.enable()
 
 
 def _leaves_out(marker: pytest.Mark, case: pytest.Function) -> bool:

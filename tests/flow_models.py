@@ -64,7 +64,7 @@ def session(model: str, recipe: str = "baseline", **defaults: Any) -> Session:
 
 
 def draw(session: Session, prompt: str | list[str] = PROMPT, **call: Any) -> np.ndarray:
-    """Return images (n, height, width, 3) in [0, 1]."""
+    """Return images (n, height, width, 3) in [0, 1], or what else `output_type` names."""
     torch.set_num_threads(1)
     count = 1 if isinstance(prompt, str) else len(prompt)
     if type(session.pipe).__name__ in EDITS:
@@ -73,9 +73,8 @@ def draw(session: Session, prompt: str | list[str] = PROMPT, **call: Any) -> np.
     with ExitStack() as stack:
         for module, name, small_area in small_areas():
             stack.enter_context(mock.patch.object(module, name, small_area))
-        result = session(
-            prompt, generator=generators if count > 1 else generators[0], output_type="np", **call
-        )
+        generator = generators if count > 1 else generators[0]
+        result = session(prompt, generator=generator, **{"output_type": "np"} | call)
     return np.asarray(result.images)
 
 

@@ -40,8 +40,9 @@ def session(model: str, recipe: str) -> Any:
     )
 
 
-def image(made: Any) -> np.ndarray:
-    return draw(made) if type(made.pipe).__name__ == "FluxPipeline" else flow_models.draw(made)
+def image(made: Any, **call: Any) -> np.ndarray:
+    draws = draw if type(made.pipe).__name__ == "FluxPipeline" else flow_models.draw
+    return draws(made, **call)
 
 
 def first_step(made: Any) -> torch.Tensor:
@@ -53,7 +54,7 @@ def first_step(made: Any) -> torch.Tensor:
         outputs.append(sample[0] if isinstance(sample, list) else sample)
 
     handle = made.pipe.transformer.register_forward_hook(note)
-    image(made)
+    image(made, num_inference_steps=2, output_type="latent")
     handle.remove()
     return outputs[0].float()
 
@@ -71,6 +72,8 @@ def files(tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.diagonal
+@pytest.mark.exhaustive("bf16-flux2*", "bf16-qwen-image", "fp8-tiny*", "fp8-z*", "fp8-qwen-image-2.1")
 def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     model: str, precision: str, files: list[str]
 ) -> None:

@@ -89,29 +89,31 @@ def test_the_layout_of_flux_is_what_diffusers_converts_in_its_one_width(model: s
     assert {name: value.shape for name, value in converted.items()} == state
 
 
-SIZES: dict[str, dict[str, tuple[int, ...]]] = {
-    model: {name: tensor.shape for name, tensor in original_layout(on_meta(part)).items()}
-    for model in ("flux-dev", "flux-schnell", "flux2-dev", "flux2-klein-4b", "qwen-image", "z-image-turbo",
-                  "sd35-large", "sd35-medium", "sdxl", "sd15")
-    for name, part in ARCHITECTURES[model].components.items()
-    if name in ("transformer", "unet")
-}  # fmt: skip
-"""Every tensor of the full models, by its authors' name."""
+FULL_MODELS = ("flux-dev", "flux-schnell", "flux2-dev", "flux2-klein-4b", "qwen-image", "z-image-turbo",
+               "sd35-large", "sd35-medium", "sdxl", "sd15")  # fmt: skip
+
+
+@functools.cache
+def sizes(model: str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a full model's denoiser, by its authors' name."""
+    parts = ARCHITECTURES[model].components
+    module = on_meta(parts.get("transformer") or parts["unet"], with_buffers=False)
+    return {name: tensor.shape for name, tensor in original_layout(module).items()}
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "diffusion_model."])
-@pytest.mark.parametrize("model", SIZES)
+@pytest.mark.parametrize("model", FULL_MODELS)
 @pytest.mark.diagonal
 def test_a_denoiser_alone_is_told_by_its_tensors(
     model: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = {prefix + name: {"dtype": "BF16", "shape": list(shape)} for name, shape in SIZES[model].items()}
+    header = {prefix + name: {"dtype": "BF16", "shape": list(shape)} for name, shape in sizes(model).items()}
     monkeypatch.setattr("vivace.models.single_file.read_header", lambda _: header)
     monkeypatch.setattr("vivace.models.single_file.read_metadata", lambda _: {})
     contents = contents_of(tmp_path / "model.safetensors")
     part = "unet" if model in ("sdxl", "sd15") else "transformer"
     assert (contents.entry, contents.component, contents.denoiser_name) == (model, part, part)
-    assert set(contents.denoiser.values()) == set(SIZES[model])
+    assert set(contents.denoiser.values()) == set(sizes(model))
     assert not [note for note in contents.notes if "not used" in note]
 
 
@@ -120,7 +122,7 @@ def test_of_a_whole_model_of_these_the_denoiser_is_read_and_the_rest_counted(
 ) -> None:
     prefix = "model.diffusion_model."
     header = {
-        prefix + name: {"dtype": "F16", "shape": list(shape)} for name, shape in SIZES["sd35-large"].items()
+        prefix + name: {"dtype": "F16", "shape": list(shape)} for name, shape in sizes("sd35-large").items()
     }
     others = ("text_encoders.t5xxl.x", "text_encoders.clip_g.x", "first_stage_model.x")
     header |= {name: {"dtype": "F16", "shape": [1]} for name in others}
@@ -128,7 +130,7 @@ def test_of_a_whole_model_of_these_the_denoiser_is_read_and_the_rest_counted(
     monkeypatch.setattr("vivace.models.single_file.read_metadata", lambda _: {})
     contents = contents_of(tmp_path / "model.safetensors")
     assert (contents.entry, contents.component) == ("sd35-large", "transformer")
-    assert set(contents.denoiser.values()) == set(SIZES["sd35-large"])
+    assert set(contents.denoiser.values()) == set(sizes("sd35-large"))
     (note,) = contents.notes
     assert note.startswith("3 of the file's ")
     assert note.endswith("all but its transformer comes from sd35-large")
@@ -341,7 +343,7 @@ def test_a_file_of_another_model_is_one_error_of_file_and_key(
 def test_what_tensors_do_not_say_is_noted(
     name: str, state: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = {own: {"dtype": "BF16", "shape": list(shape)} for own, shape in SIZES[state].items()}
+    header = {own: {"dtype": "BF16", "shape": list(shape)} for own, shape in sizes(state).items()}
     monkeypatch.setattr("vivace.models.single_file.read_header", lambda _: header)
     monkeypatch.setattr("vivace.models.single_file.read_metadata", lambda _: {})
     assert any(note in text for text in contents_of(tmp_path / name).notes)

@@ -20,9 +20,12 @@ QUICK = [
     ("tiny-sd", "distilled(lcm, steps=4)+scheduler(lcm)"),
     ("tiny-flux", "quantize(int8)"),
 ]
-OTHERS = [
-    (model, recipe) for model in ("tiny-sd", "tiny-flux") for name, recipe in RECIPES if name != "compile"
-]
+OTHERS = [recipe for name, recipe in RECIPES if name != "compile"]
+
+
+def _marks(position: int, number: int) -> object:
+    """Each recipe is tried on one model by `make test-long`, on both by `make soak`."""
+    return pytest.mark.long if number % 2 == position else pytest.mark.soak
 
 
 def text_session(model: str, recipe: str) -> Session:
@@ -36,7 +39,15 @@ def from_text(session: Session) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("model", "recipe"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in OTHERS)]
+    ("model", "recipe"),
+    [
+        *QUICK,
+        *(
+            pytest.param(model, recipe, marks=_marks(position, number))
+            for position, model in enumerate(("tiny-sd", "tiny-flux"))
+            for number, recipe in enumerate(OTHERS)
+        ),
+    ],
 )
 def test_it_draws_what_a_session_of_the_task_draws(model: str, recipe: str) -> None:
     try:
