@@ -74,7 +74,7 @@ class Unsupported(VivaceError):
 
 
 class Unpredictable(Unsupported):
-    """It works, but what it does to memory cannot be said before it runs."""
+    """The technique works, but its memory cannot be predicted before it runs."""
 
 
 class NoEffect(VivaceError):

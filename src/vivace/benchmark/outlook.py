@@ -1,4 +1,4 @@
-"""Whether the time of a comparison by pairs suffices for a verdict: said before it is spent."""
+"""Predict whether a comparison by pairs can reach a verdict in its time, before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RECIPES = 2
 def outlook(
     max_s: float, num_pairs: int, max_pairs: int, pair_s: float | None, timing: Timing, *, begun: bool = False
 ) -> str | None:
-    """Say that no verdict can come in time, or may not; None if nothing speaks against one.
+    """Return a warning that no verdict can come in time, or may not; None if one is likely.
 
     Args:
         max_s: after which no pair is begun.
@@ -50,7 +50,7 @@ def outlook(
 
 
 def pair_seconds(rounds: Sequence[Sequence[Round]]) -> float | None:
-    """Return about how long a pair takes, from stored rounds of both recipes; None without any.
+    """Estimate the seconds of a pair from stored rounds of both recipes; None without any.
 
     It is what the rounds' own calls took, and loading: starting a process comes on top.
     """

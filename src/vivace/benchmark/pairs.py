@@ -185,7 +185,7 @@ def _num_pairs(trials: Sequence[Trial], environment: Environment, timing: Timing
 
 
 class _Measure(Protocol):
-    """Measure until there are so many pairs, stored ones included, and return the records."""
+    """Measures up to a number of pairs, stored ones included, and returns the records."""
 
     def __call__(self, number: int) -> list[Record]: ...
 

@@ -147,7 +147,7 @@ def _part(file: Path, index: int) -> Path:
 
 
 def _finish(part: Path, file: Path) -> None:
-    """Name a trace as it is to be named, compressed if that ends in .gz."""
+    """Move a trace to its final name, compressed if that ends in .gz."""
     if file.suffix != ".gz":
         part.replace(file)
         return

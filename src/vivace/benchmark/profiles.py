@@ -52,7 +52,7 @@ class Profiled:
         return changes(before.profile, self.profile)
 
     def _repr_markdown_(self) -> str:
-        """Notebooks show this."""
+        """Return Markdown for notebooks."""
         return profile_text(self.profile, "md")
 
     def __str__(self) -> str:

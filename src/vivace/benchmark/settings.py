@@ -1,4 +1,4 @@
-"""Where and how a study is run: one frozen object that is passed on as it is."""
+"""How a study is run: one frozen object that every function passes on unchanged."""
 
 from __future__ import annotations
 

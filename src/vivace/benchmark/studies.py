@@ -145,7 +145,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
 
 @dataclass(frozen=True)
 class _Comparing:
-    """One comparison on its way: all rounds, the work that is counted, then the quality pass."""
+    """A comparison in progress: all rounds, the count of the work, then the quality pass."""
 
     study: Study
     comparison: Comparison
@@ -304,7 +304,7 @@ def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
 def find_judges(
     located: LocatedModel, quality: QualityRequest, *, judged: bool = True
 ) -> LocatedScorer | None:
-    """Return the CLIP model that scores a model's images, with the second witness if one is asked; None for no scores.
+    """Return the CLIP model that scores a model's images, with the second witness on request; None for no scores.
 
     With "auto", a scorer other than the model's own is used only if it is on this machine: it is never downloaded.
 

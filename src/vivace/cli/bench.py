@@ -213,7 +213,7 @@ def show(
 
 
 def _print_tables(tables: list[list[Row]]) -> None:
-    """Print tables on standard output, and what must be said about them on standard error."""
+    """Print tables on standard output, and the notes on them on standard error."""
     from vivace.cli.progress import title_of
     from vivace.cli.terminal import console, say
     from vivace.report.rows import shared_warnings

@@ -298,7 +298,7 @@ class _Kept:
 
 
 class _Progress:
-    """Says how far a load is, every few seconds."""
+    """Prints the progress of a load every few seconds."""
 
     def __init__(self) -> None:
         self._spoke_at = time.monotonic()

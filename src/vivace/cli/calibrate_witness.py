@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vivace.spec.witness_calibration import SeenDamage, WitnessCalibration
 
 _WIDTH = 10
-"""Of the labels of the answer."""
+"""Width of the answer's labels, characters."""
 
 
 @click.command(cls=SpecCommand)
@@ -243,7 +243,7 @@ def _is_seen(row: SeenDamage, calibration: WitnessCalibration) -> bool:
 
 
 def _seen(row: SeenDamage, grade: int) -> str:
-    """Return from where on damage is seen. What failed here may pass in another run of as few prompts."""
+    """Return the grade from which on damage is detected. What failed here may pass in another run of as few prompts."""
     if row.seen_from is None:
         return f"{row.damage} of {row.strengths[grade - 1]:g} {row.unit} here, but not in nine of ten runs"
     return f"{row.damage} from {row.seen_from:g} {row.unit}"

@@ -1,4 +1,4 @@
-"""The GPU that a command is asked about: by its memory, by its name, or this machine's."""
+"""The GPU that a question is about: by its memory, by its name, or this machine's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*",
 
 
 def parse_card(context: click.Context, option: click.Parameter, value: str | None) -> float | Gpu | None:
-    """Return a size in GB, or the GPU of a name, which has one. "4090" is a name."""
+    """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name."""
     from vivace.hardware import known_gpu, named_gpu
 
     if value is None:

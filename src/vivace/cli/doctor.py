@@ -138,7 +138,7 @@ def doctor(
 
 
 def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]:
-    """Return what is known of each technique on this device, and what stands in the way of knowing it."""
+    """Return what is known of each technique on this device, and what prevents knowing it."""
     from vivace.benchmark.store import DEFAULT_STORE
     from vivace.errors import StoreError
     from vivace.evidence.committed import committed_tables
@@ -182,7 +182,7 @@ def _claims_in_words(here: Sequence[Claim]) -> list[str]:
 
 
 def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float) -> Ceilings | None:
-    """Return the device's limits: known ones, or measured now if that is asked; None if they are not known."""
+    """Return the device's limits: recorded ones, or measured now on request; None without either."""
     from vivace.errors import Unsupported
     from vivace.measure.ceilings import MEASURED, keep, known_ceilings, measure_ceilings
 

@@ -27,7 +27,7 @@ _ARGUMENTS, _PART, _NUM_PARTS = "arguments", "part", "num_parts"
 
 @dataclass
 class Part:
-    """What this process is to do of a command: its parts are numbered from 1, in the order in which it does them."""
+    """The part of a command that this process does. Parts are numbered from 1, in the order in which it does them."""
 
     number: int
     is_read: Path

@@ -268,7 +268,7 @@ def truncation(pipe: Any, prompt: str, arguments: Mapping[str, Any] | None = Non
 
 
 def _prompt_limit(pipe: Any, encoder: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> int:
-    """Return how many tokens of a prompt an encoder is given: CLIP's as many as it has positions for."""
+    """Return how many tokens of a prompt an encoder reads: CLIP's as many as it has positions."""
     from vivace.technique import call_parameters
 
     own = int(tokenizer.model_max_length)

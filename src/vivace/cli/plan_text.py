@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CardFit:
-    """What `vivace plan` found for a card.
+    """What fits a card, by `vivace plan`.
 
     Attributes:
         changes: each on top of the one before; with a ranking its first recipe, and what uses memory that is free then.
@@ -78,7 +78,7 @@ def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
 
 
 def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
-    """Yield what the call computes, and the time that this takes at least."""
+    """Yield the operations of the call, and the least time that they take."""
     from vivace.lint.model_limits import least_seconds
     from vivace.report.summary import seconds
 
@@ -107,7 +107,7 @@ def _tera(flop: float) -> str:
 
 
 def _speed(step: RecipeChange, speeds: Speeds | None) -> str:
-    """Return what records say of a change's speed, alone; empty for a size, a batch, or if they say nothing."""
+    """Return the recorded speed of a change alone; empty for a size, a batch, or without records."""
     speed = None if speeds is None else speeds.of(step.what)
     return (
         ""

@@ -47,7 +47,7 @@ def title(trial: Trial) -> str:
 
 
 def title_of(record: Record) -> str:
-    """Return the same of a comparison's records, with their place if there were several."""
+    """Return the title of a comparison's records, with their place if there are several."""
     place = record.environment.place
     return title(record.trial) + (f", {place.name}" if place is not None else "")
 

@@ -215,13 +215,13 @@ def prove(
 
 
 def _passes(claims: tuple[Any, ...]) -> list[tuple[Letter, bool]]:
-    """Return which side is drawn when, and whether once more: A, B, and for its latency A."""
+    """Return the order in which the sides are drawn: A, B, and A once more for its latency."""
     passes: list[tuple[Letter, bool]] = [("a", False), ("b", False)]
     return [*passes, ("a", True)] if "fast" in claims else passes
 
 
 def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) -> int:
-    """Draw a side, a model of somebody else in a process that is watched while it is read; return the exit code."""
+    """Draw a side; return the exit code. A foreign model is read in a watched process."""
     from vivace.proofs.proving import draw_side
 
     source = prepared.a if letter == "a" else prepared.b
@@ -260,7 +260,7 @@ def _guarded(
 
 
 class _Progress:
-    """Says how far the drawing of a side is, every few seconds."""
+    """Prints the progress of a side's images every few seconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Say before a comparison what it will be able to tell."""
+"""What a comparison will be able to tell, stated before it starts."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def decides_on_values(recipe: RecipeSpec) -> bool:
 
 
 def judged(row: Row) -> JudgedQuality | None:
-    """Return what the quality gate says of a row; None without a quality pass, and for a baseline."""
+    """Return the quality gate's judgement of a row; None without a quality pass, and for a baseline."""
     if row.judgement is None or row.record.trial.model.is_synthetic:
         return None
     fidelity = row.fidelity

@@ -12,7 +12,7 @@ from vivace.evidence.tables import CallParts, EvidenceTable
 
 _STUDIES = "results/study-"
 _SKIPPED_WORK = "results/skipped-work-"
-"""Not taken: how searches begin was measured without these rows of step caches at fixed shares of hits."""
+"""Records that are left out: how searches begin was measured without these step caches at fixed shares of hits."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def recorded_figures(model: str, recipe: str, height: int, width: int, steps: in
 
 @cache
 def _recipes_by_device(model: str, height: int, width: int) -> Counter[str]:
-    """Return of how many recipes each device has a record."""
+    """Return the number of recorded recipes of each device."""
     return Counter(
         device
         for (name, _, *size), figures in all_recorded().items()

@@ -1,4 +1,4 @@
-"""What it rests on that a technique runs on a device: records of it here, of others, a compiler, or a declaration."""
+"""The evidence that a technique runs on a device: records of it here, of others, a compiler, or a declaration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = "CPU"
 
 
 class Standing(StrEnum):
-    """What a claim rests on, the best first."""
+    """Kinds of evidence for a claim, the best first."""
 
     HERE = "measured here"
     VIVACE = "measured by vivace"
@@ -41,12 +41,12 @@ _OF_KIND: Mapping[Kind, Standing] = {
     "committed": Standing.VIVACE,
     "community": Standing.OTHERS,
 }
-"""What a table on the device itself makes of a claim. Published numbers are of other programs."""
+"""The evidence of a table on the device itself, by its kind. Published numbers are of other programs."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That a technique, with one of its choices, runs on a device.
+    """The claim that a technique, with one of its choices, runs on a device.
 
     Attributes:
         state: as `vivace.recipes.describe.states` has it.
@@ -63,7 +63,7 @@ class Claim:
 
     @property
     def devices(self) -> str:
-        """Those of the records; "" without one."""
+        """The devices of the records; "" without one."""
         return "" if self.standing is Standing.REFUSED else self.why
 
 
@@ -150,7 +150,7 @@ def _nearness(machine: Machine, name: str, device: str) -> Near:
 
 
 def _records(tables: Iterable[EvidenceTable]) -> dict[tuple[object, ...], set[tuple[Kind, str]]]:
-    """Return of which kind of table, and on which devices, each choice of a technique was timed."""
+    """Return the kinds of tables and the devices on which each choice of a technique was timed."""
     records: dict[tuple[object, ...], set[tuple[Kind, str]]] = defaultdict(set)
     for table in tables:
         if table.kind not in _OF_KIND:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Of a call: by position, and by name."""
+"""Arguments of a call: by position, and by name."""
 
 
 class Handle(Protocol):
@@ -73,7 +73,7 @@ class Blocks:
     outside: str = ""
 
     def text_of(self, call: Arguments) -> Any:
-        """Return the text's tokens that a block is given, or None."""
+        """Return the text's tokens among a block's arguments, or None."""
         args, kwargs = call
         if self.text is None:
             return None
@@ -199,7 +199,7 @@ class _Restored:
 
 
 def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], tuple[int, int]]:
-    """The grid of a transformer that takes latents (batch, channels, height, width) and cuts them into patches."""
+    """Return the grid of a transformer that cuts latents (batch, channels, height, width) into patches."""
 
     def grid(transformer: Any, call: Arguments) -> tuple[int, int]:
         args, kwargs = call
@@ -211,7 +211,7 @@ def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], t
 
 
 def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
-    """The grid of a transformer that takes the positions of the image's tokens (tokens, 3 or 4): image, row, column.
+    """Return the grid of a transformer that takes the image's positions (tokens, 3 or 4): image, row, column.
 
     Tokens of other images, which are given to be edited, come after its own.
 

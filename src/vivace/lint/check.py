@@ -31,7 +31,7 @@ from vivace.untrusted.terminal_text import lines_of
 
 _STEPS = re.compile(r"\b(\d{1,3})\s*(?:inference |denoising )?steps\b", re.IGNORECASE)
 Marks = Sequence[Mark]
-"""What stands before decimals in each column."""
+"""The decimal mark of each column."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _findings(table: Table, rows: Sequence[Reading]) -> list[Finding]:
 
 
 def _placed(finding: Finding, first: int | None) -> Finding:
-    """Name the table by its first row, where the whole table is meant."""
+    """Give a finding about the whole table the place of its first row."""
     return replace(finding, row=first, label="the whole table")
 
 
@@ -132,7 +132,7 @@ def _column(table: Table, heading: str) -> Column | None:
 
 
 def _timed(heading: str, column: Column | None) -> Column | None:
-    """Give a column such as "mean time" the unit of seconds, but not one of "mean": of what, nobody says."""
+    """Give a column such as "mean time" the unit of seconds; a bare "mean" gets none."""
     is_time = column is not None and column.role in TIMES and column.kind is None
     return replace(column, kind="time") if column and is_time and says_time(heading) else column
 
@@ -144,7 +144,7 @@ def _path(table: Table, index: int, column: Column) -> str:
 
 
 def _marks(table: Table, columns: Sequence[Column | None]) -> tuple[Marks, Marks | None]:
-    """Return what stands before decimals in each column, and what else could, where nothing tells."""
+    """Return the decimal mark of each column, and the other possible one where the cells leave it open."""
     per_column = []
     for index, column in enumerate(columns):
         is_figure = column is not None and column.role not in TEXTS | COUNTS

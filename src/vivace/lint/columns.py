@@ -102,7 +102,7 @@ _NEUTRAL = re.compile(
     r"|\d[\d.,]* ?(?:steps?|px|images?|prompts?|runs?|samples?)?|\d+ ?[x×] ?\d+(?: ?px)?"
     r"|\d+ ?% ?(?:ci|interval|confidence interval)|ci|±|std|± ?(?:std|σ|sd)|σ)[^a-z]*$"
 )
-"""What stands in brackets beside a heading and does not change what it means."""
+"""Words in brackets beside a heading that do not change what it means."""
 
 
 @dataclass(frozen=True)

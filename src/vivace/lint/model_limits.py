@@ -1,4 +1,4 @@
-"""What models need, by counts of this project, and how labels of rows tell their precision."""
+"""Operations of models, as counted by this project, and the precision that labels of rows name."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from vivace.untrusted.terminal_text import markdown_cell, plain
 
 HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")
 _LATE = 0.05
-"""Share of the median latency by which requests may leave late before it is said."""
+"""Share of the median latency by which requests may leave late before a note says so."""
 
 
 def render(rows: Sequence[LoadRow], format_: str) -> str:
@@ -41,7 +41,7 @@ def render(rows: Sequence[LoadRow], format_: str) -> str:
 
 
 def title(rows: Sequence[LoadRow]) -> str:
-    """Say what was measured, and the SLO."""
+    """Return a line with what was measured, and the SLO."""
     row = rows[0]
     sizes = sorted({size for size, _ in row.request.variants if size is not None})
     parts = [row.label, row.request.model or "", ", ".join(sizes)]
@@ -54,7 +54,7 @@ def title(rows: Sequence[LoadRow]) -> str:
 
 
 def notes(rows: Sequence[LoadRow]) -> list[str]:
-    """Return what must be said of the figures."""
+    """Return notes on the figures."""
     texts = []
     for row in rows:
         figures = figures_of(row)

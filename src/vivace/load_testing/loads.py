@@ -81,7 +81,7 @@ class _Recording:
 async def closed_loop(
     target: Target, clients: int, limit: LoadLimit, seed: int | str, progress: Progress
 ) -> Samples:
-    """Run clients of which each waits for its image. One client alone takes the variants in turn."""
+    """Run clients that each wait for their image. One client alone takes the variants in turn."""
     recording = _Recording(target, progress)
     order = random.Random(seed)
     number = 0

@@ -1,4 +1,4 @@
-"""What is stored of a load: raw samples, from which figures are computed when they are read."""
+"""Stored loads: raw samples, from which figures are computed when they are read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stage(Spec):
 
 
 class RequestSettings(Spec):
-    """What is asked of the server.
+    """Settings of the requests to a server.
 
     Attributes:
         variants: sizes and LoRAs of which each request has one at random; None for the server's own size or no LoRA.

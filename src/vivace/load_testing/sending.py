@@ -1,4 +1,4 @@
-"""One request, and what became of it."""
+"""One request and its outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_PHASES = 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request.
+    """The outcome of a request.
 
     Attributes:
         kind: "done", or what went wrong, as it is counted.
@@ -41,7 +41,7 @@ class Outcome:
 
 
 async def send(target: Target, body: bytes) -> Outcome:
-    """Send a request and return what became of it; nothing that a server does raises."""
+    """Send a request and return its outcome; nothing that a server does raises."""
     try:
         reply = await exchange(target.images_url, target.headers, body, target.timeout_s)
     except ExchangeFailed as error:

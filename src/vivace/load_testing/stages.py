@@ -1,4 +1,4 @@
-"""Which loads follow each other: a warm-up, one client, closed loops, and users at fractions of the capacity.
+"""The order of the loads: a warm-up, one client, closed loops, and users at fractions of the capacity.
 
 The capacity is the highest throughput of the closed loops. The SLO is a multiple of the latency of one client alone, as
 is the convention (three times), for each size by itself.
@@ -30,7 +30,7 @@ Report = Callable[[LoadRow], None]
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is measured.
+    """The loads to measure.
 
     Attributes:
         clients: closed loops; that of one client comes first, whether or not it is named.

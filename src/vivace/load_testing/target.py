@@ -18,12 +18,12 @@ _MAX_SEED = 2**31 - 1
 _OWN_FIELDS = ("prompt", "seed", "n", "size", "model", "response_format", "stream", "loras")
 _ASK_S = 30.0
 _MAX_ENTRY = 4000
-"""Characters that are kept of what a server says of its model."""
+"""Characters kept of a server's description of its model."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between requests besides the prompt and the seed."""
+    """Differences between requests other than the prompt and the seed."""
 
     size: str | None = None
     lora: str | None = None
@@ -31,7 +31,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Target:
-    """A server and what is asked of it.
+    """A server and the requests to send to it.
 
     Attributes:
         url: ends before `/images/generations`.
@@ -126,7 +126,7 @@ def parse_fields(texts: Sequence[str]) -> dict[str, Any]:
 
 
 async def with_model(target: Target) -> Target:
-    """Return the target with the model that the server lists, and what it says of it.
+    """Return the target with the model that the server lists, and the server's description of it.
 
     Raises:
         Unsupported: no server answers, or it wants a key.

@@ -21,7 +21,7 @@ Kind = Literal["gemm", "conv", "attention"]
 
 
 def kind_of(operator: object) -> Kind:
-    """Return what an operator that PyTorch counts computes; matmuls may still be those of attention."""
+    """Return the kind of an operator that PyTorch counts; matmuls may still be those of attention."""
     name = str(operator)
     return "attention" if "fused_attention" in name else "conv" if "convolution" in name else "gemm"
 
@@ -103,7 +103,7 @@ def _none() -> Flops:
 
 @contextmanager
 def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[[], Flops]]:
-    """Compute the module's forward once for inputs of the same shapes; yields the FLOP that were not computed again."""
+    """Compute the module's forward once for inputs of the same shapes; yield the FLOP that were not computed again."""
     from torch.utils._pytree import tree_leaves
 
     counted: dict[tuple[str, ...], tuple[Any, Flops]] = {}
@@ -131,13 +131,13 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
 
 
 def _shape(value: Any) -> str:
-    """Return what an input's shape is, or the value itself if it is no tensor."""
+    """Return an input's shape, or the value itself if it is no tensor."""
     return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
 
 
 @contextmanager
 def _counting() -> Iterator[Callable[[], Flops]]:
-    """Count operations inside the context, without gradients; yields a function that returns the FLOP so far."""
+    """Count operations inside the context, without gradients; yield a function that returns the FLOP so far."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

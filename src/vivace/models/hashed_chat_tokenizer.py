@@ -20,7 +20,7 @@ _TOKENS = re.compile(rf"{_MARK}|\n+|[^\W\d_]{{1,14}}|\d|[^\w\s]|_")
 """A mark, newlines, a word, a digit or a sign make one token: large vocabularies hold most words."""
 
 IMAGE_MARK = "<|image_pad|>"
-"""Stands for a token of a picture in the texts of Qwen's models."""
+"""Text that stands for an image's token in the texts of Qwen's models."""
 
 Message = dict[str, Any]
 

@@ -26,12 +26,12 @@ class ReadingLimits(ProcessLimits):
 
     @classmethod
     def of(cls, located: LocatedModel) -> ReadingLimits:
-        """Return the limits that follow from the size of a model's weights."""
+        """Return the limits for a model of this size."""
         return cls.of_bytes(num_bytes({path.name: path for path in located.weights if path.is_file()}))
 
     @classmethod
     def of_weights_in(cls, folder: Path) -> ReadingLimits:
-        """Return the same of a folder whose weights are beside its configuration."""
+        """Return the limits for a folder whose weights are beside its configuration."""
         return cls.of_bytes(num_bytes({path.name: path for path in folder.glob("*.safetensors")}))
 
     @classmethod

@@ -152,7 +152,7 @@ def add_scores(
     name: str,
     score: Callable[[Sequence[Any], Sequence[str]], Any],
 ) -> None:
-    """Add to each image how well it fits its own prompt and, on average, the others.
+    """Add to each image its scores with its own prompt and, on average, with the others.
 
     Args:
         images: each with its prompt.

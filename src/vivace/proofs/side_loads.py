@@ -25,17 +25,17 @@ from vivace.proofs.sources import ImageSource, Prepared
 from vivace.proofs.store import Letter, ProofStore
 
 LEAST_REQUESTS = 8
-"""One for each client."""
+"""Least number of requests: one for each client."""
 _CLIENTS = (LEAST_REQUESTS,)
 _FRACTIONS = (0.8,)
 _SLO_FACTOR = 3.0
 OnLoad = Callable[[str], object]
-"""Told which load begins, in words."""
+"""Called with the description of the load that begins."""
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What load is put on the endpoints.
+    """The loads to put on the endpoints.
 
     Attributes:
         num_requests: of each load; None for none.
@@ -57,7 +57,7 @@ class SideLoad:
 
 
 def check_loads(prepared: Prepared, request: LoadRequest) -> None:
-    """Raise what is wrong with a request before anything is drawn.
+    """Raise an error for an invalid request before anything is drawn.
 
     Raises:
         UsageError: a side is no images endpoint.
@@ -77,7 +77,7 @@ def check_loads(prepared: Prepared, request: LoadRequest) -> None:
 def measure_loads(
     prepared: Prepared, store: ProofStore, request: LoadRequest, on_load: OnLoad = lambda text: None
 ) -> list[SideLoad]:
-    """Return the loads on both sides. Those that the store keeps are not measured again."""
+    """Return the loads on both sides. Stored loads are not measured again."""
     slo_s = _slo(prepared, store)
     loads = [
         SideLoad(_upper(letter), read_aiperf(folder, f"{source.side.text} (AIPerf)", slo_s))

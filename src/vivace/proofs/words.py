@@ -1,4 +1,4 @@
-"""The words that a prompt asks for, and how far what was read in an image is from them.
+"""The words that a prompt asks for, and the distance of a text read in an image from them.
 
 Asked for is what stands in quotes: "…", “…”, „…“, «…», »…«, ‹…›, 「…」, 『…』, ‘…’ and '…'. Apostrophes and
 marks of inches quote nothing. Letters and digits are compared; case, spaces and punctuation are not: they are easily
@@ -41,7 +41,7 @@ def words_of(prompt: str) -> tuple[str, ...]:
 
 
 def letters(text: str) -> str:
-    """Return what is compared of a text: its letters and digits, in lower case."""
+    """Return the compared part of a text: its letters and digits, in lower case."""
     composed = unicodedata.normalize("NFKC", text).casefold()
     return "".join(c for c in composed if unicodedata.category(c)[0] in "LMN")
 

@@ -1,4 +1,4 @@
-"""What else there is to say: other sources, other models, and which evidence is missing."""
+"""Further notes: other sources, other models, and missing evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_NEARER = 2
 
 
 def safe_choice(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Elsewhere | None:
-    """Return the best that keeps the image, if the chosen recipe changes it without proof of its quality."""
+    """Return the best recipe that keeps the image, if the chosen one changes it without proof of its quality."""
     assert best.choice is not None
     chosen = figures_of(best.choice.chosen, best, judge)
     if chosen.same_picture or (chosen.judged is not None and chosen.judged.gate is Gate.PASSED):
@@ -38,7 +38,7 @@ def safe_choice(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFil
 
 
 def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Iterator[Elsewhere]:
-    """Yield what other tables advise, the best evidence first; once for each source, model and GPU.
+    """Yield the advice of other tables, the best evidence first; once for each source, model and GPU.
 
     What gains most by a record on a GPU of the same generation has a place among them, if it gains more than the chosen
     recipe: it is worth trying.
@@ -117,7 +117,7 @@ def fewer_steps(best: RankedTable, weighed: Sequence[RankedTable]) -> OtherModel
 def missing_evidence(
     weighed: Sequence[RankedTable], kin: Kin, gpu: str | None, best: RankedTable | None, task: Task = "text"
 ) -> tuple[str, ...]:
-    """Describe which evidence there is not, from the model's own on this GPU downwards."""
+    """Describe the missing evidence, from the model's own on this GPU downwards."""
     weighed = [source for source in weighed if source.table.kind != "predicted"]
     own = [source for source in weighed if not source.is_transferred and len(source.table.compared) > 1]
     sentences = []

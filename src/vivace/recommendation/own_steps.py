@@ -1,4 +1,4 @@
-"""Times at the number of steps that a model is used with, where a record timed fewer or more."""
+"""Times at a model's usual number of steps, where a record timed fewer or more."""
 
 from __future__ import annotations
 

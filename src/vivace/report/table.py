@@ -53,7 +53,7 @@ _COLUMNS = (
 _LEFT = frozenset({"recipe", "verdict", "quality"})
 _GAP = 2
 _RECIPE_WIDTH = 32
-"""Characters that a recipe gets, if it needs them, before columns are left out."""
+"""Characters reserved for a recipe, if it needs them, before columns are left out."""
 _PIPE_WIDTH = 180  # characters, if standard output is a file or a pipe
 
 
@@ -89,7 +89,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 
 def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
-    """Return the columns with figures that fit a width, in characters, and what is left for the recipe.
+    """Return the columns with figures that fit a width, in characters, and the width left for the recipe.
 
     Args:
         cells: the headings, and the cells of each row.
@@ -268,7 +268,7 @@ def _csv_fields(row: Row) -> dict[str, object]:
 
 
 def _csv_place(row: Row) -> dict[str, object]:
-    """Return which GPU a row is from: the place's, or the one that the rounds found themselves on."""
+    """Return the GPU of a row: the place's, or the one that its rounds reported."""
     place = row.record.environment.place
     if place is not None:
         return {"gpu_index": place.index, "gpu_uuid": place.uuid, "host": place.host}

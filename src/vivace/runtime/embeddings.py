@@ -1,4 +1,4 @@
-"""Encode prompts before a call, so that the text encoders are not part of what is timed."""
+"""Encode prompts before a call, so that the timed part has no text encoders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = {
 
 
 _INSTRUCTION = "complex_human_instruction"
-"""Sana's argument for what its language model is told to do with a prompt."""
+"""Sana's argument for the instruction to its language model."""
 
 
 def _names(pipeline: str, encoded: Any) -> tuple[str | None, ...] | None:

@@ -1,4 +1,4 @@
-"""Open a session: of a model by name, or of a diffusers pipeline that is there already."""
+"""Open a session: of a model by name, or of an existing diffusers pipeline."""
 
 from __future__ import annotations
 

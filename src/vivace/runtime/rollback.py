@@ -24,7 +24,7 @@ _PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})
 
 @contextmanager
 def put_back_on_error(pipe: Any) -> Iterator[None]:
-    """Put a pipeline back if an error ends this, or let the error say that it could not be."""
+    """Put a pipeline back if the block raises an error, or note in the error that it could not be."""
     before = Snapshot(pipe)
     try:
         yield
@@ -39,7 +39,7 @@ def put_back_on_error(pipe: Any) -> Iterator[None]:
 
 
 class Snapshot:
-    """What a pipeline, its scheduler and its modules refer to."""
+    """The references of a pipeline, its scheduler and its modules."""
 
     def __init__(self, pipe: Any) -> None:
         import torch
@@ -90,7 +90,7 @@ class _Attributes:
         }
 
     def held(self) -> list[Any]:
-        """What is referred to weakly; None for what is freed."""
+        """Return the weakly referenced objects; None for those that are freed."""
         references = [
             *self._values.values(),
             *(item for part in self._inside.values() for item in part.values()),
@@ -133,7 +133,7 @@ def _contents(module: Any) -> dict[str, Hashable]:
 
 
 def _contents_of(attributes: _Attributes) -> dict[str, Hashable]:
-    """What identifies the weights now that the module had then."""
+    """Return the identity of a module's own weights as they are now."""
     inside = attributes._inside
     then = ({k: _strongly(v) for k, v in inside[part].items()} for part in ("_parameters", "_buffers"))
     return {name: _content(tensor) for name, tensor in _tensors(*then)}

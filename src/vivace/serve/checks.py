@@ -1,4 +1,4 @@
-"""What is checked of a request before it is read: the key, whose page sends it, and the size of the body."""
+"""Checks of a request before it is read: the key, the page that sends it, and the size of the body."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST_BODY = 1_000_000
-"""Bytes."""
+"""Most bytes of a body."""
 LARGEST_UPLOAD = 32_000_000
-"""Bytes of a form with images."""
+"""Most bytes of a form with images."""
 _UPLOADS = "/v1/images/edits"
 _DIGITS = 20
 _LONGEST_PAUSE_S = 30.0
-"""Between two parts of a body."""
+"""Longest pause between two parts of a body, seconds."""
 _DRAINED = 64_000_000
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
@@ -81,7 +81,7 @@ def _not_this_machine(header: str, value: str) -> str:
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -> None:
-    """Refuse a body, having read what a client sends before it listens."""
+    """Refuse a body, having read the part that a client sends before it listens."""
     total = 0
     while total < _DRAINED:
         message = await receive()

@@ -40,7 +40,7 @@ from vivace.serve.settings import ModelState, ServeSettings
 
 LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
-"""How often a waiting handler looks whether its client has gone."""
+"""Seconds between checks whether the client of a waiting handler has gone."""
 _LOADING = {"Retry-After": "5"}
 
 
@@ -79,7 +79,7 @@ def add_images(app: FastAPI) -> None:
 
 
 def _state_of(request: Request) -> ModelState | None:
-    """Return what is known of the model; None while it is loaded.
+    """Return the state of the model; None while it is loaded.
 
     Raises:
         JobError: it cannot be used.

@@ -1,4 +1,4 @@
-"""Word the errors that pydantic reports about a user's values."""
+"""Describe pydantic's errors about a user's values in words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 def expectation_of(error: ValidationError) -> str:
-    """Return what was wanted instead of the first wrong value: "must be at least 1"."""
+    """Return the expectation that the first wrong value fails: "must be at least 1"."""
     problem = error.errors()[0]
     kind = str(problem["type"])
     if kind == "value_error":

@@ -9,7 +9,7 @@ from pydantic import Field
 from vivace.spec.base import Spec
 
 ONE_VIEW = "tiny-clip@cc74678cc4261383"
-"""tiny-clip while it saw each image at one zoom; the committed records of embedded models were scored by it."""
+"""Revision of tiny-clip that looked at each image at one zoom; it scored the committed records of embedded models."""
 CLIP_LIMITS = {"tiny-clip": 0.985, ONE_VIEW: 0.99}
 """Limits by scorer, by name or by name and revision, calibrated against images whose content is known."""
 CLIP_LIMIT = 0.95

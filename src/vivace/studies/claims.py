@@ -86,7 +86,7 @@ class Claim(Spec):
 
 
 class ClaimVerdict(StrEnum):
-    """What a column says of a claim."""
+    """A column's verdict on a claim."""
 
     AGREES = "agrees"
     DISAGREES = "does not"
@@ -109,7 +109,7 @@ class JudgedClaim:
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of a claim on a model: whether it holds (None: it cannot be told), and the numbers."""
+    """One comparison of a claim on a model: whether it holds (None: undecided), and the numbers."""
 
     model: str
     holds: bool | None
@@ -118,7 +118,7 @@ class Check:
 
 
 def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
-    """Return what several comparisons say together: all must hold. Those without numbers are counted, not judged."""
+    """Return the verdict of several comparisons: all must hold. Those without numbers are counted, not judged."""
     if len({check.model for check in checks}) > 1:
         checks = [replace(check, text=f"{check.model}: {check.text}") for check in checks]
     present = [check for check in checks if not check.is_absent]
@@ -140,7 +140,7 @@ def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
 
 
 def tally(claims: Sequence[tuple[Claim, Sequence[JudgedClaim]]]) -> list[tuple[str, str]]:
-    """Return what each column says of all claims together, e.g. ("A100", "agrees 8, does not 1, cannot tell 1")."""
+    """Return each column's verdicts on all claims, e.g. ("A100", "agrees 8, does not 1, cannot tell 1")."""
     counts: dict[tuple[bool, str], Counter[ClaimVerdict]] = {}
     for _, verdicts in claims:
         for verdict in verdicts:
@@ -161,7 +161,7 @@ def _joined(checks: Sequence[Check]) -> str:
 
 
 def within(ratio: Interval, at_least: float | None, at_most: float | None) -> bool | None:
-    """Return whether a value lies between two limits; None if its interval does not tell."""
+    """Return whether a value lies between two limits; None if its interval leaves that open."""
     low = ratio.point if ratio.low is None else ratio.low
     high = ratio.point if ratio.high is None else ratio.high
     if (at_least is not None and high < at_least) or (at_most is not None and low > at_most):

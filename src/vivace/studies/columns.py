@@ -132,7 +132,7 @@ FIGURES: dict[str, Figure] = {
 
 
 def cell_of(row: Row, figure: str) -> StudyCell:
-    """Return a measured row's figure, or why there is none."""
+    """Return a measured row's figure, or the reason why there is none."""
     outcome = row.record.outcome
     if outcome is not Outcome.MEASURED:
         return StudyCell(outcome.value, note=row.record.reason or "")

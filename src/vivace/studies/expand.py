@@ -34,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Gain:
-    """What one member of a recipe contributes: the row with it, compared with the row without it."""
+    """The contribution of one member of a recipe: the row with it, compared with the row without it."""
 
     member: str
     without: str
@@ -62,7 +62,7 @@ class ModelPart:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether a small model was put in the place of the study's, so that figures say nothing about it."""
+        """Whether a small model replaces the study's, so that figures say nothing about it."""
         return self.measured_on not in (self.model, SYNTHETIC + self.model)
 
 
@@ -154,12 +154,12 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
 
 
 def _standing(case: Case, published: str | None) -> Case:
-    """Return a case with the recipe that its own stands for, if that is another one."""
+    """Return a case with the recipe that replaces its own, if another one does."""
     return case if published in (None, case.recipe) else replace(case, stands_for=published)
 
 
 def _merged(*workloads: WorkloadRequest | None) -> WorkloadRequest:
-    """Return the workload in which a later one's given values replace those of the earlier ones."""
+    """Return the workload in which a later one's values replace those of the earlier ones."""
     fields: dict[str, object] = {}
     for workload in workloads:
         fields |= {} if workload is None else workload.model_dump(exclude_unset=True)
@@ -208,7 +208,7 @@ def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], 
 
 
 def _combined(label: str, text: str, make: object) -> Case:
-    """Return the case of a combination; one whose techniques conflict is a case too, with the reason."""
+    """Return the case of a combination; conflicting techniques make a case too, with the reason."""
     assert callable(make)
     try:
         return Case(label, make().text)

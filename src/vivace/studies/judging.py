@@ -28,7 +28,7 @@ _SMALL_TIE = 1e-9
 
 
 def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColumn]) -> list[JudgedClaim]:
-    """Return what each column says of a claim; none for columns that it is not about."""
+    """Return each column's verdict on a claim; none for columns that it is not about."""
     verdicts: list[JudgedClaim] = []
     unknown: list[JudgedClaim] = []
     for column in columns:
@@ -64,7 +64,7 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColum
 
 
 def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: StudyColumn) -> str:
-    """Return e.g. "; on tiny-sd" if small models were measured in the place of the study's."""
+    """Return e.g. "; on tiny-sd" if small models replaced the study's."""
     if column.kind == "published":
         return ""
     names = dict.fromkeys(part.measured_on for part in _meant(claim, parts) if part.is_stand_in)
@@ -156,7 +156,7 @@ def _measured_pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str,
 
 
 def _times(row: str, than: str, measured: SpeedUp) -> str:
-    """Return the times that a ratio is of: those of the rounds that both rows share, or each beside its baseline."""
+    """Return the times of a ratio: those of the rounds that both rows share, or each beside its baseline."""
     if measured.times is not None:
         before, after = measured.times
         return f"{row} {seconds(after)}, {than} {seconds(before)}"
@@ -228,7 +228,7 @@ def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure:
 
 
 def _best(claim: Claim, part: ModelPart, column: StudyColumn, figure: str) -> Iterator[Check]:
-    """The first row of the claim against each other one."""
+    """Compare the claim's first row with each other one."""
     best = claim.rows[0]
     for other in claim.among or _labels(part):
         if other != best:
@@ -270,7 +270,7 @@ def _lacking(part: ModelPart, cells: Sequence[tuple[str, StudyCell]]) -> Check |
 
 
 def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind: str) -> str:
-    """Return why measured figures say nothing about the claim; "" if they do."""
+    """Return the reason why measured figures say nothing about the claim; "" if they do."""
     rows = [column.rows[(*_key(part), name)] for name in names]
     if kind == "memory" and any(row.memory is not None and row.memory.kind != _DEVICE for row in rows):
         return "on a CPU it is the process's resident set, libraries included"
@@ -283,7 +283,7 @@ def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind:
 
 
 def _schedules(row: Row) -> tuple[float | None, ...]:
-    """Return what share of the steps each step cache of a row skips."""
+    """Return the share of the steps that each step cache of a row skips."""
     return tuple(t.hits for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache))
 
 

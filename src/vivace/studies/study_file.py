@@ -330,7 +330,7 @@ def _said(error: ValidationError) -> str:
 
 
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    """Return the names that a table of the file can have."""
+    """Return the fields that a table of the file may have."""
     kinds: dict[tuple[str, ...], type[Spec]] = {
         (): StudyFile,
         ("part",): Part,

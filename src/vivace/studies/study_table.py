@@ -74,7 +74,7 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
 
 
 def _taken_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
-    """Yield what the rows took of their device, in the fields of the other cells."""
+    """Yield the rows' use of their device, in the fields of the other cells."""
     part = view.planned
     for row in view.rows:
         for _, measured in row.labelled:
@@ -136,7 +136,7 @@ def _unit(figure: str) -> str:
 
 
 def print_tables(run: StudyRun, console: Console) -> None:
-    """Print each part's times and memory, what each member contributes, and the conclusions."""
+    """Print each part's times and memory, the contribution of each member, and the conclusions."""
     for index, view in enumerate(views(run)):
         if index:
             console.print()
@@ -154,14 +154,14 @@ def print_tables(run: StudyRun, console: Console) -> None:
 
 
 def _terminal_figures(view: PartView) -> list[str]:
-    """The part's time, memory and CLIP score; the page and CSV have all figures."""
+    """Return the part's time, memory and CLIP score; the page and CSV have all figures."""
     figure_names = view.figures()
     kept = [view.time, "model_memory", "peak_memory", "clip"]
     return [name for name in figure_names if name in kept]
 
 
 def _block(view: PartView, figure: str) -> TextTable:
-    """Return one figure of a part: its rows, published and measured, and what is here over what was published."""
+    """Return one figure of a part: its rows, published and measured, and the ratio of measured to published."""
     columns = [
         k
         for k, column in enumerate(view.columns)
@@ -200,7 +200,7 @@ def _text(figure: str, compared: ComparedCell) -> str:
 
 
 def _gains(view: PartView) -> TextTable:
-    """Return what each member of a stack contributes."""
+    """Return the contribution of each member of a stack."""
     rows = [
         (member, "–", "not measured") if gain is None else (member, ratio(gain.ratio), gain.verdict.value)
         for member, gain in view.gains

@@ -1,4 +1,4 @@
-"""What an application really did."""
+"""The effect of applying a technique."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Facts = dict[str, int | float | str]
 
 @dataclass
 class Effect:
-    """What an application really did.
+    """The effect of applying a technique.
 
     Attributes:
         changed: counts and names for the Record, e.g. {"denoiser.quantized_layers": 52}.

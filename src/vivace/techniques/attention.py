@@ -167,7 +167,7 @@ class Attention(Technique):
         return self._select(changed, list(modules)) if self.backend in OF_PYTORCH else Effect(changed=changed)
 
     def _modules(self, target: Target) -> dict[Component, Any]:
-        """The targets that have attention layers.
+        """Return the targets that have attention layers.
 
         Raises:
             NoEffect: there is none.
@@ -178,7 +178,7 @@ class Attention(Technique):
         return modules
 
     def _changed(self, before: dict[Component, str]) -> dict[str, int | float | str]:
-        """For the Record.
+        """Return facts for the Record.
 
         Args:
             before: the kernels that PyTorch would choose.

@@ -232,7 +232,7 @@ class Compile(Technique):
         return {"options": {**list_mode_options(self.mode), **changed, **threads}}
 
     def _surrounding(self, module: torch.nn.Module) -> CallContext | None:
-        """The settings that a component's forward needs, if any."""
+        """Return the settings that a component's forward needs, if any."""
         kinds = num_kinds(_repeated(module)) if self.blocks == "repeated" else 1
         limits = limited(len(self.sizes), kinds) if self.sizes or kinds > 1 else None
         if limits is None or not self.dynamic:
@@ -255,7 +255,7 @@ class Compile(Technique):
         return Effect(changed=changed)
 
     def _changed(self, target: Target) -> dict[str, int | float | str]:
-        """Return what was compiled, and how.
+        """Return the compiled parts, and how they are compiled.
 
         Raises:
             NoEffect: the pipeline has none of the components.

@@ -61,7 +61,7 @@ _SEARCH_FIRST_TIMESTEP = (
     "EulerAncestralDiscreteScheduler",
     "EulerDiscreteScheduler",
 )
-"""Schedulers that count steps, but search all timesteps for the first one: the GPU is waited for, and then waits."""
+"""Schedulers that count steps, but search all timesteps for the first one, for which the host waits for the GPU."""
 
 
 class CudaGraph(Technique):
@@ -184,7 +184,7 @@ class CudaGraph(Technique):
 
 
 class _KnownDevices:
-    """Tells diffusers on which devices components compute, which it otherwise searches their layers for.
+    """Answers diffusers' question on which device components compute, for which it otherwise searches their layers.
 
     A call of a pipeline asks up to ten times, and each time every layer of one component or of all is asked for the
     hooks of group offloading: SDXL has 2,717. Meanwhile the GPU has nothing to do (docs/performance/unets.md). Captured
@@ -195,7 +195,7 @@ class _KnownDevices:
         self._devices: dict[torch.nn.Module, torch.device] = {}
 
     def settle(self, pipe: Any) -> None:
-        """Take in where components are; nothing if one of them is offloaded.
+        """Record where components are; nothing if one of them is offloaded.
 
         The other processes of `parallel` have a pipeline without components, which nobody calls.
         """

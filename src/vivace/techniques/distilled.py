@@ -23,7 +23,7 @@ from vivace.technique import Component, Distillation, Effect, Stage, Target, Tec
 from vivace.technique.script import Script, literal, written_call
 
 _USUAL_STEPS = 4
-"""Of most of these LoRAs; some are made for 1, 2 or 8."""
+"""Steps of most of these LoRAs; some are made for 1, 2 or 8."""
 
 
 class Distilled(Technique):

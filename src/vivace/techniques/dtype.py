@@ -145,7 +145,7 @@ _CASTS = (
 
 
 def _dtypes(target: Target) -> dict[Component, set[str]]:
-    """The floating-point dtypes of each component's parameters, as a script writes them."""
+    """Return the floating-point dtypes of each component's parameters, as a script writes them."""
     modules = {component: target.module(component) for component in COMPONENTS}
     return {
         component: {str(p.dtype) for p in module.parameters() if p.is_floating_point()}
@@ -171,7 +171,7 @@ def _convert(module: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def _overflowing_parts(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The parts of a module, by name, that their authors say overflow in fp16."""
+    """Return the parts of a module, by name, that their authors say overflow in fp16."""
     overflowing = getattr(module, "_keep_in_fp32_modules", None) or ()
     return [(name, part) for name, part in module.named_modules() if name.rsplit(".", 1)[-1] in overflowing]
 

@@ -48,7 +48,7 @@ from vivace.technique import Effect, Target, Trait, knob
 COMPUTED, DECIDED, HIT = "c", "d", "h"
 _FIRST = 8
 _LARGEST_SHARE = 4
-"""`first` is by default no more than one block in so many."""
+"""`first` is by default at most one block in this number."""
 _RUN = re.compile(rf"(\d*)([{COMPUTED}{DECIDED}{HIT}])")
 _MOST_STEPS = 1000
 
@@ -174,7 +174,7 @@ class DualBlockCache(StepCache):
 
 
 def steps_of(mask: str) -> str:
-    """Return a mask with one letter a step: "4c2h" is "cccchh".
+    """Parse a mask into one letter a step: "4c2h" is "cccchh".
 
     Raises:
         ValueError: it is not a mask, or its first step is not computed.

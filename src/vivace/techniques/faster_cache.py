@@ -148,7 +148,7 @@ class _BatchCounter(StepCounter):
 
 
 def _conditional(given: Any, num: int) -> Any:
-    """The arguments' second halves: of tensors with `num` rows, also inside lists, tuples and dicts."""
+    """Return the arguments' second halves: of tensors with `num` rows, also inside lists, tuples and dicts."""
     import torch
 
     if isinstance(given, torch.Tensor):
@@ -161,13 +161,13 @@ def _conditional(given: Any, num: int) -> Any:
 
 
 def _difference(output: torch.Tensor) -> torch.Tensor:
-    """Unconditional minus conditional, in fp32."""
+    """Return unconditional minus conditional, in fp32."""
     unconditional, conditional = output.float().chunk(2)
     return unconditional - conditional
 
 
 def _both(conditional: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
-    """The doubled batch, made of its conditional half and the difference."""
+    """Return the doubled batch, made of its conditional half and the difference."""
     import torch
 
     unconditional = (conditional.float() + difference).to(conditional.dtype)
@@ -175,7 +175,7 @@ def _both(conditional: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
 
 
 def _bands(latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Low and high frequencies of (batch, channels, height, width); they add up to the latents.
+    """Return low and high frequencies of (batch, channels, height, width); they add up to the latents.
 
     Low: within a disk around the mean, in periods per side.
     """

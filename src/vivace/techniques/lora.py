@@ -189,7 +189,7 @@ class Lora(Technique):
         return Effect(changed=self._identity(read) | changed, evidence=lora.facts, notes=self._notes(read))
 
     def _identity(self, read: LoraFile) -> dict[str, int | float | str]:
-        """Return what it is and what of it is used, for the Record."""
+        """Return the LoRA's identity and its used parts, for the Record."""
         facts: dict[str, int | float | str] = {
             "lora": self.path,
             "sha256": self.sha256,
@@ -269,7 +269,7 @@ class Lora(Technique):
         return self.max_rank or max(layer.matrices.rank for layer in layers if layer.matrices is not None)
 
     def _arguments(self) -> list[str]:
-        """What `pipe.load_lora_weights` takes to load the file."""
+        """Return the arguments of `pipe.load_lora_weights` that load the file."""
         file, remote = locate_lora(self.path), on_hub(self.path)
         if Path(self.path).expanduser().exists() or remote is None:
             return [literal(str(file.resolve()))]

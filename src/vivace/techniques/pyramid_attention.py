@@ -117,7 +117,7 @@ def _attentions(denoiser: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 class _ReusableForward:
-    """Replaces an attention's forward, on the instance: returns `kept` if there is any, else notes what it computes.
+    """Replaces an attention's forward, on the instance: returns `kept` if there is any, else notes its own output.
 
     Both are empty between forwards of the denoiser, so that a graph carries no state.
     """

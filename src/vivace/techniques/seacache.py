@@ -90,7 +90,7 @@ class Seacache(StepCache):
         return StepDecision(lambda state, look: self._is_close(state, look, target.pipe))
 
     def _is_close(self, state: CacheState, look: Look, pipe: Any) -> bool:
-        """Whether the changes since the last computed step add up to less than the threshold.
+        """Return whether the changes since the last computed step add up to less than the threshold.
 
         Every step is compared with the one before, computed or not.
         """

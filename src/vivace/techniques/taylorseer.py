@@ -85,7 +85,7 @@ class Taylorseer(StepCache):
         return StepDecision(is_hit)
 
     def _factors(self, state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The output and its finite differences up to the order, in fp32, each divided by the steps between."""
+        """Return the output and its finite differences up to the order, in fp32, each divided by the steps between."""
         state.notes["dtype"] = computed[0].dtype
         factors = [computed[0].float()]
         steps = state.step - state.notes.get("computed_at", state.step)

@@ -1,4 +1,4 @@
-"""Leave out what nothing reads of a language model that encodes the text: its last layers, its words' probabilities.
+"""Drop the unread parts of a language model that encodes the text: its last layers, its words' probabilities.
 
 Why: FLUX.2 reads the states behind layers 9, 18 and 27 of 36 ([klein]), or 10, 20 and 30 of 40 ([dev]), and its
     pipelines compute all layers. FLUX.2 and Qwen-Image also have their language model predict the next word behind
@@ -74,17 +74,17 @@ class TrimText(Technique):
 
 
 def _last_state(pipe: Any) -> int | None:
-    """Return the last of the states behind layers that a pipeline reads, -1: that of all layers; None: unknown."""
+    """Return the last of the layers' states that a pipeline reads, -1: that of all layers; None: unknown."""
     family = family_of_pipeline(type(pipe).__name__)
     return None if family is None else family.last_text_state.get(type(pipe).__name__)
 
 
 def _trim(encoder: Any, last: int) -> int | None:
-    """Return how many layers are left out; None: nothing was to leave out."""
+    """Return how many layers are left out; None: there were none to leave out."""
     import torch
 
     class NoWords(torch.nn.Module):  # type: ignore[misc]
-        """In the place of the layer that predicts words."""
+        """Replaces the layer that predicts words."""
 
         def forward(self, states: torch.Tensor) -> torch.Tensor:
             return states[..., :0]
@@ -109,7 +109,7 @@ def _decoder(encoder: Any) -> Any:
 
 
 def _refuse_other_uses(pipe: Any, last: int) -> None:
-    """Let a pipeline's methods refuse what needs more of its text encoder than was left."""
+    """Let a pipeline's methods refuse uses of its text encoder that need the dropped parts."""
     encode = pipe.encode_prompt
 
     @functools.wraps(encode)

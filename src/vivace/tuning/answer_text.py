@@ -101,7 +101,7 @@ def _pick(tuned: Tuned) -> Iterator[str]:
 
 
 def _how_sure(row: Row, baseline: Row) -> str:
-    """Say in brackets what keeps a speed-up from being proved; "" if nothing does."""
+    """Return a note in brackets on why a speed-up is not proved; "" if it is."""
     if len(row.record.rounds) == 1:
         return " (measured in one round: not proved)"
     if row.verdict is Verdict.FASTER:

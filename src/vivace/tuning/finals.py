@@ -1,4 +1,4 @@
-"""The finals of a search: comparisons of finalists with the baseline, and the images that were added to them."""
+"""The finals of a search: comparisons of finalists with the baseline, and the images added to them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Finals:
     _rows: list[list[Row]] = field(default_factory=list, repr=False)
 
     def add(self, compared: Compared) -> list[Row]:
-        """Take in a final and return its rows, judged by all images that the store has of its recipes."""
+        """Add a final and return its rows, judged by all stored images of its recipes."""
         self.compared.append(compared)
         self.read()
         return self._rows[-1]
@@ -52,7 +52,7 @@ class Finals:
             ]
 
     def rows_with_images(self, records: Sequence[Record], quality: QualityPass, store: Store) -> list[Row]:
-        """Return the rows of a final with the images of all batches, judged as surely as each look has to be."""
+        """Return the rows of a final with the images of all batches, judged with the confidence of each look."""
         if not self.further:
             return rows_of(records, quality, self.limits)
         whole = []

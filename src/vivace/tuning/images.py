@@ -39,7 +39,7 @@ _DECIDED_BY_FIGURES = frozenset({*_BOUNDED, "ssim", "psnr_db"})
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """Which images a final draws, batch by batch.
+    """The images of a final, batch by batch.
 
     Attributes:
         batches: the first is drawn by the rounds of the final.
@@ -83,11 +83,11 @@ class ImagePlan:
 
     @property
     def sure(self) -> float:
-        """How sure each look has to be that a recipe passes."""
+        """The confidence with which a recipe must pass at each look."""
         return sure_of_each(SURE_PASS, self.sizes)
 
     def prompts_at(self, look: int) -> float:
-        """Return how many prompts the images of a look are worth: further seeds of a prompt count as their root."""
+        """Return the number of prompts that a look's images count as: further seeds of a prompt count as their root."""
         return math.sqrt(self.num_prompts[look] * self.sizes[look])
 
     def num_images(self, look: int) -> int:
@@ -95,7 +95,7 @@ class ImagePlan:
         return self.sizes[look] - (self.sizes[look - 1] if look else 0)
 
     def judged(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows of a final with bounds and verdicts as sure as each look has to be."""
+        """Return the rows of a final with bounds and verdicts of the confidence of each look."""
         floor = next((row.noise_floor for row in rows if row.noise_floor is not None), None)
         return [self._judged(row, floor) for row in rows]
 
@@ -145,7 +145,7 @@ class ImagePlan:
 
 
 def needs_floor(rows: Sequence[Row]) -> bool:
-    """Whether a verdict may be another with the noise floor, which a final draws only then.
+    """Whether the noise floor may change a verdict; a final draws it only then.
 
     It bounds what is asked of recipes that keep the image.
     """
@@ -156,7 +156,7 @@ def needs_floor(rows: Sequence[Row]) -> bool:
 
 
 def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:
-    """Return a record of a final with the images of all batches that the store has, and how many batches these are.
+    """Return a record of a final with the images of all stored batches, and the number of these.
 
     Args:
         workloads: of the batches after the first.

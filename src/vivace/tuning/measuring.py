@@ -107,7 +107,7 @@ class Bench:
         return self.baseline
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Techniques judge the model without its weights; memory is predicted if it is limited."""
+        """Return refusals: techniques judge the model without its weights; limited memory is predicted."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons: dict[str, str] = {}
         if texts:
@@ -131,7 +131,7 @@ class Bench:
         return refused
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Those that keep the image do the same in every step, so few steps tell; others are drawn at full length."""
+        """Measure few steps of recipes that keep the image, whose steps are alike; others at full length."""
         alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
         others = [recipe for recipe in recipes if recipe not in alike]
         results: list[Result] = []
@@ -148,7 +148,7 @@ class Bench:
         return self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Those that have fewer images than others come first."""
+        """Draw images of those that have fewer than others first."""
         looks = {recipe: self.time.looks.get(recipe, 1) for recipe in recipes}
         look = min(looks.values())
         if look >= len(self.plan.batches):
@@ -185,7 +185,7 @@ class Bench:
 
     @property
     def rounds_asked(self) -> int:
-        """Of each recipe in the final."""
+        """Rounds of each recipe in the final."""
         return FINAL_ROUNDS
 
     @property
@@ -194,12 +194,12 @@ class Bench:
 
     @property
     def full(self) -> Workload:
-        """What the final draws."""
+        """The workload of the final."""
         return workload_of(self.located, self._workload(Rung.PROVEN), self.request.batch)
 
     @property
     def task(self) -> Task:
-        """What is drawn from."""
+        """The task of the images."""
         return self.full.task
 
     @property
@@ -272,7 +272,7 @@ class Bench:
         return results
 
     def _seen(self, rows: Sequence[Row], rung: Rung, steps_left: float) -> list[Result]:
-        """Return what rows say of their recipes. A final of one round proves nothing: it counts as a judgement."""
+        """Return the results of rows. A final of one round proves nothing: it counts as a judgement."""
         results = []
         baseline = rows[0]
         for row in rows:
@@ -285,7 +285,7 @@ class Bench:
         return results
 
     def result_of(self, row: Row, baseline: Row, rung: Rung, steps_left: float) -> Result | None:
-        """Return what a row says of its recipe; see `seen_of`."""
+        """Return the result of a row; see `seen_of`."""
         recipe = recipe_of(row.record)
         if recipe is None:
             return None
@@ -297,7 +297,7 @@ class Bench:
         return replace(result, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
 
     def _note_pace(self, rows: Sequence[Row], workload: WorkloadRequest) -> None:
-        """Take in how long the baseline takes now: other programs come and go."""
+        """Record how long the baseline takes now: other programs come and go."""
         latency = rows[0].latency
         if latency is not None and workload.num_inference_steps is None:
             self.pace.base_s = self.request.batch * latency.median.point
@@ -348,7 +348,7 @@ class Bench:
         return rows
 
     def rung_of(self, run: Invocation, workload: Workload) -> tuple[Rung | None, float]:
-        """Return at which rung of this search a stored run measured, None for none, and the steps that it left out.
+        """Return the rung of this search that a stored run measured, None for none, and the steps that it left out.
 
         A comparison that was typed counts as a final if it is as thorough.
         """

@@ -1,4 +1,4 @@
-"""What is believed of techniques before the first trial: from their declarations, from records, and publications.
+"""Priors of techniques before the first trial: from their declarations, from records, and publications.
 
 A technique can save no more than the time of the components that it works on, so the baseline's stages bound its
 effect. Records of the same model on the same family of GPUs count most; those of other models or families are a hint.
@@ -32,7 +32,7 @@ _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
 _NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
 SAME = 0.1
-"""A larger error has only what was measured of another model or family."""
+"""Largest error of a gain of this model: only other models' or families' measurements have a larger one."""
 _MUCH_SLOWER = -0.3
 """The gain below which a combination says nothing of its parts: what one part repairs, another has broken (fp32 and
 tf32 on a bf16 model)."""
@@ -51,7 +51,7 @@ go, too, and calls have overheads."""
 
 @dataclass(frozen=True)
 class PriorSource:
-    """Figures of other runs as they enter the model: where they are from, and how many they are."""
+    """Figures of other runs in the model: their source, and their number."""
 
     name: str
     data: tuple[Datum, ...]
@@ -64,7 +64,7 @@ def effects(
     num_steps: int | None = None,
     is_cpu: bool = False,
 ) -> dict[str, Prior]:
-    """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
+    """Return the prior of each option's effect on the goal, by its text, and by name@component.
 
     Args:
         stages_s: the baseline's seconds by stage; None if unknown.
@@ -86,7 +86,7 @@ def effects(
 def _effect_of_training(
     technique: Technique, stages_s: Mapping[str, float] | None, objective: Objective, num_steps: int | None
 ) -> Prior | None:
-    """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they leave out.
+    """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they save.
 
     Of other techniques that leave work out the gain could be counted as well. But a search that believes it tries the
     most reckless of them first, and finds less (docs/tuning.md).
@@ -136,7 +136,7 @@ def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) 
 def known_sources(
     model: str, device_name: str, objective: Objective, without: Iterable[str] = (), is_cpu: bool = False
 ) -> tuple[PriorSource, ...]:
-    """Return the gains that vivace's records, owners of cards and published studies say of recipes, for a device.
+    """Return the gains of recipes in vivace's records, contributions and published studies, for a device.
 
     What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
     work out is taken over: it gains on any device.
@@ -173,7 +173,7 @@ def _leaves_work_out(recipe: Recipe) -> bool:
 
 
 def reported(sources: Iterable[PriorSource]) -> list[Technique]:
-    """Return what was measured in recipes of the same model on the same family: worth trying as it was written."""
+    """Return recipes measured with the same model on the same family, to try as they were written."""
     data = [datum for source in sources for datum in source.data if datum.error <= SAME]
     return list(dict.fromkeys(technique for datum in data for technique in datum.recipe))
 
@@ -197,7 +197,7 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
 
 
 def no_record(device_name: str, device: str = "cuda") -> str | None:
-    """Return that no record is of this GPU or its generation, in words; None if there is one, and for a CPU."""
+    """Return a note that no record is of this GPU or its generation; None if there is one, and for a CPU."""
     if device == "cpu" or has_records(device_name, (*committed_tables(), *community_tables())):
         return None
     return (

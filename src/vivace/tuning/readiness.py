@@ -1,4 +1,4 @@
-"""What a search lacks on this machine, all of it, before anything is downloaded, loaded or measured.
+"""Everything that a search lacks on this machine, before anything is downloaded, loaded or measured.
 
 Nothing here imports torch. What is said is a lower bound: a search is refused only if it cannot succeed.
 """
@@ -26,15 +26,15 @@ from vivace.tuning.image_request import ImageRequest
 from vivace.untrusted.files import user_path
 
 _CORE_FLOPS = 200e9
-"""Per second and core in fp32: more than a core of any CPU reaches in a whole model."""
+"""FLOP per second and core in fp32: more than a core of any CPU reaches in a whole model."""
 _LEAST_IMAGES = 4
-"""That the shortest final draws: the baseline and a recipe, in two rounds."""
+"""Images of the shortest final: the baseline and a recipe, in two rounds."""
 _FP32_OVER_HALF = 2
 
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that is missing.
+    """A missing requirement.
 
     Attributes:
         ends: whether no search can succeed without it.
@@ -48,7 +48,7 @@ class Lack:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a model needs: bytes of its files and of its memory here, and seconds of an image; None if unknown."""
+    """Requirements of a model: bytes of its files and of its memory here, and seconds of an image; None if unknown."""
 
     download_bytes: int | None
     memory_bytes: float | None
@@ -212,7 +212,7 @@ def _download(needs: _Needs, entry: Entry | None, absent: str | None, here: Surr
 
 
 def _judges(scorer: str | None, witness: str | None, here: Surroundings) -> Iterator[Lack]:
-    """Yield the models that judge images and that can be neither found nor downloaded."""
+    """Yield the models that judge images and that can be neither located nor downloaded."""
     options = [(scorer, "--scorer", find_scorer)] if scorer not in (None, "auto") else []
     options += [(witness, "--witness", find_witness)] if witness is not None else []
     for name, flag, find in options:
@@ -232,7 +232,7 @@ def _free(folder: Path) -> int:
 
 
 def _instead(name: str, entry: Entry | None) -> str:
-    """Describe what can be done here instead."""
+    """Describe the alternatives that work here."""
     tiny = "tiny-flux" if entry is not None and "Flux" in entry.pipeline else "tiny-sd"
     parts = [f"`vivace tune {tiny}` runs on any machine"]
     if entry is not None:

@@ -1,4 +1,4 @@
-"""The search: screen what is promising, judge the better half, prove the best beside the baseline.
+"""The search: screen promising recipes, judge the better half, prove the best beside the baseline.
 
 With a limit of time it holds an answer from its first half on: a final of recipes of which one passes almost surely.
 What is bolder replaces the answer only where another final proves it.
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def num_trials(self) -> int:
-        """How many recipes have been measured, the baseline not counted."""
+        """The number of recipes that have been measured, the baseline not counted."""
         return len({result.recipe for result in self.history if not result.recipe.is_baseline} - self.refused)
 
     def run(self) -> Result | None:
@@ -123,7 +123,7 @@ class Search:
         return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
-        """Return recipes that may work here; those that do not are noted, and cost no trial."""
+        """Return recipes that may work here; others are noted, and cost no trial."""
         refused = 0
         while True:
             recipes = self.sampler.ask(self.history, number)
@@ -153,7 +153,7 @@ class Search:
                 self.space.leave_out(added[0], result.reason or result.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes, if they can still win, and what changes the image anew.
+        """Judge the better half of the screened recipes, if they can still win, and the changes of the image anew.
 
         What ruins the image is then known before more recipes are made of it.
         """
@@ -191,7 +191,7 @@ class Search:
             self._note(self.measurer.judge(chosen))
 
     def _tells_of_quality(self, result: Result) -> bool:
-        """Whether a recipe gains something by a technique that changes the image, and that was never judged."""
+        """Return whether a recipe gains something by a technique that changes the image, and that was never judged."""
         judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
         return gain_of(result) > _WORTH_A_FINAL and any(
             not technique.same_picture and technique not in judged_techniques for technique in result.recipe
@@ -218,7 +218,7 @@ class Search:
                 break
 
     def _judge_what_may_beat(self, pick: Result) -> None:
-        """Judge recipes that were only screened and are expected to improve on the pick."""
+        """Judge screened recipes that are expected to improve on the pick."""
         left = [
             result
             for result in latest(self.history).values()
@@ -245,7 +245,7 @@ class Search:
         return [results[k] for k in order]
 
     def _candidates(self, *, screened: bool = False) -> list[Result]:
-        """Return what could be proposed, the most promising first.
+        """Return the candidates, the most promising first.
 
         Args:
             screened: also what was not judged yet.
@@ -363,7 +363,7 @@ class Search:
         return [candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective), chosen)]
 
     def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
-        """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
+        """Choose finalists greedily by expected improvement over posterior samples.
 
         Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
         each posterior sample, so one of them stands for all.
@@ -379,7 +379,7 @@ class Search:
         return unlike(self, [candidates[k] for k in chosen])
 
     def pick(self) -> Result | None:
-        """Return the best recipe that has been proven, without techniques that were shown to give it nothing."""
+        """Return the best proven recipe, without techniques that were proven to give it nothing."""
         floor = floor_of(self.history, self.objective)
         good = [
             result
@@ -395,5 +395,5 @@ class Search:
 
 
 def _not_seen(recipe: Recipe) -> Result:
-    """Return what is known of a recipe that was not measured: that it may take as long as the baseline."""
+    """Return a placeholder for a recipe that was not measured: it may take as long as the baseline."""
     return Result(recipe, Outcome.MEASURED, Rung.SCREENED)

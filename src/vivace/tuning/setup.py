@@ -1,4 +1,4 @@
-"""What a search starts with: its space, its budget, and the checks of what was asked."""
+"""The start of a search: its space, its budget, and the checks of its request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
 def space_of(
     objective: Objective, bench: Bench, trusted: frozenset[Recipe] | None, reported: Sequence[Technique] = ()
 ) -> Space:
-    """Return the space without what this machine or model does not support. For `reported` see `Space.of`.
+    """Return the space without unsupported techniques. For `reported` see `Space.of`.
 
     Raises:
         Unsupported: that includes a technique that is to be kept.
@@ -96,7 +96,7 @@ def space_of(
 
 
 def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limits) -> frozenset[Recipe]:
-    """Return the recipes that kept the quality of an embedded model, as the store has seen.
+    """Return the recipes that kept the quality of an embedded model, by the store.
 
     Raises:
         UsageError: it is not of the same kind, or nothing is known of it.
@@ -132,7 +132,7 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:
-    """Refuse a limit of memory that no recipe which saves memory is predicted to keep.
+    """Refuse a limit of memory that no recipe is predicted to keep.
 
     Raises:
         UsageError: naming the least that is predicted.

@@ -139,7 +139,7 @@ def tune(
 
 
 def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tuned:
-    """Search by settings that are checked here; see `tune`."""
+    """Search by settings, checked here; see `tune`."""
     check_ready(
         model,
         settings.device,
@@ -209,7 +209,7 @@ def _bench(
     judge: QualityJudge,
     request: ImageRequest,
 ) -> Bench:
-    """Return what measures, with a launcher that ends with the stack."""
+    """Return the measurer, with a launcher that ends with the stack."""
     run = settings.run
     stack.enter_context(Store.create(run.folder)).close()
     launcher = run.launcher or stack.enter_context(start_launcher(settings.device))
@@ -269,7 +269,7 @@ def _sampler(
 
 
 def _known_of(history: Sequence[Result], stored: PriorSource) -> str:
-    """Describe what the store has: results of the same search, which count, and figures to learn from."""
+    """Describe the store's content: results of the same search, which count, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
     parts = []
@@ -314,7 +314,7 @@ def _answer(
 
 
 def expected_neighbours(search: Search, pick: Result | None) -> dict[str, float]:
-    """Return the gain that is expected of the pick with one technique less: its own, and what is believed of it."""
+    """Return the expected gain of the pick with one technique less: its own, and that technique's posterior."""
     if pick is None:
         return {}
     less = [pick.recipe.without(technique) for technique in pick.recipe]

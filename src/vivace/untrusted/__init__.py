@@ -1,4 +1,4 @@
-"""What others wrote: their files, their text, and the errors that libraries raise about them.
+"""Foreign input: files, text, and the errors that libraries raise about them.
 
 Everything that comes from outside (models, scorers, LoRAs, prompt files, images) is read through this package.
 `files` opens only regular files of bounded size, `pictures` only images of bounded size; `reading` turns whatever a

@@ -35,10 +35,10 @@ _NO_LINKS = {
     errno.EMLINK,
     errno.EXDEV,
 }
-"""What file systems without hard links answer: exFAT, FAT, many of FUSE and of networks."""
+"""Errors of file systems without hard links: exFAT, FAT, many of FUSE and of networks."""
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _CANNOT_REPLACE = {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV}
-"""What a file answers that may be written, but not replaced: one that is mounted by itself, as into a container, and
+"""Errors of files that may be written, but not replaced: one that is mounted by itself, as into a container, and
 one in a folder that belongs to somebody else."""
 
 
@@ -58,7 +58,7 @@ def replace_from(path: Path, source: Path) -> None:
 
 
 def write_new(path: Path, content: bytes) -> bool:
-    """Write a new file; return False, without writing, if there is a file of that name.
+    """Write a new file; return False, without writing, if a file of that name exists.
 
     A device or pipe is written to: nothing is lost there.
 
@@ -92,7 +92,7 @@ def is_taken(path: Path) -> bool:
 
 
 def is_stream(path: Path) -> bool:
-    """Return whether a path names an open file, a device or a pipe, whose name says nothing of what goes there."""
+    """Return whether a path names an open file, a device or a pipe, whose name says nothing of its content."""
     return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 

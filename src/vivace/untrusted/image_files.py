@@ -1,4 +1,4 @@
-"""Open images that others made: one reader for everything that vivace reads images for.
+"""Open foreign images: one reader for everything that vivace reads images for.
 
 Numbers of 16 bits are scaled by their whole range, so 65535 is white. Floating-point numbers are read between 0 and 1.
 Of other ranges nobody knows what is white, so they are refused. Transparent pixels lie on white. A mask may be in the
@@ -19,7 +19,7 @@ from vivace.untrusted.reading import reading
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 4096 * 4096
-"""The largest images of published models; metrics need about 100 bytes a pixel."""
+"""Most pixels: the largest images of published models; metrics need about 100 bytes a pixel."""
 _UNREADABLE = "cannot be read as an image"
 _MAX_BYTES = 500_000_000
 _SEVERAL = (
@@ -29,7 +29,7 @@ _SEVERAL = (
 )  # of several frames; a JPEG's others are previews and depth maps of the camera
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _DIM = 4096
-"""An image of 16 bits that is nowhere brighter is nearly black."""
+"""Brightness below which an image of 16 bits is nearly black."""
 
 
 def open_image(path: Path, note: Callable[[str], object] | None = None) -> Any:
@@ -58,26 +58,26 @@ def open_mask(path: Path) -> Any:
 
 
 def picture_in(data: bytes, name: str, note: Callable[[str], object] | None = None) -> Any:
-    """Return an image that was sent, as `open_picture` does a file's.
+    """Return an image from received bytes, as `open_image` does from a file.
 
     Args:
         name: what messages call it.
 
     Raises:
-        UsageError: as `open_picture`.
+        UsageError: as `open_image`.
     """
     with reading(name, UsageError, problem=_UNREADABLE):
         return _converted(io.BytesIO(data), lambda picture: _as_rgb(picture, note or (lambda text: None)))
 
 
 def mask_in(data: bytes, name: str) -> Any:
-    """Return a mask that was sent, as black and white (PIL, mode L): white is repainted.
+    """Return a mask from received bytes, as black and white (PIL, mode L): white is repainted.
 
     If its alpha channel varies, what is transparent is repainted, as the OpenAI images API has it. Otherwise white is
     where half or more of the light is; transparent everywhere, all is repainted.
 
     Raises:
-        UsageError: as `open_picture`.
+        UsageError: as `open_image`.
     """
     with reading(name, UsageError, problem=_UNREADABLE):
         return _converted(io.BytesIO(data), _transparent_or_white)

@@ -28,7 +28,7 @@ from vivace.spec.record import Round
 _INSTALL = "pip install 'vivace[ray]'"
 _ANSWER_S = 5.0
 _POLL_S = 1.0
-"""How long Ray's own wait is, so that Ctrl-C is noticed."""
+"""Seconds of each wait in Ray, so that Ctrl-C is noticed."""
 
 
 class RayPlace:

@@ -38,7 +38,7 @@ class Pool(Protocol):
 
     @property
     def num_places(self) -> int | None:
-        """The number of places, of which each takes its share of the trials at once, with one baseline. None if it is
+        """The number of places, each of which takes its share of the trials at once, with one baseline. None if it is
         not known: then a place takes one trial."""
         ...
 
@@ -67,7 +67,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a place has taken.
+    """The work that a place has taken.
 
     Attributes:
         members: the indices of the job's trials in the comparison.
@@ -227,7 +227,7 @@ class SpreadTrials:
         return runs
 
     def _begin(self, num_places: int | None) -> None:
-        """Report the progress how many rounds to expect, if no place is lost."""
+        """Report how many rounds to expect if no place is lost."""
         num_jobs = len(self._waiting) if num_places is None else min(num_places, len(self._waiting))
         expected = [(0, index) for index in range(num_jobs * self._timing.rounds)]
         expected += [(t, index) for t in self._waiting if t for index in range(self._timing.rounds)]
@@ -263,7 +263,7 @@ class SpreadTrials:
         return bool(before) and set(keys) <= set(before[-1])
 
     def _delivered_of(self, ticket: Ticket, members: Collection[int]) -> dict[int, int]:
-        """Return how many rounds of its work a place has returned, by trial."""
+        """Return the number of rounds of its work that a place has returned, by trial."""
         returned = Counter(
             ticket.members[trial]
             for trial, index in ticket.job.rounds
@@ -272,7 +272,7 @@ class SpreadTrials:
         return {member: number for member, number in returned.items() if member in members}
 
     def _wanted(self, ticket: Ticket) -> list[int]:
-        """Return the trials of a ticket that were waited for: all but the baseline, unless it is alone."""
+        """Return the trials that a ticket is for: all but the baseline, unless it is alone."""
         return [member for member in ticket.members if member or len(self._trials) == 1]
 
     def _lacks(self, trial: int, environment: Environment, *, rerun: bool = False) -> bool:

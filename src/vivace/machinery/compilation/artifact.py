@@ -48,7 +48,7 @@ class CompiledFor(Spec):
     folder: str = ""
 
     def differences(self, other: CompiledFor) -> list[str]:
-        """Return what differs, in words: what the code wants, and what there is."""
+        """Return the differences in words: what the code needs, and what this machine has."""
         differences = [
             f"{name}: compiled for {compiled}, here is {here}"
             for name, compiled, here in (

@@ -26,10 +26,10 @@ from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, 
 
 
 class Exchange(Protocol):
-    """What processes that hold a part of the tokens each give each other."""
+    """What processes exchange that each hold a part of the tokens."""
 
     def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """Return what the first process computes, which is like another tensor."""
+        """Return the first process's modulations, which have the shape of another tensor."""
 
     def gathering(self, queries: torch.Tensor) -> Gathering:
         """Begin an attention whose own keys and values are like these queries."""
@@ -45,7 +45,7 @@ class Gathering(Protocol):
     own: torch.Tensor
 
     def send(self) -> None:
-        """Begin to send them, once they are written."""
+        """Begin to send own keys and values, once they are written."""
 
     def wait(self) -> torch.Tensor:
         """Return keys and values (batch, all tokens, 2, heads, channels), once all are there."""
@@ -53,7 +53,7 @@ class Gathering(Protocol):
 
 @dataclass
 class _AttentionInputs:
-    """Queries of own tokens, and a function that returns keys and values of all.
+    """Queries of own tokens, and a function that returns the keys and values of all tokens.
 
     scales: None in bf16.
     """
@@ -73,7 +73,7 @@ class _Pending:
 
 @dataclass
 class _Step:
-    """What all blocks of one forward share.
+    """State that all blocks of one forward share.
 
     scales: None in bf16.
     mask: of attention; None: all keys are there.
@@ -259,7 +259,7 @@ class BlockForward:
         return self._row_scaled(block.out, active, tokens, gate)
 
     def _row_scaled(self, product: Product, rows: RowScaled, tokens: TokenLayout, gate: Modulation) -> Branch:
-        """Return a product whose rows are scaled where it is added."""
+        """Return a product of rows that are scaled when it is added."""
         unit = None if rows.scales is None else self._blocks.unit[:1]
         return Branch(product(Rows(rows.values, unit), tokens), gate, product.left_bias, rows.scales)
 
@@ -301,7 +301,7 @@ class BlockForward:
         of_values: torch.Tensor | None,
         queries_last: bool = False,
     ) -> tuple[_AttentionInputs, torch.Tensor]:
-        """Return what a block attends with, of its rows, and all that its first product has made of them.
+        """Return the inputs of a block's attention, of its own rows, and the whole output of its first product.
 
         Args:
             of_values: (2,), the scale of values and attention's output, and its inverse; None in bf16.
@@ -346,13 +346,13 @@ class BlockForward:
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
-        """Attention's output as rows of tokens: see `attend`."""
+        """Return attention's output as rows of tokens: see `attend`."""
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
         return attend((inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch)
 
     def _of_double(self, vector: int) -> list[Modulation]:
-        """Where the modulations of a double block are, whose first is this vector."""
+        """Return the offsets of a double block's modulations, of which this vector is the first."""
         half = OF_DOUBLE // 2
         image = [(vector + k) * self._channels for k in range(half)]
         return [Modulation(text=start + half * self._channels, image=start) for start in image]
@@ -363,7 +363,7 @@ class BlockForward:
 
 
 def of_image(ids: torch.Tensor) -> torch.Tensor:
-    """Return positions (tokens, axes) of one image, of those of a batch, which are the same."""
+    """Return the positions (tokens, axes) of one image; those of a batch are equal."""
     return ids[0] if ids.ndim == 3 else ids
 
 

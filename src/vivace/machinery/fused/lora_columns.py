@@ -23,7 +23,7 @@ from vivace.machinery.fused.scales import spread
 from vivace.machinery.kernels.reference import E4M3_MAX, TINY, to_e4m3
 
 _MULTIPLE = 16
-"""Of inputs, as cuBLASLt takes them in e4m3."""
+"""Multiple of inputs that cuBLASLt takes in e4m3."""
 _TYPICAL = 75.0
 """sigma times the root of the number of inputs, inverted: elements of x and A in e4m3 are about 4 and 150."""
 
@@ -78,7 +78,7 @@ class LoraSlot(nn.Module):  # type: ignore[misc]
 
 
 class FusedModulation(nn.Module):  # type: ignore[misc]
-    """One of diffusers' layers that is computed with all others of its kind, beside which there can be no LoRA."""
+    """One of diffusers' layers that is computed with all others of its kind, and so can have no LoRA beside it."""
 
     def __init__(self, name: str, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
     def _factors(
         self, slots: list[Any], stream: int, scale: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return what rows of A (rank, 1) and columns of B (1, rank) are multiplied by, and set the stream's sigma."""
+        """Return the factors of A's rows (rank, 1) and of B's columns (1, rank), and set the stream's sigma."""
         matrices = [slot.matrices() for slot in slots]
         rows = [down.abs().amax(dim=1).clamp(min=TINY) / E4M3_MAX for down, _ in matrices]
         columns = [

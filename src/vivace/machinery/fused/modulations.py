@@ -167,7 +167,7 @@ class Hoisting:
         """The table's memory when it was filled."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the transformer in another process has no pipeline, and hoists nothing."""
+        """Leave the pipeline out: a copy of the transformer in another process hoists nothing."""
         return self.__dict__ | {"_pipe": None, "_seen": [], "_next": 0, "_filled": None}
 
     def __call__(

@@ -64,7 +64,7 @@ class FusedForm:
 
 
 def form_of(denoiser: Any) -> FusedForm | None:
-    """Return how a denoiser is fused, or None: it is no transformer, or has no fused form."""
+    """Return how a denoiser is fused; None if it is no transformer, or has no fused form."""
     return _FORMS.get(type(denoiser).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Quantisation to e4m3 in one pass: with a scale that is given, or one for each row."""
+"""Quantisation to e4m3 in one pass, with a fixed scale or one for each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a LoRA file is used, what is not and why, in words."""
+"""Which parts of a LoRA file are used, and which are not and why, in words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LoraFile:
 
 @dataclass
 class Account:
-    """Where the tensors of a file went, as it is read.
+    """The destinations of a file's tensors, recorded as it is read.
 
     Attributes:
         pipe: the pipeline.
@@ -87,7 +87,7 @@ class Account:
     num_zero_alphas: int = 0
 
     def closed(self) -> LoraFile:
-        """Return the file.
+        """Return the finished file.
 
         Raises:
             UnusableModel: nothing in it is for this pipeline.

@@ -35,7 +35,7 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True)
 class _Parsed:
-    """A file as it was read."""
+    """A parsed file."""
 
     layers: Mapping[str, Matrices]
     notes: tuple[str, ...]
@@ -167,7 +167,7 @@ class HotLora:
             )
 
     def facts(self) -> dict[str, int | float | str]:
-        """What it is now, for the Record."""
+        """Describe the current LoRA for the Record."""
         now: dict[str, int | float | str] = {
             f"lora.{self.name}": f"{self.sha256}, rank {self.rank} of {self.max_rank}, scale {self.scale:g}",
             f"lora.{self.name}.exchanges": self.num_exchanges,
@@ -181,7 +181,7 @@ def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
 
 
 def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
-    """Change one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
+    """Replace the file or the scale of one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
 
     Returns:
         What a user must know of a new file: which of its tensors are not used, and what was assumed.
@@ -243,7 +243,7 @@ def attach(
 
 
 def chosen(layers: LoraLayers, components: tuple[Component, ...]) -> LoraLayers:
-    """Return a file's parts for these components."""
+    """Return the parts of a file for these components."""
     return {component: part for component, part in layers.items() if component in components}
 
 

@@ -21,7 +21,7 @@ _LATENTS = "hidden_states"
 
 
 class SecondCalls:
-    """What is known of the calls of one image.
+    """The state of one image's calls.
 
     Args:
         send: sends arguments to the peer.
@@ -121,7 +121,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _may_be_equal(value: Any, other: Any) -> bool:
-    """Whether values are equal, as far as that is known without reading tensors."""
+    """Whether values are equal, as far as can be decided without reading tensors."""
     if _is_tensor(value) != _is_tensor(other):
         return False
     if _is_tensor(value):

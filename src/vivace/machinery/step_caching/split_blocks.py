@@ -75,7 +75,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
     plain = type(transformer).forward
 
     class Stand(torch.nn.Module):  # type: ignore[misc]
-        """In the place of a block: notes what passes it, or hands on something else than the block would."""
+        """Replaces a block: notes its inputs, or passes on other values than the block would return."""
 
         def __init__(self, number: int, block: Any, role: str) -> None:
             super().__init__()
@@ -119,11 +119,11 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             return returned
 
     def entering() -> Tokens:
-        """The tokens in front of the middle blocks, as the last of these takes them."""
+        """Return the tokens in front of the middle blocks, as the last of these takes them."""
         return _joined(passing.entering) if joins_in_middle else passing.entering
 
     def view(roles: dict[int, str]) -> Any:
-        """The transformer with stand-ins; it shares all else."""
+        """Return the transformer with stand-ins; it shares all else."""
         made = copy.copy(transformer)
         made._modules = dict(transformer._modules)
         for chain in blocks.chains:
@@ -151,7 +151,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
         return plain(views[name], *args, **own_arguments(kwargs))[0]
 
     def residual() -> Tokens:
-        """What the middle blocks add; of the image alone if no block is computed after them."""
+        """Return the residual of the middle blocks; of the image alone if no block is computed after them."""
         outputs = passing.leaving if last else passing.leaving[:1]
         return tuple(after - before for after, before in zip(outputs, entering(), strict=False))
 
@@ -194,31 +194,31 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
 
 
 def _given(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
-    """The tokens that a block is given."""
+    """Return the tokens among a block's arguments."""
     image = args[0] if args else kwargs["hidden_states"]
     text = None if joined else blocks.text_of((args, kwargs))
     return (image,) if text is None else (image, text)
 
 
 def _from(start: int, tokens: Tokens) -> Tokens:
-    """The tokens without the first ones of the image's tensor."""
+    """Return the tokens without the first ones of the image's tensor."""
     return (tokens[0][:, start:], *tokens[1:]) if start else tokens
 
 
 def _returned(blocks: Blocks, tokens: Tokens) -> Any:
-    """What a block returns."""
+    """Return the output of a block."""
     image, text = (*tokens, None)[:2]
     return blocks.returned(image, text)
 
 
 def _taken(blocks: Blocks, returned: Any) -> Tokens:
-    """The tokens that a block has returned. SD3's last one returns no text."""
+    """Return the tokens in a block's output. SD3's last one returns no text."""
     image, text = blocks.taken(returned)
     return (image,) if text is None else (image, text)
 
 
 def _joined(tokens: Tokens) -> Tokens:
-    """The tokens of text and image in one tensor, the text first."""
+    """Return the tokens of text and image in one tensor, the text first."""
     import torch
 
     image, text = tokens

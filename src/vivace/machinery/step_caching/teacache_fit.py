@@ -87,7 +87,7 @@ def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float
 
 
 def _one(output: Any) -> Any:
-    """The output as one tensor; Z-Image's is a list of one for each row."""
+    """Return the output as one tensor; Z-Image's is a list of one for each row."""
     import torch
 
     return torch.stack(output) if isinstance(output, list) else output

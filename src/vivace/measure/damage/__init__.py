@@ -1,4 +1,4 @@
-"""Damage as acceleration does it, at graded strengths, to find at which strength a witness sees it.
+"""Damage such as acceleration causes, at graded strengths, to find the strength at which a witness detects it.
 
 Each kind takes an image (H, W, 3) of 0 to 255, a strength in its own unit and a generator of random numbers, and
 returns an image of the same size whose values are whole numbers from 0 to 255. Strengths grow: the first is at the edge
@@ -58,7 +58,7 @@ class HarmlessChange:
 
 
 def whole(image: Pixels) -> Pixels:
-    """Return the image as 8 bits hold it."""
+    """Return the image in 8 bits."""
     return np.asarray(np.clip(np.rint(image), 0, 255))
 
 
