@@ -114,7 +114,7 @@ def compare(
         store: the folder of the store; created if there is none.
         command: the command line to store with the run; None for the equivalent `vivace compare`.
         on_pair, progress: receive what was measured.
-        on_note: is told if no verdict can come within `max_minutes`, before that time is spent.
+        on_note: called if no verdict can come within `max_minutes`, before that time is spent.
         launcher: a running launcher; None to start one.
         fields: the fields of `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`, as for
             `vivace.bench`.
@@ -203,7 +203,7 @@ def _sequential(
 
     Args:
         num_stored: pairs that the store has.
-        on_time: is told after the first pair that is not stored how many there are, and its seconds.
+        on_time: called after the first new pair with the number of pairs, and its seconds.
     """
     steps = looks(max_pairs)
     num_looks = len(steps) + 1  # one more where time runs out

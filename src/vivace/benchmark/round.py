@@ -136,7 +136,7 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
     """Allocate the memory that `measure_round` would, in a fraction of its time.
 
     It runs the same calls in the same order and the trace, but at most REHEARSED_CALLS calls of REHEARSED_STEPS steps.
-    By then the allocator has seen every kind of step (computed, skipped by a cache, without guidance) more than once,
+    By then the allocator has served every kind of step (computed, skipped by a cache, without guidance) more than once,
     and its state repeats.
 
     Args:

@@ -222,7 +222,7 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
     limit = (
         f"{100 * calibration.limit:.4g} % of the margin"
         if calibration.limit is not None
-        else f"none: no damage of grade {calibration.grade} is told from a harmless change; the usual limit stays"
+        else f"none: no damage of grade {calibration.grade} can be told from a harmless change; the usual limit stays"
     )
     rows = {
         "model": calibration.model,

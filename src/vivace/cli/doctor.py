@@ -163,7 +163,7 @@ def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]
 
 
 def _claims_in_words(here: Sequence[Claim]) -> list[str]:
-    """Return lines: the techniques that run by what that rests on, and those that do not by the reason."""
+    """Return lines: the techniques that run, by their evidence, and those that do not, by the reason."""
     from vivace.evidence.standing import Standing
 
     groups: dict[tuple[Standing, str], list[str]] = {}

@@ -102,7 +102,7 @@ class _RoundCount:
         self._quality_began = time.monotonic(), done
 
     def quality_left(self, done: int, total: int) -> str:
-        """Return the estimated time left of what the quality pass does."""
+        """Return the estimated time left of the quality pass's current part."""
         began, first = self._quality_began
         if done <= first:
             return ""
@@ -279,7 +279,7 @@ def for_this_terminal() -> PlainProgress | TerminalProgress:
 
 
 def lost(event: dict[str, Any]) -> str:
-    """Return what happened to a place, and what becomes of its rounds."""
+    """Describe the loss of a place, and where its rounds run instead."""
     return plain(
         f"{event['lost']} was lost: {event['why']}; its finished rounds are kept, the others are measured elsewhere"
     )

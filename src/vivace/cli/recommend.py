@@ -71,7 +71,7 @@ def recommend(
     In this order: your own records on this GPU, then on others; the records that ship with vivace; numbers that others
     published. Recipes are compared within a source, against its baseline. Nothing is measured, loaded or downloaded.
 
-    The answer has the row that it stands on, what is known of the images, the runner-up and why it lost, what to run
+    The answer has its evidence, what is known of the images, the runner-up and why it lost, what to run
     next, and which evidence is missing. Recipes that cannot be told apart are a tie; the simplest is named.
 
     \b

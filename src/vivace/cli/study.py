@@ -199,7 +199,7 @@ def _list(format_: str) -> int:
 
 
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
-    """Print each trial with what is known of its time and memory."""
+    """Print each trial with its known or estimated time and memory."""
     from vivace.cli.terminal import console
     from vivace.measure.surroundings import surroundings
     from vivace.models.catalogue import CATALOGUE
@@ -208,7 +208,7 @@ def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, forma
 
     for name in dict.fromkeys(model_part.measured_on for model_part in planned):
         if name not in CATALOGUE and "/" not in name:
-            find_model(name)  # a wrong name is said now, not after the predictions before it
+            find_model(name)  # report a wrong name now, not after the predictions before it
     on_gpu = device != "cpu"
     predict = planner(lambda line: click.echo(line, err=True)) if with_plan and on_gpu else None
     estimated = estimates(planned, store, predict, on_gpu=on_gpu)

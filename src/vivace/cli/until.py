@@ -15,4 +15,4 @@ def able_to_tell(rounds: int) -> str:
         needed = rounds_for_same(margin)
         if needed is not None and needed > rounds:
             text += f"; `same` within {margin:.0%} takes about {needed} rounds"
-    return f"{text} (if processes that do the same differ by {DEFAULT_SPREAD.sd:.0%}; --until goes on until it is told)"
+    return f"{text} (if processes that do the same differ by {DEFAULT_SPREAD.sd:.0%}; --until goes on until it is known)"

@@ -55,7 +55,7 @@ class Blocks:
         joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
             those before them keep the two apart.
         image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
-            computed in the first step alone, so that no later step can reuse what becomes of them.
+            computed in the first step alone, so that no later step can reuse their results.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """

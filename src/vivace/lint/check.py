@@ -173,7 +173,7 @@ def readings(
 
     Args:
         columns: see `_columns`; found if not given, and so are `marks`.
-        coverage: is told what is read and what is not.
+        coverage: records what is read and what is not.
     """
     columns = _columns(table) if columns is None else columns
     marks = _marks(table, columns)[0] if marks is None else marks

@@ -57,7 +57,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "clip": ("clip score", "clip"),
     "share": ("gpu utilization", "gpu utilisation"),
 }  # fmt: skip
-"""Headings by what they mean, lower case, without units in brackets, `_s`, `_bytes`, underscores and names of GPUs."""
+"""Headings by their meaning, lower case, without units in brackets, `_s`, `_bytes`, underscores and names of GPUs."""
 
 TIMES = frozenset({"mean", "time", "min", "max", "p50", "p90", "p95", "p99", "low", "high", "step"})
 BYTES = frozenset({"model_memory", "peak_memory"})

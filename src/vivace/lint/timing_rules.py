@@ -108,7 +108,7 @@ def positive(rows: Sequence[Reading]) -> Iterator[Fault]:
             if not row.has(role) or row[role].value > 0 or (role in _MEMORY and row[role].value == 0):
                 continue
             if row[role].kind is None and role in _STATISTICS:
-                continue  # of what, nobody says: a difference may be negative
+                continue  # of an unnamed quantity: a difference may be negative
             is_time = role in TIMES
             # A time of 0.0 s may have been rounded.
             is_rounded = is_time and row[role].value == 0 and row[role].most >= _LEAST_CALL_S

@@ -188,7 +188,7 @@ def _parsed(body: str, mark: Mark) -> tuple[float, int] | None:
 
 
 def _unit(rest: str) -> tuple[str | None, float] | None:
-    """Return the kind and factor of what follows a number; (None, 1) if no unit does, None if it is something else."""
+    """Return the kind and factor of a number's unit; (None, 1) without a unit, None if other text follows."""
     name = _CUT.split(rest, maxsplit=1)[0].strip()
     if not name and (spread := _AFTER_SPREAD.match(rest)):
         name = (spread["unit"] or "").strip(" )")

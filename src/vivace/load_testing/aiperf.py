@@ -1,7 +1,7 @@
 """A run of AIPerf as a row: its folder of artifacts holds when each request was due, left and ended.
 
 AIPerf (`aiperf profile --endpoint-type image_generation`, 0.13) writes profile_export.jsonl, a request a line, and
-profile_export_aiperf.json, with what it was told to do. It checks itself that an answer has an image.
+profile_export_aiperf.json, with its settings. AIPerf itself checks that an answer has an image.
 """
 
 from __future__ import annotations

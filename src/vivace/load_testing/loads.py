@@ -1,6 +1,6 @@
 """The two loads: a closed loop of clients, and users who come at random.
 
-In a closed loop each client sends its next request when its last one has ended, so a slow server is asked less: right
+In a closed loop each client sends its next request when its last one has ended, so a slow server gets fewer: right
 for throughput, wrong for the latency of users, who come whether or not the server is behind. Poisson arrivals are
 therefore due at times that are fixed before the first request, and latency counts from then, also where the request
 left later.

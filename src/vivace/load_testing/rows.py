@@ -23,7 +23,7 @@ class Stage(Spec):
     """A load.
 
     Attributes:
-        kind: "closed" is a number of clients of which each waits for its image; "poisson" is users who come at random.
+        kind: "closed" is a number of clients that each wait for their image; "poisson" is users who come at random.
         clients: of a closed loop.
         fraction: of the measured capacity at which users come; None where only their rate is known.
     """
@@ -43,7 +43,7 @@ class RequestSettings(Spec):
     """Settings of the requests to a server.
 
     Attributes:
-        variants: sizes and LoRAs of which each request has one at random; None for the server's own size or no LoRA.
+        variants: sizes and LoRAs, one of which each request has at random; None for the server's own size or no LoRA.
         prompts_sha256: of the prompts.
         without: fields that were left out of requests.
     """
@@ -85,7 +85,7 @@ class LoadRow(Spec):
 
     Attributes:
         label: names the server: its URL unless the user gave another.
-        server: what it says of its model.
+        server: its description of its model.
         client: where the requests came from.
         rate: requests a second of Poisson arrivals.
         slo_s: the longest latency that is good, by variant; empty while it is not known.

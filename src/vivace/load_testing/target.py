@@ -38,9 +38,9 @@ class Target:
         model: None for a server that lists none.
         fields: of every request.
         without: fields that requests would have, and this server does not know.
-        variants: of which each request has one at random.
+        variants: one of which each request has at random.
         key: that requests bear; it is stored nowhere.
-        entry: what the server says of its model.
+        entry: the server's description of its model.
     """
 
     url: str

@@ -51,7 +51,7 @@ class Calls:
 
     Attributes:
         dtype: of most of its parameters, while it was called last.
-        weights_bytes: of its parameters then, without tables of which a call reads some rows only.
+        weights_bytes: of its parameters then, without tables that a call reads in part.
     """
 
     number: int = 0

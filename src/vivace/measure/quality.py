@@ -157,7 +157,7 @@ THUMBNAIL = 16
 
 
 def thumbnail(image: Pixels) -> Pixels:
-    """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of what it covers.
+    """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of its area.
 
     Values that are not finite count as black.
     """

@@ -37,7 +37,7 @@ class Surroundings:
         hub: address of the Hugging Face hub.
         hub_cache: folder of its cache.
         is_offline: whether HF_HUB_OFFLINE forbids the network.
-        has_token: whether somebody is logged in there.
+        has_token: whether the user is logged in there.
     """
 
     gpu: str | None

@@ -52,7 +52,7 @@ class MetaOutputs:
 def _key_of(value: Any) -> Hashable | None:
     """Return the inputs that decide the outputs' layout; None if they are not known.
 
-    Tensors of no dimension are not known: whether one stands for a Python number, which decides type promotion, cannot
+    Scalars are not remembered: whether one represents a Python number, which decides type promotion, cannot
     be read.
     """
     import torch

@@ -58,7 +58,7 @@ class LocatedModel:
     architecture: the model is built from this with random weights, instead of from files.
     contents: what is in a single file.
     same_as: the embedded model whose weights a folder has.
-    saved: what a folder that `vivace save` wrote says of itself.
+    saved: the description in a folder that `vivace save` wrote.
     """
 
     model: Model

@@ -24,7 +24,7 @@ class HashedProcessor:
     Attributes:
         tokenizer: of the same model.
         images: makes patches of images, as transformers does.
-        place: the id that stands for a token of an image, whose embedding the vision tower replaces.
+        place: the id of an image's token, whose embedding the vision tower replaces.
         merged: patches that make one token.
     """
 

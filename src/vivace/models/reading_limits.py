@@ -1,4 +1,4 @@
-"""Limits on reading a model that somebody else made.
+"""Limits on reading a foreign model.
 
 vivace checks configurations and headers before a library sees them, but cannot foresee everything that libraries do
 with them: loop, allocate, or abort the process. So another process watches the one that reads, until the model is read.

@@ -51,7 +51,7 @@ def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFin
 
 
 def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
-    """Return the pairs of which B's image is broken and A's is not."""
+    """Return the pairs whose image of B is broken and of A is not."""
     return [pair for pair in pairs if pair.b.faults and not pair.a.faults]
 
 

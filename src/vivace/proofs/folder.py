@@ -26,7 +26,7 @@ class FolderImages:
     """The images of a folder, by their names in natural order.
 
     Attributes:
-        facts: what each says of itself: prompt, seed, size, ...; empty for most images.
+        facts: each image's own metadata: prompt, seed, size, ...; empty for most images.
     """
 
     folder: Path

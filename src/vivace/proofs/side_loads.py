@@ -149,7 +149,7 @@ _FIELDS = ("num_inference_steps", "guidance_scale")
 
 
 def _slo(prepared: Prepared, store: ProofStore) -> float | None:
-    """Return the longest good latency; None if A's is not known, and with several sizes, of which each has its own."""
+    """Return the longest good latency; None if A's is unknown, and with several sizes, which each have their own."""
     if len(prepared.settings_by_size) > 1:
         return None
     images = [store.image("a", job) for job in main_jobs(prepared)]

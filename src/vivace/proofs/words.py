@@ -49,7 +49,7 @@ def letters(text: str) -> str:
 def share_missed(texts: tuple[str, ...], read: str) -> float:
     """Return the share of the letters that are missing or wrong: 0 if every word can be read, at most 1.
 
-    Of each word it is the edit distance to the part of what was read that is nearest to it, so other text in the image,
+    Of each word it is the edit distance to the nearest part of the text that was read, so other text in the image,
     and the order of lines, do not count.
     """
     words = [letters(word) for text in texts for word in text.split()]

@@ -132,8 +132,8 @@ def recommend_from(
     """Return the best recipe by the given tables alone; see `recommend`.
 
     Args:
-        card: the GPU to fit; None for the one that is asked about, or this machine's.
-        published: what the model needs without a recipe; None for what is known of the catalogue's.
+        card: the GPU to fit; None for the requested one, or this machine's.
+        published: the model's needs without a recipe; None for the catalogue's figures.
         with_predictions: rank what nothing was measured of, too.
     """
     candidates = list(tables)

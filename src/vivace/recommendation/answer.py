@@ -27,7 +27,7 @@ class RecipeFigures(Spec):
         gain: the speed-up over the table's baseline.
         score: what the goal ranks by, over the table's baseline; more is better.
         latency: seconds per image on the GPU that was asked about, at the basis' number of steps: predicted where
-            `predicted_from` is not None; None where no time of that can be told.
+            `predicted_from` is not None; None where that time is unknown.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
         measured_s: seconds per image on that GPU.
         cost_per_1000: of a thousand images, in the price's currency; only for the GPU that was asked about.

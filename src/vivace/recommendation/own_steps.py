@@ -13,7 +13,7 @@ from vivace.techniques.steps import Steps
 def at_own_steps(table: EvidenceTable, kin: Kin) -> EvidenceTable:
     """Return a record of vivace's at the model's own number of steps: each row's steps take proportionally longer.
 
-    A row of which the record does not know what its steps take, or whose recipe sets their number, has no time and no
+    A row without the time of its steps in the record, or whose recipe sets their number, has no time and no
     gain there. Tables of other models, the user's own, and published ones stay as they are.
     """
     own = kin.steps

@@ -1,7 +1,7 @@
 """Predicted tables of a model for a GPU without measurements, or with too little memory for it.
 
 Its rows are what vivace's records have of other GPUs, projected by data sheets, and recipes that save memory, whose
-memory is estimated (`vivace.memory.estimate`) and whose time is that of the model with what is known of their gain, and
+memory is estimated (`vivace.memory.estimate`) and whose time is that of the model with their known gain, and
 of copies from the host. All are marked as predicted. `vivace recommend` and `vivace plan --card` rank by it.
 """
 

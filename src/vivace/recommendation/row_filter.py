@@ -34,8 +34,8 @@ class RowFilter:
     """A filter of tables' rows.
 
     Attributes:
-        kin: the model that is asked about.
-        gpu: the GPU that is asked about; None for any.
+        kin: the requested model.
+        gpu: the requested GPU; None for any.
         card: its memory, which is a limit as well; None if it is not known.
         is_small: whether the model as published is known not to fit it.
     """
@@ -81,7 +81,7 @@ class RowFilter:
             # A published score has no interval, and a threshold skips other steps with other weights.
             judged = self._of_kind(row, table) or judged
         if judged is None or self.criteria.limits is None or table.kind == "own":
-            return judged  # a store's rows were judged by the limits that are asked for
+            return judged  # a store's rows were judged by the requested limits
         return held_to(judged, self.criteria.limits, keeps)
 
     def _of_kind(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:

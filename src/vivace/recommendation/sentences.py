@@ -56,7 +56,7 @@ def figure_of(figures: RecipeFigures, answer: Recommendation, over: str = "") ->
     """Return a recipe's figure for the goal: "1.83x [1.70, 1.97] over baseline, 2.74 s".
 
     Args:
-        over: the baseline, where it has to be told.
+        over: the baseline, where it has to be named.
     """
     goal = answer.criteria.goal
     if goal == "memory":

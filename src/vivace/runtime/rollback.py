@@ -77,7 +77,7 @@ class _Attributes:
     """The attributes of an object. Dictionaries among them keep their identity, since hooks are removed from them.
 
     Args:
-        holder: where they are put back; None: told later.
+        holder: where they are put back; None: set later.
         weak: whether weights and modules among them may be freed.
     """
 

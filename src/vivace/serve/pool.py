@@ -170,7 +170,7 @@ class EarlyProcesses:
         return self._waiting.pop(gpu, None) or self._make(gpu)
 
     async def stop(self) -> None:
-        """End the processes that nobody took."""
+        """End the processes that were not taken."""
         for process in self._waiting.values():
             await process.stop(at_once=True)
         self._waiting.clear()

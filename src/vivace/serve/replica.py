@@ -202,9 +202,7 @@ class Replica:
         """Send jobs to the worker, which draws them at once or after those before."""
         assert self._process is not None
         for job in jobs:
-            if (
-                job.deadline <= time.monotonic()
-            ):  # nobody need wait for it any more: a stream that was never begun
+            if job.deadline <= time.monotonic():  # a stream that was never begun has no reader that waits
                 self.ledger.fail(job, JobError(504, "the time of the request ended while it waited"))
             if job.has_ended:
                 self.line.leave(job)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from vivace.errors import UsageError
 
-_MAX_SHOWN = 60  # characters of what was given
+_MAX_SHOWN = 60  # characters of the given value
 # By pydantic's type of error. Names in braces are in the error's context.
 _WORDS = {
     "greater_than": "must be more than {gt}",

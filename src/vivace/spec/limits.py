@@ -37,7 +37,7 @@ class Limits(Spec):
         psnr_db: likewise, in dB.
         witness: as `clip`, by the second model, if one was asked.
         outside: share of the contrast of the image to inpaint that the image reproduces outside of the mask. Never
-            more is asked than the baseline reaches.
+            more is required than the baseline reaches.
         source: as `clip`, for likeness to the image to edit instead of the prompt.
         variety: share of the baseline's differences between seeds, and between prompts, that is kept (see
             `report.variety`). Applies to recipes that may give another image.

@@ -1,7 +1,7 @@
 """Conclusions of a study as statements that rows can confirm or contradict, on published and on measured numbers.
 
 A published number has no interval: it is compared as it is printed. Measured times are compared with their intervals,
-so a statement that they do not settle is one of which the record cannot tell.
+so a statement that they do not settle is undecided by the record.
 """
 
 from __future__ import annotations

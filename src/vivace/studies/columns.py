@@ -54,7 +54,7 @@ class StudyColumn:
     Attributes:
         name: the GPU as the source calls it, or the device that measured.
         kind: "published" or "measured".
-        cells: by part, model, row and figure. Models are those of the study file, whatever stood for them.
+        cells: by part, model, row and figure. Models are those of the study file, also where others replaced them.
         rows: the measured rows by part, model and row.
         baselines: the baseline's rows by part and model, one for each GPU or host that measured.
     """

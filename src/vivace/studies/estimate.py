@@ -107,7 +107,7 @@ def estimates(
     Args:
         store: None: as if nothing had been measured.
         predict: returns the peak of a recipe on a GPU; None: nothing is predicted.
-        on_gpu: whether the study runs on a GPU; if not, what is known of GPUs is left out.
+        on_gpu: whether the study runs on a GPU; if not, figures of GPUs are left out.
 
     Raises:
         UsageError, UnknownModel, Unsupported, WorkloadError: what would end the study before its first round.
@@ -299,7 +299,7 @@ def print_estimates(estimates: Sequence[Estimate], console: Console, *, without_
     """Print the trials by part and model, and the total of the study.
 
     Args:
-        without_gpu: whether this machine has no GPU, so that what is known of one is not of this machine.
+        without_gpu: whether this machine has no GPU, so that a GPU's figures are not this machine's.
     """
     groups: dict[tuple[str, str, str], list[Estimate]] = {}
     for estimate in estimates:

@@ -49,7 +49,7 @@ def speed_up(
     """Return the speed-up of `after` over `before`; None if nothing connects them.
 
     Rows that were measured in the same rounds of one GPU are compared directly. Others, e.g. of a resumed study or of
-    several GPUs, are compared by way of the baselines, one of which was measured beside each.
+    several GPUs, are compared through their baselines, which were measured beside them.
 
     Args:
         baselines: the baseline's rows, one for each GPU or host, or for each set of sittings.

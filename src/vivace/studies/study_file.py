@@ -61,7 +61,7 @@ class Part(Spec):
 
     Attributes:
         name: what --part takes.
-        models: names of the catalogue, or whatever `--model` of `vivace bench` takes.
+        models: names of the catalogue, or other values of `vivace bench --model`.
         baseline: the recipe that others are compared with, with or without the name of its row.
         recipes: a list of recipes.
         matrix: by axis, the recipes to choose from; "" adds nothing. Every combination is one recipe.
@@ -137,9 +137,9 @@ class Tiny(Spec):
     """How `--tiny` runs the study on embedded models.
 
     Attributes:
-        models: the embedded model that stands for each model; models that are not named are left out.
+        models: the embedded model that replaces each model; models that are not named are left out.
         parts: names of the parts to run; empty for all.
-        replace: techniques by what stands for them, e.g. compile by compile(backend=aot_eager); "" leaves one out.
+        replace: replacements of techniques, e.g. compile by compile(backend=aot_eager); "" leaves one out.
         workload, timing, quality: replace those of the file.
     """
 
@@ -155,7 +155,7 @@ class Synthetic(Spec):
     """How `--synthetic` runs the study.
 
     Attributes:
-        replace: techniques that random weights cannot decide, by what is measured in their place.
+        replace: replacements of techniques that random weights cannot decide.
         about: why, and how it was chosen; shown beside the rows. Such rows say nothing about what they stand for
             where the choice decides.
     """

@@ -219,7 +219,7 @@ def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Co
         return
     console.print()
     console.print(Text("Conclusions", style="bold"))
-    for who, sentence in tally(claims) if len(claims) > 1 else ():  # a single one is told below
+    for who, sentence in tally(claims) if len(claims) > 1 else ():  # a single one is reported below
         console.print(Text(f"{who}: {sentence}"))
     devices = {verdict.column for _, verdicts in claims for verdict in verdicts if verdict.kind == "measured"}
     for claim, verdicts in claims:

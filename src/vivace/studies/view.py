@@ -30,7 +30,7 @@ class ComparedCell:
         of_s: seconds of the baseline that was measured beside the row, where that is not what the baseline's row shows:
             it has rounds of other days too.
         over: of a published cell: what was measured, on the first device that has it, divided by it; None if nothing
-            was, or on a small model that stands for the study's.
+            was, or on a small model that replaces the study's.
     """
 
     cell: StudyCell
@@ -91,7 +91,7 @@ class PartView:
         return time_of(self.planned)
 
     def figures(self) -> list[str]:
-        """Return the part's figures of which any column has a number or an outcome."""
+        """Return the part's figures for which any column has a number or an outcome."""
         return [
             name
             for name in self.planned.part.figures

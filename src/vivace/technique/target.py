@@ -66,7 +66,7 @@ class ModelFacts:
         load_tiny_vae: loads the tiny VAE of this model; None if there is none.
         tiny_vae_arguments: what `AutoencoderTiny.from_pretrained` takes to load it in a script.
         distillations: the known LoRAs for few steps, the usual one of each kind first.
-        has_random_weights: untrained, so whatever adapts to the content has nothing to adapt to.
+        has_random_weights: untrained, so techniques have no content to adapt to.
         has_weights: False for a pipeline on the meta device, which has shapes alone (see `Technique.predict`).
         stored: what techniques did to the weights before these were saved, by the techniques' text.
         hits: the share of steps after the first in which a step cache is to hit, to count the work of a recipe on the

@@ -193,7 +193,7 @@ class Technique(BaseModel, ABC):
     def trained_steps(self) -> int | None:
         """Denoising steps for which the weights that it brings were trained; None if it brings none.
 
-        Then the image is expected to survive so few, so a search believes in the gain before it measures it.
+        Then the image is expected to survive so few, so a search expects the gain before it measures it.
         """
         return None
 
@@ -201,7 +201,7 @@ class Technique(BaseModel, ABC):
     def saved_share(self) -> float | None:
         """Share of its targets' time that trained weights leave out which replace them, about; None if it brings none.
 
-        As with `trained_steps`, a search believes in the gain before it measures it.
+        As with `trained_steps`, a search expects the gain before it measures it.
         """
         return None
 

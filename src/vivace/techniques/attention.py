@@ -161,7 +161,7 @@ class Attention(Technique):
         return self._redirect(changed, redirected)
 
     def predict(self, target: Target) -> Effect:
-        """PyTorch's own choice depends on a real device. Other kernels take as little memory as its fused ones."""
+        """Predict any kernel as PyTorch's fused ones: they take as little, and its choice depends on a device."""
         modules = self._modules(target)
         changed = self._changed(dict.fromkeys(modules, "unknown"))
         return self._select(changed, list(modules)) if self.backend in OF_PYTORCH else Effect(changed=changed)

@@ -197,7 +197,7 @@ class Compile(Technique):
         if self.backend == "inductor":
             keep_compiled_code()
             options |= self._how(target.machine.is_cuda)
-        # By default torch.compile makes code for any size once it has seen a second one.
+        # By default torch.compile makes code for any size once a second one comes.
         options |= {"dynamic": self.dynamic} if self.dynamic or self.sizes else {}
         captures_graphs = self._captures_graphs and target.machine.captures_graphs
         for component, module in target.modules(self.targets).items():
@@ -246,7 +246,7 @@ class Compile(Technique):
         return both
 
     def predict(self, target: Target) -> Effect:
-        """The eager code stands for the compiled one; blocks that would be compiled are known as such."""
+        """Predict with the eager code instead of compiled code; mark the blocks that would be compiled."""
         changed = self._changed(target)
         if self.blocks == "repeated":
             for module in target.modules(self.targets).values():

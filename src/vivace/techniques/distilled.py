@@ -76,7 +76,7 @@ class Distilled(Technique):
         return effect
 
     def predict(self, target: Target) -> Effect:
-        """A merged LoRA takes no memory; the scheduler is the LoRA's."""
+        """Set the LoRA's scheduler; a merged LoRA takes no memory."""
         import diffusers
 
         chosen = self._chosen(target)

@@ -139,7 +139,7 @@ class DualBlockCache(StepCache):
         return Attached(cached.counter, {"denoiser.blocks": blocks, "denoiser.residual_order": self.order})
 
     def predict(self, target: Target) -> Effect:
-        """As other step caches; to count work, a mask without decisions says itself which steps are hits."""
+        """Predict as other step caches do; to count work, a mask without decisions lists its hits itself."""
         if self.mask is not None and self._is_fixed and target.model.hits is not None:
             return self.apply(target)
         return super().predict(target)

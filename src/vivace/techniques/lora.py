@@ -152,7 +152,7 @@ class Lora(Technique):
         return effect
 
     def predict(self, target: Target) -> Effect:
-        """Merged, a LoRA takes no memory; hot, its matrices do."""
+        """Add the matrices of a hot LoRA; a merged one takes no memory."""
         read = self._read(target.pipe)
         return self._beside(target, read) if self.hot else self._merged(read)
 

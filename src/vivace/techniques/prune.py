@@ -76,7 +76,7 @@ class Prune(Technique):
         return self._without(target, sorted(blocks, key=lambda block: influence[block.name]), how)
 
     def predict(self, target: Target) -> Effect:
-        """Without trained weights all blocks are alike: evenly spaced ones save as much as a choice would."""
+        """Remove evenly spaced blocks: without trained weights all are alike, so any choice saves as much."""
         blocks = _blocks(target.module("denoiser"))
         number = self._number(blocks)
         ordered = [blocks[(2 * k + 1) * len(blocks) // (2 * number)] for k in range(number)]

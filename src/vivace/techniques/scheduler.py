@@ -195,7 +195,7 @@ class Scheduler(Technique):
             passed -= {"sigmas"} if asks_the_scheduler_for_flow_sigmas(pipe) else set()
             if "sigmas" in passed and not passes_sigmas_as_an_array(pipe):
                 return f"{name} passes its noise levels as a list, which {class_name} does not take"
-            # SD 3's pipeline passes a shift where the scheduler shifts dynamically, which this one is told to.
+            # SD 3's pipeline passes a shift where the scheduler shifts dynamically, as this one is set to.
             passed |= {"mu"} if passes_a_shift_to_dynamic_schedulers(pipe) else set()
         missing = sorted(passed - set(accepted))
         if missing:

@@ -2,7 +2,7 @@
 
 Why: early steps settle coarse structure, late ones detail, and until then a frequency holds mostly noise. A filter lets
     through what belongs to the image at that step's noise level. It is applied to the first block's input, modulated by
-    the timestep, and the relative changes of what is left add up over skipped steps. They are comparable across steps
+    the timestep, and the relative changes of the rest add up over skipped steps. They are comparable across steps
     as they are: no polynomial is fitted, nothing calibrated. A hit computes no block.
 Costs: the image drifts with every hit. Each step takes a 2-D FFT of the image's tokens and reads a number back from the
     GPU, and a batch is decided as one. A residual is kept (FLUX at 1024 px: 25 MB per image in bf16; two with order 1),

@@ -54,7 +54,7 @@ class Tuned:
         options: steps, size and images that are not the model's own, as options of `vivace generate`.
         task: what was drawn from.
         notes: what a reader must know: what quality rests on, which limit could not be met.
-        explanation: what is believed of each technique, and why.
+        explanation: the posterior of each technique, and its sources.
         expected: logarithm of the gain that is expected of the pick with one technique less, by recipe.
         command: the command line of the search.
     """

@@ -25,7 +25,7 @@ def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
     """Yield the lines of the answer.
 
     Args:
-        explain: also say what is believed of each technique.
+        explain: also print the posterior of each technique.
     """
     goal = tuned.objective.goal
     recipes = "recipe" if tuned.num_trials == 1 else "recipes"

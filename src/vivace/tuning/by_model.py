@@ -243,7 +243,7 @@ class ModelSampler:
         return values
 
     def _best_elsewhere(self, results: Collection[Recipe]) -> Recipe | None:
-        """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here.
+        """Return the best recipe measured of this model on such a GPU, or one that ends waits of this machine.
 
         Args:
             results: what is known not to work here, and is left out.
@@ -277,7 +277,7 @@ class ModelSampler:
         recipes = [result.recipe for result in results]
         mean, _ = self.gain.estimate(recipes)
         chance = self._chance(recipes)
-        # What the model believes of a judged recipe has its own images in it; after a final they alone count.
+        # The posterior of a judged recipe includes its own images; after a final they alone count.
         own = [
             chance_of(result) if result.rung is Rung.PROVEN and result.slack is not None else float(chance[k])
             for k, result in enumerate(results)
@@ -311,7 +311,7 @@ class ModelSampler:
     def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
         """Return a recipe of several new techniques without those expected to give nothing.
 
-        What another search has put together comes as a whole, but without what nobody expects a gain of. Where only one
+        Another search's recipe comes as a whole, but without techniques expected to give nothing. Where only one
         technique is new, the rest is what it is tried on.
         """
         new = texts_of(recipe) - self._tested

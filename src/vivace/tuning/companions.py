@@ -54,7 +54,7 @@ def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Re
 def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
     """Return the finalists with their common part in the place of the last of three, if it may be as fast.
 
-    Where only techniques that keep the image are searched, finalists mostly differ by what gives nothing, such
+    Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such
     as `tf32` in bf16, and no belief tells it from a gain of 1 %. Measured beside them, the common part is the
     answer if it is as fast.
     """

@@ -40,8 +40,8 @@ class Explanation:
     """The posterior gains, and their sources.
 
     Attributes:
-        beliefs: of what was tried, and of what earlier figures tell a gain or a loss, the best first.
-        num_unknown: options of which nothing is known here: not tried, and no earlier figure tells whether they help.
+        beliefs: of techniques that were tried, or whose gain or loss earlier figures tell, the best first.
+        num_unknown: options that were not tried, and for which no earlier figure tells whether they help.
         sources: earlier figures, by where they are from.
         num_left_out: options that were left out before anything was timed.
     """

@@ -2,7 +2,7 @@
 
 The batches are fixed beforehand, and so is how sure each look at the images has to be (`stats.repeated_looks`): all
 looks together pass what lies below its limit no more often than one look would. The bounds of a row are widened to
-that, so what the answer says of them, "with 95 % confidence", holds over all looks.
+that, so the answer's "with 95 % confidence" holds over all looks.
 
 A final's images have another seed than those that the search judged before: a recipe that was chosen because its images
 came out well has to show it again.
@@ -147,7 +147,7 @@ class ImagePlan:
 def needs_floor(rows: Sequence[Row]) -> bool:
     """Whether the noise floor may change a verdict; a final draws it only then.
 
-    It bounds what is asked of recipes that keep the image.
+    It bounds the requirement on recipes that keep the image.
     """
     if not rows or rows[0].floor is not None:
         return False

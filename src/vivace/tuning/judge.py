@@ -22,7 +22,7 @@ class QualityJudge:
     """How images are judged.
 
     Attributes:
-        quality: as studies are asked for it.
+        quality: the setting of the studies.
         limits: of the gate; without a CLIP model they have none on its margin.
         scorer: the CLIP model, with the second witness; None for none.
         compares: whether images are compared with the baseline's.

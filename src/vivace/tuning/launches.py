@@ -1,7 +1,7 @@
 """Expected gain of capturing launches before it is tried: a trace shows the GPU's waits for the CPU.
 
 A GPU that waits for the CPU to launch its kernels gains from a replay, which is one launch, about the time that it
-waits. That depends on the host, so what another host's records say of captured recipes counts less where this one is
+waits. That depends on the host, so another host's records of captured recipes count less where this one is
 slow.
 """
 

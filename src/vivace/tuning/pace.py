@@ -33,7 +33,7 @@ _WARM, _WARM_ON_A_CPU = 0.25, 0.5  # of a first call, where the compiler has kep
 # blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph, and more on a busy one.
 _COMPILING_S = {"whole": 80.0, "blocks": 18.0, "other": 20.0}
 _ON_A_CPU = 2.0
-_UNUSUAL = 4.0  # modes that nobody thinks worth tuning: they try out kernels
+_UNUSUAL = 4.0  # modes that no technique declares worth tuning: they try out kernels
 
 
 @dataclass

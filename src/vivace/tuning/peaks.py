@@ -71,7 +71,7 @@ class Peaks:
 def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, float]:
     """Return the recorded peaks of a model's recipes at a size, for single images, in bytes.
 
-    They are there also where nothing can be predicted, and before anything is asked of `vivace plan`.
+    They also exist where nothing can be predicted, and before `vivace plan` is called.
     """
     peaks: dict[Recipe, float] = {}
     for (name, text, *size), every in all_recorded().items():

@@ -88,7 +88,7 @@ def _effect_of_training(
 ) -> Prior | None:
     """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they save.
 
-    Of other techniques that leave work out the gain could be counted as well. But a search that believes it tries the
+    Of other techniques that leave work out the gain could be counted as well. But a search that expects it tries the
     most reckless of them first, and finds less (docs/tuning.md).
     """
     if objective.measures_memory:

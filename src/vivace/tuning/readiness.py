@@ -1,6 +1,6 @@
 """Everything that a search lacks on this machine, before anything is downloaded, loaded or measured.
 
-Nothing here imports torch. What is said is a lower bound: a search is refused only if it cannot succeed.
+Nothing here imports torch. Requirements are lower bounds: a search is refused only if it cannot succeed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_ready(
     Args:
         minutes: of the search; None for no limit.
         here: this machine.
-        tell: is told what is missing where the search goes on.
+        tell: called with each missing part where the search goes on.
 
     Raises:
         Unsupported: something is missing without which no search succeeds.
@@ -97,7 +97,7 @@ def check_ready(
 
 
 def _located(name: str) -> tuple[LocatedModel | None, str | None]:
-    """Return the model as far as it is on this machine, and the repositories of what is not; "" if that is unknown.
+    """Return the model's parts on this machine, and the repositories of the others; "" if they are unknown.
 
     A name that is no model's is reported where it is looked up.
     """

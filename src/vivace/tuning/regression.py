@@ -70,7 +70,7 @@ class Regression:
         own_sd: what single recipes differ from the sum of their effects.
         kind_sd: what recipes of one kind differ from it together.
         kind_of: what recipes of one kind have in common; None for a recipe that has no kind.
-        shared_sd: of what all figures have in common because all are relative to the baseline: its error is theirs.
+        shared_sd: error that all figures share, because all are relative to the baseline.
         weight_of: a technique's effect in a recipe, in shares of its effect on the baseline; see `reweigh`.
     """
 
@@ -211,7 +211,7 @@ class Regression:
                 for name, value in technique.values.items()
                 if value != technique.knobs()[name].default
             ]
-            # What a technique does to one component says nothing of what it does to another.
+            # A technique's effect on one component says nothing of its effect on another.
             for where in technique.targets or ("",):
                 reach = self.effects.get(f"{technique.name}@{where}", effect)
                 weight = self.weight_of(recipe, technique, (where,) if where else ())

@@ -50,7 +50,7 @@ class Result:
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
         stages_s: seconds per image by stage.
         reason: why it was not measured, or why quality failed.
-        busy_share: of its time in which the GPU was busy, in a traced call; None if that is unknown.
+        busy_share: share of its time in which the GPU was busy, in a traced call; None if unknown.
         least_gain: lower end of the gain's 95 % interval; None if unknown, or if the gain needs none, as of memory.
     """
 

@@ -1,6 +1,6 @@
 """The search: screen promising recipes, judge the better half, prove the best beside the baseline.
 
-With a limit of time it holds an answer from its first half on: a final of recipes of which one passes almost surely.
+With a limit of time it has an answer within its first half: a final of recipes, one of which passes almost surely.
 What is bolder replaces the answer only where another final proves it.
 
 What is measured goes through a `Measurer`, which is the benchmark, or in tests a recorded grid. The history is all that
@@ -28,7 +28,7 @@ from vivace.tuning.utility import chance_of, floor_of, shortest_as_fast
 
 BATCH = 4
 PROMOTED = 0.5
-_MANY = 10  # trials, of which one is kept for the end
+_MANY = 10  # trials; one is kept for the end
 _FINALS = 8
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
@@ -366,7 +366,7 @@ class Search:
         """Choose finalists greedily by expected improvement over posterior samples.
 
         Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
-        each posterior sample, so one of them stands for all.
+        each posterior sample, so one of them represents all.
 
         Args:
             over: what they have to beat.

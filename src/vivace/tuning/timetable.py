@@ -28,7 +28,7 @@ _LEAST_TIMEOUT_S = 20.0
 _LATE = 2.0
 """Factor of a round's expected time at which it is stopped."""
 _ROOM_TO_DECIDE = 1.5  # a search that had too little time was on a busy machine
-_OF_THE_BASELINE = 0.5  # of its time: what a finalist takes of which nothing is known
+_OF_THE_BASELINE = 0.5  # share of its time for a finalist without results
 _GRACE = 0.05
 """Share of a search's time by which the final's quality pass may exceed it."""
 

@@ -101,12 +101,12 @@ def tune(
         keep, without: techniques that every recipe has, or none.
         sampler: "model" (the default), "tpe" (Optuna's) or "random".
         trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
-            searched where the store has seen them keep that model's quality.
+            searched where the store's records of that model keep the quality.
         request: size, steps and prompts; None for the model's own.
         gpus: screen and judge on so many GPUs of this host; the final runs on one.
         price_per_hour: of this machine, in any currency: the answer says what images cost.
         seed: of the search's own randomness.
-        watcher, progress: are told what happens.
+        watcher, progress: observers of the search.
         launcher: a running launcher; None to start one.
 
     Raises:

@@ -39,7 +39,7 @@ _NO_LINKS = {
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _CANNOT_REPLACE = {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV}
 """Errors of files that may be written, but not replaced: one that is mounted by itself, as into a container, and
-one in a folder that belongs to somebody else."""
+one in another user's folder."""
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -239,7 +239,7 @@ def _copy_permissions(existing: Path, new: Path) -> None:
 def _renamed_to_new(temporary: Path, target: Path) -> bool:
     """Give a temporary file its name where there are no hard links; return False if the name is taken.
 
-    The name is claimed by an empty file first, since renaming would replace a file of somebody else.
+    The name is claimed by an empty file first, since renaming would replace another program's file.
     """
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

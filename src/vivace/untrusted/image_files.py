@@ -1,7 +1,7 @@
 """Open foreign images: one reader for everything that vivace reads images for.
 
 Numbers of 16 bits are scaled by their whole range, so 65535 is white. Floating-point numbers are read between 0 and 1.
-Of other ranges nobody knows what is white, so they are refused. Transparent pixels lie on white. A mask may be in the
+Other ranges do not tell which value is white: they are refused. Transparent pixels lie on white. A mask may be in the
 alpha channel (`open_mask`).
 """
 
@@ -36,7 +36,7 @@ def open_image(path: Path, note: Callable[[str], object] | None = None) -> Any:
     """Return an image as RGB (PIL), turned as its EXIF data says.
 
     Args:
-        note: is told what was assumed.
+        note: called with each assumption.
 
     Raises:
         UsageError: it is not a regular file, not an image in one of FORMATS, damaged, too large, or of numbers whose

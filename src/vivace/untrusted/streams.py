@@ -133,7 +133,7 @@ def _data_alone() -> Iterator[None]:
 
 
 def discard(number: int) -> None:
-    """Discard everything that is still written to an open file: nobody reads it any more."""
+    """Discard further output to an open file: it has no reader any more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)

@@ -101,7 +101,7 @@ class RayPool:
         self._worker = tuple(worker)
         self._started = not ray.is_initialized()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray otherwise warns of what it will change some day about actors that ask for no GPU.
+        # Ray otherwise warns of a planned change for actors that request no GPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if self._started:
             check_answers(address)

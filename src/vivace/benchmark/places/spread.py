@@ -215,7 +215,7 @@ class SpreadTrials:
         """Store a run for each place that measured a trial; return it with the records, their baseline first.
 
         Args:
-            interrupted: also for trials that have not all of their rounds yet, so that reports show what there is.
+            interrupted: also for trials that have not all of their rounds yet, so that reports show the rounds so far.
         """
         runs = []
         for environment, members in self._by_place(interrupted):

@@ -1,7 +1,7 @@
 """Compiled code as one file that another machine of the same kind can use.
 
 The file is a zip: the files of the cache folder that one recipe's compilation filled, and `vivace.json`, which says
-what they were compiled for. Compilers look code up by what it was compiled from and with, so code that does not fit is
+what they were compiled for. Compilers look code up by its source and options, so code that does not fit is
 never run; the manifest lets vivace say so before anything is copied.
 
 It contains machine code, and PyTorch's cache entries, which execute code when they are read. It is as trustworthy as

@@ -26,7 +26,7 @@ def compiled_by_units(part: torch.nn.Module, *, any_size: bool, **options: Any) 
 
     Args:
         any_size: make height and width symbols from the first size on, and nothing else. Otherwise the first size has
-            code of its own, and torch.compile makes symbols of what changes.
+            code of its own, and torch.compile makes symbols of changing sizes.
         options: of torch.compile, without `dynamic`.
     """
     import torch

@@ -138,7 +138,7 @@ class _Known:
     """A text with its keys and values.
 
     Attributes:
-        text: only referred to, and dropped with the text: nobody can ask for it again.
+        text: a weak reference, so that the entry is dropped with the text.
         version: PyTorch's count of the writes to the text.
     """
 

@@ -19,7 +19,7 @@ class FusedTransformer:
     Attributes:
         weights: what holds them; True where that is in the place of the blocks.
         num_calls: returns how often the fused forward was called.
-        evidence: returns more of what happened.
+        evidence: returns further facts of the run.
     """
 
     weights: Any

@@ -50,7 +50,7 @@ def quantize(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
     )
 
 
-# The number of rows is no part of what is compiled, so that another size of an image is not another kernel.
+# The number of rows is not compiled in, so that another size of an image is not another kernel.
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
 def _quantize_rows(  # type: ignore[no-untyped-def]
     x,

@@ -57,11 +57,11 @@ class Account:
         written_as: the file's name of each of them.
         foreign: groups for layers that a component lacks.
         foreign_zeros: those of them that add zero.
-        unusable: names of tensors by what they belong to that is no sum.
+        unusable: names of tensors by the kind of change, where that is not a sum.
         malformed: what is wrong with groups in themselves.
         ill: what is wrong with others for this pipeline.
         misfits: groups whose layers have other sizes.
-        absent: names of tensors by what the pipeline lacks for them.
+        absent: names of tensors by the part that the pipeline lacks.
         without_effect: names of tensors that are not used since they add zero.
         has_alpha: the number of layers with one and without.
         num_zero_alphas: the number of layers whose alpha is 0.

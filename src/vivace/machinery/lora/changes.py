@@ -1,4 +1,4 @@
-"""What a LoRA adds to the weight and the bias of one layer, in the forms in which files store it.
+"""A LoRA's change of the weight and the bias of one layer, in the forms that files have.
 
 All are sums: W + change. Forms that are none (DoRA, GLoRA, OFT, IA3) depend on W, and `read` refuses them.
 

@@ -57,7 +57,7 @@ class PeerExchange(FusedExchange):
         return super().modulations(compute, like)
 
     def begin(self) -> None:
-        """Begin a forward with the first buffer, once nobody reads what the forward before has left there."""
+        """Begin a forward with the first buffer, once no process reads the previous forward's values there."""
         self.memory.barrier()
         self._turn = 0
 

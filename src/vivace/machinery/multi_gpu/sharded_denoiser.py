@@ -52,7 +52,7 @@ class ShardedDenoiser:
 
     Args:
         denoiser: on its device, without local functions in it.
-        about: what the peers are told besides; see `PeerDenoiser`.
+        about: further facts for the peers; see `PeerDenoiser`.
 
     Raises:
         Unsupported: the denoiser cannot be copied.

@@ -56,7 +56,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
 
     The transformer's own forward runs over chains of the same lengths, in which some blocks have stand-ins that hand
     on their input. So what is added between blocks (ControlNets) is added where it was. What a stand-in hands on is
-    replaced where the part ends that it stands for. Stand-ins have no tensors of their own, so that what moves the
+    replaced where its part ends. Stand-ins have no tensors of their own, so that what moves the
     transformer moves theirs.
 
     Args:
