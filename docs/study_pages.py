@@ -323,7 +323,7 @@ def _conclusions(run: StudyRun) -> Iterator[str]:
         yield f"- {markdown_cell(claim.says)}"
         for verdict in verdicts:
             name = verdict.column if verdict.kind == "published" else f"here, {_short(verdict.column)}"
-            yield f"  - {markdown_cell(name)}: **{verdict.said.value}**. {markdown_cell(verdict.because)}"
+            yield f"  - {markdown_cell(name)}: **{verdict.verdict.value}**. {markdown_cell(verdict.because)}"
         if not any(verdict.kind == "measured" for verdict in verdicts):
             yield "  - here: nothing is measured yet"
     yield ""

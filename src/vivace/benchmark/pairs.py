@@ -150,8 +150,8 @@ def compare(
                 strict=True,
             )
         ]
-        shown = command or f"vivace compare '{first}' '{second}' --model {model}"
-        opened.start_run(shown, trials, environment, rounds=max_pairs, purpose=Purpose.PAIRS)
+        command_line = command or f"vivace compare '{first}' '{second}' --model {model}"
+        opened.start_run(command_line, trials, environment, rounds=max_pairs, purpose=Purpose.PAIRS)
 
         def measure(number: int) -> list[Record]:
             timing_ = timing.model_copy(update={"rounds": number})

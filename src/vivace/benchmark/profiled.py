@@ -102,7 +102,7 @@ def _profiled(
         steps = int(session.defaults["num_inference_steps"])
         shorter: dict[str, Any] = {}
         if len(trace.host) > _MAX_EVENTS and steps > _WAIT_STEPS:
-            shorter = {"num_inference_steps": trial.workload.asked_steps(_WAIT_STEPS)}
+            shorter = {"num_inference_steps": trial.workload.steps_that_run(_WAIT_STEPS)}
         waits = host_waits(session.pipe, next_call(**shorter))
         report({"event": "phase", "phase": "evidence"})
         kernels = measurement.attention_kernels(session, prompt_arguments)

@@ -122,7 +122,7 @@ class OpenTrial:
     """
 
     def __init__(self, trial: Trial, sources: Path | None = None) -> None:
-        self._steps = trial.workload.asked_steps(1)
+        self._steps = trial.workload.steps_that_run(1)
         self._measurement = Measurement(trial, Timing(), lambda event: None, sources)
         self.session = self._measurement.load_and_apply(MemoryMeter(trial.device))
 
@@ -236,7 +236,7 @@ class Measurement:
         """Run a shortened round (see the function `rehearse`)."""
         session = self.load_and_apply(MemoryMeter(self._trial.device))
         prompt_arguments = self.prompt_arguments(session)
-        steps_asked = self._trial.workload.asked_steps(REHEARSED_STEPS)
+        steps_asked = self._trial.workload.steps_that_run(REHEARSED_STEPS)
         steps = min(int(session.defaults["num_inference_steps"]), steps_asked)
         timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
@@ -267,7 +267,7 @@ class Measurement:
     def attention_kernels(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
         """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
-        steps = self._trial.workload.asked_steps(_TRACE_STEPS)
+        steps = self._trial.workload.steps_that_run(_TRACE_STEPS)
         return attention_kernels(
             _parts_with_attention(session.pipe),
             lambda: draw(session, call, prompt_arguments(call), num_inference_steps=steps),

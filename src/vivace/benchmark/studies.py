@@ -113,7 +113,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
     checked = comparisons(study)
     if settings.is_spread:
         check_one_gpu(checked)
-    judges = [find_judges(each.located, study.quality, judged=each.judged) for each in checked]
+    judges = [find_judges(each.located, study.quality, is_judged=each.judged) for each in checked]
     counting = CountingRounds(settings.progress)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(settings.folder))
@@ -302,7 +302,7 @@ def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
 
 
 def find_judges(
-    located: LocatedModel, quality: QualityRequest, *, judged: bool = True
+    located: LocatedModel, quality: QualityRequest, *, is_judged: bool = True
 ) -> LocatedScorer | None:
     """Return the CLIP model that scores a model's images, with the second witness on request; None for no scores.
 
@@ -315,7 +315,7 @@ def find_judges(
         UsageError: a witness without a CLIP model.
         UnknownModel, Unsupported: see `find_scorer`.
     """
-    if not judged:
+    if not is_judged:
         return None
     scorer, witness = _find_scorer(located, quality.scorer), quality.witness
     if witness is None:

@@ -154,7 +154,7 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
         if workload.task != "text":
             parts[VAE_ENCODER] = pipe.vae.encoder
         session(
-            **arguments, num_inference_steps=workload.asked_steps(1), output_type="pt"
+            **arguments, num_inference_steps=workload.steps_that_run(1), output_type="pt"
         )  # timed calls are not the first either
         before = _hits(session)
         keeps_state = any(technique.stage is Stage.CACHE for technique in twin)

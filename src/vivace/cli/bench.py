@@ -153,7 +153,7 @@ def bench(
         vivace bench --model synthetic:flux-dev --recipe baseline --recipe compile --text embeddings
     """
     from vivace.benchmark import run_study
-    from vivace.benchmark.comparison import check_judged
+    from vivace.benchmark.comparison import check_quality_options
     from vivace.cli.progress import for_this_terminal
     from vivace.cli.until import able_to_tell
     from vivace.models.find import find_model
@@ -161,7 +161,7 @@ def bench(
     settings.check(study)
     if limits is not None:
         for name in study.models:
-            check_judged(find_model(name), "--min-quality")
+            check_quality_options(find_model(name), "--min-quality")
     settings = replace(settings, progress=for_this_terminal(), command=options.command_line())
     if settings.until is None and len(study.recipes) > 1:
         click.echo(able_to_tell(study.timing.rounds), err=True)

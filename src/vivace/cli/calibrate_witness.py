@@ -216,8 +216,8 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
     """Return the answer in lines."""
     from vivace.measure.witness_limits import file_of
 
-    visible = [_seen(row, calibration.grade) for row in calibration.damage if _is_seen(row, calibration)]
-    unseen = [row.damage for row in calibration.damage if not _is_seen(row, calibration)]
+    visible = [_seen(row, calibration.grade) for row in calibration.damage if _is_detected(row, calibration)]
+    unseen = [row.damage for row in calibration.damage if not _is_detected(row, calibration)]
     harmless = ", ".join(f"{name} {100 * low:.1f} %" for name, low in calibration.harmless.items())
     limit = (
         f"{100 * calibration.limit:.4g} % of the margin"
@@ -238,7 +238,7 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
     return [f"{name:{_WIDTH}}{text}" for name, text in rows.items()]
 
 
-def _is_seen(row: SeenDamage, calibration: WitnessCalibration) -> bool:
+def _is_detected(row: SeenDamage, calibration: WitnessCalibration) -> bool:
     return row.seen_from is not None or row.damage not in calibration.faint
 
 

@@ -79,7 +79,7 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
     else:
         for finding in findings:
-            click.echo(shown(finding))
+            click.echo(finding_text(finding))
         click.echo(
             f"{len(wrong)} impossible, {len(findings) - len(wrong)} doubtful in {len(files)} "
             f"{'file' if len(files) == 1 else 'files'}",
@@ -88,7 +88,7 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
     return IMPOSSIBLE if wrong else 0
 
 
-def shown(finding: Finding) -> str:
+def finding_text(finding: Finding) -> str:
     """Return a finding as text."""
     where = (
         f"{finding.file}:{finding.row}"

@@ -11,7 +11,7 @@ import click
 from vivace.cli import options
 from vivace.cli.spec_options import TIMING, WORKLOAD, collect, option
 from vivace.errors import OutputError, UsageError
-from vivace.untrusted.destinations import check_writable, is_taken
+from vivace.untrusted.destinations import check_writable, would_overwrite
 
 if TYPE_CHECKING:
     from vivace.spec.profiling import Profile
@@ -168,7 +168,7 @@ def _traces(trace: Path | None, is_pair: bool, force: bool) -> dict[str, Path]:
         stem, dot, suffixes = trace.name.partition(".")
         files["before"] = trace.with_name(f"{stem}-against{dot}{suffixes}")
     for file in files.values():
-        if is_taken(file) and not force:
+        if would_overwrite(file) and not force:
             raise OutputError(
                 f"{file} exists and was not changed; give another name, or --force to overwrite it"
             )

@@ -242,7 +242,7 @@ class TerminalProgress(_RoundCount):
         self._bar.stop()
         super().end_quality(num_scored, num_drawn, seconds_)
 
-    def shown_clock(self) -> str:
+    def clock_texts(self) -> str:
         """Return the round's number, the phase's duration and the time left; called at each refresh."""
         if self._quality:
             left = self.quality_left(*self._quality_done)
@@ -271,7 +271,7 @@ class _Clock(ProgressColumn):
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        return Text(self._progress.shown_clock(), style="dim")
+        return Text(self._progress.clock_texts(), style="dim")
 
 
 def for_this_terminal() -> PlainProgress | TerminalProgress:

@@ -85,7 +85,7 @@ class Blocks:
             return image
         return (text, image) if self.returns_text_first else (image, text)
 
-    def taken(self, returned: Any) -> tuple[Any, Any]:
+    def tokens_in(self, returned: Any) -> tuple[Any, Any]:
         """Return the tokens of the image, and of the text or None, from what a block has returned."""
         if not isinstance(returned, tuple):
             return returned, None

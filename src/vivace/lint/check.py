@@ -42,7 +42,7 @@ class CheckedTable:
     coverage: Coverage
 
 
-def lint(files: Sequence[Path], given: Mapping[str, str] | None = None) -> list[Finding]:
+def lint(files: Sequence[Path], facts: Mapping[str, str] | None = None) -> list[Finding]:
     """Return what is wrong with the tables of files, in their order.
 
     Args:
@@ -51,15 +51,15 @@ def lint(files: Sequence[Path], given: Mapping[str, str] | None = None) -> list[
     Raises:
         UsageError: a file cannot be read.
     """
-    return [finding for file in files for table in read_tables(file) for finding in check_table(table, given)]
+    return [finding for file in files for table in read_tables(file) for finding in check_table(table, facts)]
 
 
-def check_table(table: Table, given: Mapping[str, str] | None = None) -> list[Finding]:
+def check_table(table: Table, facts: Mapping[str, str] | None = None) -> list[Finding]:
     """Return what is wrong with a table."""
-    return checked(table, given).findings
+    return checked(table, facts).findings
 
 
-def checked(table: Table, given: Mapping[str, str] | None = None) -> CheckedTable:
+def checked(table: Table, facts: Mapping[str, str] | None = None) -> CheckedTable:
     """Return what is wrong with a table, and what of it was read.
 
     Where nothing tells whether 1,234 is 1234 or 1.234, only what is wrong in both cases is reported.
@@ -67,10 +67,10 @@ def checked(table: Table, given: Mapping[str, str] | None = None) -> CheckedTabl
     columns = _columns(table)
     coverage = Coverage(table.file, table.headings, table.rows[0].number if table.rows else None, table.unit)
     marks, other = _marks(table, columns)
-    rows = readings(table, given or {}, columns, marks, coverage)
+    rows = readings(table, facts or {}, columns, marks, coverage)
     findings = _findings(table, rows)
     if other is not None:
-        also = {_key(finding) for finding in _findings(table, readings(table, given or {}, columns, other))}
+        also = {_key(finding) for finding in _findings(table, readings(table, facts or {}, columns, other))}
         findings = [finding for finding in findings if _key(finding) in also]
         coverage.is_ambiguous = True
     return CheckedTable(findings, coverage)
@@ -164,7 +164,7 @@ def _marks(table: Table, columns: Sequence[Column | None]) -> tuple[Marks, Marks
 
 def readings(
     table: Table,
-    given: Mapping[str, str],
+    facts: Mapping[str, str],
     columns: Sequence[Column | None] | None = None,
     marks: Marks | None = None,
     coverage: Coverage | None = None,
@@ -180,7 +180,7 @@ def readings(
     gpus = list(dict.fromkeys(column.of for column in columns if column is not None))
     paths = [_path(table, index, column) if column else "" for index, column in enumerate(columns)]
     timed = list(dict.fromkeys(path for path, column in zip(paths, columns, strict=True) if path and column))
-    context = _context(table.context) | dict(given)
+    context = _context(table.context) | dict(facts)
     section = ""
     readings = []
     for line in table.rows:

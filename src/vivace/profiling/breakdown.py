@@ -165,11 +165,11 @@ def gaps(trace: Trace) -> list[Gap]:
         Gap(
             component=component,
             before=before,
-            count=len(found_),
-            idle_s=sum(idle for idle, _ in found_) * _US,
-            host_late_s=sum(late for _, late in found_) * _US,
+            count=len(gaps_of_place),
+            idle_s=sum(idle for idle, _ in gaps_of_place) * _US,
+            host_late_s=sum(late for _, late in gaps_of_place) * _US,
         )
-        for (component, before), found_ in sums.items()
+        for (component, before), gaps_of_place in sums.items()
     ]
     return sorted(rows, key=lambda row: (-row.host_late_s, -row.idle_s))
 

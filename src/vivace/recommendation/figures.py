@@ -39,7 +39,7 @@ def figures_of(ranked: Ranked, of: RankedTable, judge: RowFilter) -> RecipeFigur
         is_counted=row.is_counted,
         timed_steps=row.timed_steps,
         cost_per_1000=cost,
-        judged=judge.judged(row, table),
+        judged=judge.judgement_of(row, table),
         note=row.note,
     )
 

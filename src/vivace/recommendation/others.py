@@ -60,7 +60,7 @@ def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowF
             best_by_place[key] = source
     direct = [source for source in best_by_place.values() if not source.is_transferred]
     transferred = [source for source in best_by_place.values() if source.is_transferred]
-    shown = direct[:_MOST_ELSEWHERE]
+    listed = direct[:_MOST_ELSEWHERE]
     faster = [
         source
         for source in direct
@@ -69,9 +69,9 @@ def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowF
         and source.gain_over(best) > 1 + NOISE
     ]
     most = max(faster, key=lambda source: source.gain_over(best), default=None)
-    if most is not None and most not in shown:
-        shown = [*shown[:-1], most]
-    for source in [*shown, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
+    if most is not None and most not in listed:
+        listed = [*listed[:-1], most]
+    for source in [*listed, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
         assert source.choice is not None
         figures = figures_of(source.choice.chosen, source, judge)
         if source.table.gpu != best.table.gpu:

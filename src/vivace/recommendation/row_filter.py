@@ -70,7 +70,7 @@ class RowFilter:
             return _out(row, "memory", why)
         return None
 
-    def judged(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
+    def judgement_of(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
         """Return the judgement of a row's images: its own, or that of an embedded model of the kind.
 
         A recipe is one with another if the techniques that change the image are the same.
@@ -112,7 +112,7 @@ class RowFilter:
         """Return the reason why a row's images rule it out; None if they do not."""
         if row.recipe == table.baseline:
             return None
-        judged, keeps = self.judged(row, table), self.keeps(row, table)
+        judged, keeps = self.judgement_of(row, table), self.keeps(row, table)
         if judged is not None and judged.gate is Gate.FAILED:
             return _out(row, "quality", f"its images fail: {judged.reason}")
         if self.criteria.same_picture and not keeps:

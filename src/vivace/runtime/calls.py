@@ -38,7 +38,7 @@ def generators_of(call: Call) -> dict[str, Any]:
 
 
 def with_size_of_image(
-    pipe: DiffusionPipeline, defaults: dict[str, Any], given: dict[str, Any]
+    pipe: DiffusionPipeline, defaults: dict[str, Any], arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a call's defaults with the size of its image argument, unless the call has a size too.
 
@@ -48,8 +48,8 @@ def with_size_of_image(
     Args:
         given: the arguments of the call.
     """
-    sizes = _of_its_image(defaults, given)
-    return _area(pipe, sizes | given) | sizes
+    sizes = _of_its_image(defaults, arguments)
+    return _area(pipe, sizes | arguments) | sizes
 
 
 def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,11 +69,11 @@ def _area(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
     return {"max_area": height * width, "_auto_resize": False}
 
 
-def _of_its_image(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    if "height" not in defaults or "height" in given or "width" in given:
+def _of_its_image(defaults: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    if "height" not in defaults or "height" in arguments or "width" in arguments:
         return defaults
     for name in _IMAGES:
-        image: Any = given.get(name)
+        image: Any = arguments.get(name)
         image = image[0] if isinstance(image, list) and image else image
         if hasattr(image, "convert"):  # PIL
             return defaults | {"width": image.size[0], "height": image.size[1]}

@@ -30,7 +30,7 @@ from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.lora import Lora
 from vivace.techniques.prune import Prune
 from vivace.techniques.quantize import Quantize
-from vivace.untrusted.destinations import check_writable, fill_new, is_stream, is_taken
+from vivace.untrusted.destinations import check_writable, fill_new, is_stream, would_overwrite
 from vivace.untrusted.files import user_path
 
 SUFFIX = ".safetensors"
@@ -121,7 +121,7 @@ def write_denoiser(
 def _check_destination(path: Path) -> None:
     if path.suffix != SUFFIX or is_stream(path):
         raise UsageError(f"{path} is no name of a {SUFFIX} file, which ComfyUI's loaders look for")
-    if is_taken(path):
+    if would_overwrite(path):
         raise _exists(path)
     check_writable(path)
 

@@ -98,7 +98,7 @@ def session_of(
         request=Request(
             prompts=tuple(prompts)
             or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
-            given=example_call(pipe, located.defaults | (defaults or {})),
+            inputs=example_call(pipe, located.defaults | (defaults or {})),
         ),
     )
     session = Session(pipe, recipe, target, on_technique)

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from vivace.errors import VivaceError
-from vivace.technique.traits import traits_given, with_traits
+from vivace.technique.traits import traits_by_techniques, with_traits
 
 _DICTIONARIES = (dict, OrderedDict)
 _PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})
@@ -49,7 +49,7 @@ class Snapshot:
         scheduler = getattr(pipe, "scheduler", None)
         self._kind = type(scheduler)
         self._scheduler = scheduler
-        self._traits = [(part, traits_given(part)) for part in self._networks]
+        self._traits = [(part, traits_by_techniques(part)) for part in self._networks]
         self._plain = [
             _Attributes(owner, owner, weak=False) for owner in (pipe, scheduler) if owner is not None
         ]

@@ -106,7 +106,7 @@ async def _answer(
     if request.query_params:
         name = next(iter(request.query_params))[:100]
         raise RequestError(name, f"{name} is in the address, where nothing is read; give it in the body")
-    wanted = _accepted(request, body)
+    accepted = _accepted(request, body)
     jobs = jobs_of(body, settings, state, source)
     if settings.logs_prompts:
         LOG.info("%s: %r", jobs[0].id, body.prompt)
@@ -114,12 +114,14 @@ async def _answer(
         return await _streamed(request, body, jobs, "generation" if source is None else "edit", notes)
     await request.app.state.pool.submit(jobs)
     images = await _drawn(request, jobs)
-    encoded = [await encode(image, wanted or body.output_format, body.output_compression) for image in images]
+    encoded = [
+        await encode(image, accepted or body.output_format, body.output_compression) for image in images
+    ]
     for each in encoded:
         request.app.state.metrics.observe_encoding(each.seconds)
     phases = _phases(jobs, images) | {"encode": sum(each.seconds for each in encoded)}
     headers = {"Server-Timing": server_timing(phases)}
-    if wanted is not None:
+    if accepted is not None:
         return Response(encoded[0].data, media_type=encoded[0].mime, headers=headers)
     notes = tuple(dict.fromkeys([*notes, *(note for image in images for note in image.notes)]))
     content = {

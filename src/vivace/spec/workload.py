@@ -146,7 +146,7 @@ class Workload(Spec):
         """Return the source images of an image by its index; None for text."""
         return self.sources[index % len(self.prompts) % len(self.sources)] if self.sources else None
 
-    def asked_steps(self, run: int) -> int:
+    def steps_that_run(self, run: int) -> int:
         """Return the `num_inference_steps` of which at least some number run at this strength."""
         return run if self.strength is None else steps_for(run, self.strength)
 

@@ -103,7 +103,7 @@ class JudgedClaim:
 
     column: str
     kind: Literal["published", "measured"]
-    said: ClaimVerdict
+    verdict: ClaimVerdict
     because: str
 
 
@@ -144,7 +144,7 @@ def tally(claims: Sequence[tuple[Claim, Sequence[JudgedClaim]]]) -> list[tuple[s
     counts: dict[tuple[bool, str], Counter[ClaimVerdict]] = {}
     for _, verdicts in claims:
         for verdict in verdicts:
-            counts.setdefault((verdict.kind == "measured", verdict.column), Counter())[verdict.said] += 1
+            counts.setdefault((verdict.kind == "measured", verdict.column), Counter())[verdict.verdict] += 1
     return [
         (
             f"here, {column}" if is_measured else column,
@@ -178,7 +178,7 @@ def of_verdict(kind: str, verdict: Verdict) -> bool | None:
     return verdict is (Verdict.FASTER if kind == "faster" else Verdict.SLOWER)
 
 
-def shown_value(value: Interval, kind: str) -> str:
+def value_with_unit(value: Interval, kind: str) -> str:
     """Return a figure with its unit, e.g. "1.30 s", "16.9 GB", "0.2729"."""
     if kind == "time":
         return seconds(value.point)

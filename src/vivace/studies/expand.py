@@ -93,8 +93,8 @@ def expand(
             f"{file.name} has no [tiny] table, which says what stands for its models with --tiny"
         )
     known_models = list(dict.fromkeys(model for part in file.part for model in part.models))
-    _check_known("--model", models, known_models, file)
-    _check_known("--part", parts, [part.name for part in file.part], file)
+    _check_names("--model", models, known_models, file)
+    _check_names("--part", parts, [part.name for part in file.part], file)
     asked_parts, stand_ins = tuple(parts), file.tiny if tiny else None
     if stand_ins is not None:
         asked_parts = asked_parts or stand_ins.parts
@@ -118,7 +118,7 @@ def left_out(file: StudyFile, parts: Iterable[ModelPart]) -> list[str]:
     return [m for m in dict.fromkeys(m for part in file.part for m in part.models) if m not in here]
 
 
-def _check_known(option: str, names: Sequence[str], allowed: Sequence[str], file: StudyFile) -> None:
+def _check_names(option: str, names: Sequence[str], allowed: Sequence[str], file: StudyFile) -> None:
     for name in names:
         if name not in allowed:
             raise UsageError(

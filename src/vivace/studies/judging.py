@@ -16,7 +16,7 @@ from vivace.studies.claims import (
     JudgedClaim,
     decide,
     of_verdict,
-    shown_value,
+    value_with_unit,
     within,
 )
 from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
@@ -110,7 +110,9 @@ def _pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: 
         return lacking
     assert here.value is not None
     assert there.value is not None
-    pair_text = f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
+    pair_text = (
+        f"{row} {value_with_unit(here.value, kind)}, {claim.than} {value_with_unit(there.value, kind)}"
+    )
     if column.kind == "measured":
         if untrusted := _untrusted(part, column, (row, claim.than), kind):
             return Check(part.model, None, f"{pair_text}: {untrusted}")
@@ -217,7 +219,7 @@ def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure:
         return lacking
     assert cell.value is not None
     kind = FIGURES[figure].kind
-    row_text = f"{row} {shown_value(cell.value, kind)}"
+    row_text = f"{row} {value_with_unit(cell.value, kind)}"
     if column.kind == "measured" and part.is_stand_in:
         return Check(part.model, None, f"{row_text}: a small model, which stands for {part.model}")
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
@@ -250,7 +252,7 @@ def _between_gpus(
                 continue
             kind = FIGURES[figure].kind
             ratio = there.value.point / here.value.point
-            pair_text = f"{row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
+            pair_text = f"{row} {value_with_unit(here.value, kind)} and {value_with_unit(there.value, kind)}"
             lower = claim.at_least if claim.at_least is not None else 1 + _SMALL_TIE
             yield Check(
                 part.model,

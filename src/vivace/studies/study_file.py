@@ -46,8 +46,8 @@ class Labelled(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, given: Any) -> Any:
-        return {"recipe": given} if isinstance(given, str) else given
+    def _from_text(cls, data: Any) -> Any:
+        return {"recipe": data} if isinstance(data, str) else data
 
     @property
     def label(self) -> str:
@@ -202,11 +202,11 @@ class StudyFile(Spec):
             if name not in names:
                 raise ValueError(f"[tiny] names the part {name!r}{nearest(name, names)} ({', '.join(names)})")
         models = {model for part in self.part for model in part.models}
-        for place, given in (
+        for place, data in (
             ("[model]", self.model),
             ("[tiny.models]", self.tiny.models if self.tiny else {}),
         ):
-            for name in given:
+            for name in data:
                 if name not in models:
                     raise ValueError(f"{place} names {name!r}, which no part has{nearest(name, models)}")
         for place, workload in (
@@ -296,7 +296,7 @@ def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
     try:
         study = StudyFile.model_validate({**content, "name": name, "cells": cells})
     except ValidationError as error:
-        raise UsageError(f"{name}: {_said(error)}; see docs/studies.md") from None
+        raise UsageError(f"{name}: {_problem_of(error)}; see docs/studies.md") from None
     for part in study.part:
         _check_recipes(part, name)
     for place, table in (("tiny", study.tiny), ("synthetic", study.synthetic)):
@@ -308,7 +308,7 @@ def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
     return study
 
 
-def _said(error: ValidationError) -> str:
+def _problem_of(error: ValidationError) -> str:
     """Return the first problem with its place in the file: "part 2, models: must be a list"."""
     problem = error.errors()[0]
     steps: list[str] = []

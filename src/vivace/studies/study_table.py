@@ -69,11 +69,11 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
                         compared.of_s, compared.over, compared.cell.note,
                     )  # fmt: skip
                     lines.append(dict(zip(_FIELDS, line, strict=True)))
-        lines += _taken_lines(run, view)
+        lines += _usage_lines(run, view)
     return lines
 
 
-def _taken_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
+def _usage_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
     """Yield the rows' use of their device, in the fields of the other cells."""
     part = view.planned
     for row in view.rows:
@@ -120,7 +120,7 @@ def to_json(run: StudyRun) -> dict[str, Any]:
                     {
                         "column": verdict.column,
                         "kind": verdict.kind,
-                        "said": verdict.said.value,
+                        "said": verdict.verdict.value,
                         "because": verdict.because,
                     }
                     for verdict in verdicts
@@ -236,7 +236,7 @@ def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Co
                 if len(devices) == 1
                 else f"here, {verdict.column}"
             )
-            table.add_row(Text(f"  {name}"), Text(verdict.said.value), Text(verdict.because, style="dim"))
+            table.add_row(Text(f"  {name}"), Text(verdict.verdict.value), Text(verdict.because, style="dim"))
         console.print(table)
 
 
@@ -260,9 +260,9 @@ def _markdown(run: StudyRun) -> str:
         for row in view.rows:
             cells = [row.case.label, row.case.recipe]
             for figure, k in columns:
-                shown = row.cells[figure][k]
-                cells.append(_text(figure, shown))
-                cells += [quotient(shown.over)] if (figure, k) in over else []
+                compared = row.cells[figure][k]
+                cells.append(_text(figure, compared))
+                cells += [quotient(compared.over)] if (figure, k) in over else []
             rows.append(cells)
         lines += TextTable(tuple(headings), rows).markdown()
         summary = usage_table(view)
@@ -279,7 +279,7 @@ def _markdown(run: StudyRun) -> str:
     for claim, verdicts in run.claims():
         lines.append(f"- {markdown_cell(claim.says)}")
         lines += [
-            f"  - {markdown_cell(f'{verdict.column}: {verdict.said.value}. {verdict.because}')}"
+            f"  - {markdown_cell(f'{verdict.column}: {verdict.verdict.value}. {verdict.because}')}"
             for verdict in verdicts
         ]
     return "\n".join(lines).rstrip() + "\n"

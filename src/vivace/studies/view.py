@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vivace.report.rows import Row, priced
 from vivace.report.summary import ratio, seconds
 from vivace.stats import Interval
-from vivace.studies.claims import shown_value
+from vivace.studies.claims import value_with_unit
 from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import Case, ModelPart
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
@@ -176,7 +176,7 @@ def relative_text(compared: ComparedCell) -> str:
 
 def value_text(figure: str, value: Interval) -> str:
     """Return a figure as text with its unit."""
-    return shown_value(value, FIGURES[figure].kind)
+    return value_with_unit(value, FIGURES[figure].kind)
 
 
 def quotient(over: float | None) -> str:

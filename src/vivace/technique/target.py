@@ -92,7 +92,7 @@ class Request:
         prompts: what will be drawn, or similar prompts, for techniques that adapt to them.
         batch: images per call; None if unknown.
         earlier, later: the recipe's techniques before and after this one.
-        given: what a call of the pipeline takes besides a prompt: images to start from, for techniques that make
+        inputs: what a call of the pipeline takes besides a prompt: images to start from, for techniques that make
             calls to adapt to.
     """
 
@@ -100,7 +100,7 @@ class Request:
     batch: int | None = None
     earlier: tuple[Technique, ...] = ()
     later: tuple[Technique, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

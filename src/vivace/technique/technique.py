@@ -85,11 +85,11 @@ class Technique(BaseModel, ABC):
 
     @model_validator(mode="before")
     @classmethod
-    def _aimed(cls, given: Any) -> Any:
+    def _aimed(cls, data: Any) -> Any:
         stored = cls._stored_default()
-        if isinstance(given, dict) and tuple(given.get("targets", stored)) == stored:
-            return given | {"targets": cls.default_targets}
-        return given
+        if isinstance(data, dict) and tuple(data.get("targets", stored)) == stored:
+            return data | {"targets": cls.default_targets}
+        return data
 
     @classmethod
     def _stored_default(cls) -> tuple[Component, ...]:

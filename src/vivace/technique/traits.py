@@ -83,7 +83,7 @@ def give(module: Any, traits: frozenset[Trait]) -> None:
     _TRAITS.setdefault(module, set()).update(traits - _foreign(module))
 
 
-def traits_given(module: Any) -> frozenset[Trait]:
+def traits_by_techniques(module: Any) -> frozenset[Trait]:
     """Return the traits that techniques gave to a module."""
     return frozenset(_TRAITS.get(module, ()))
 

@@ -275,12 +275,12 @@ class Attention(Technique):
 def _compiled_later(target: Target) -> frozenset[Component]:
     """Return the components that a later technique compiles, without those captured in a CUDA graph."""
 
-    def given(trait: Trait) -> set[Component]:
+    def having(trait: Trait) -> set[Component]:
         return {
             c for technique in target.request.later if trait in technique.provides for c in technique.targets
         }
 
-    return frozenset(given(Trait.COMPILED) - given(Trait.CAPTURED))
+    return frozenset(having(Trait.COMPILED) - having(Trait.CAPTURED))
 
 
 def _chain(module: Any) -> list[Any]:

@@ -101,13 +101,13 @@ class Compile(Technique):
     @classmethod
     def _sizes_in_order(cls, knobs: Any) -> Any:
         """Put sizes into their one order, and `any` into `dynamic`."""
-        given = knobs.get("sizes") if isinstance(knobs, dict) else None
-        if not given:
+        announced = knobs.get("sizes") if isinstance(knobs, dict) else None
+        if not announced:
             return knobs
-        texts = [given] if isinstance(given, str) else given
+        texts = [announced] if isinstance(announced, str) else announced
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError(
-                f"sizes is a list of WIDTHxHEIGHT, e.g. [512x512, 768x512], or any; got {given!r}"
+                f"sizes is a list of WIDTHxHEIGHT, e.g. [512x512, 768x512], or any; got {announced!r}"
             )
         if _ANY in (text.lower() for text in texts):
             if len(texts) > 1:

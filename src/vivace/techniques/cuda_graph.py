@@ -142,7 +142,7 @@ class CudaGraph(Technique):
             replace_forward(called, captured[component])
         changed: dict[str, int | float | str] = {f"{c}.cuda_graphs": f"up to {kept}" for c in captured}
         on_host = _TimestepsOnHost()
-        devices = _KnownDevices()
+        devices = _DeviceAnswers()
 
         def finish() -> None:
             devices.settle(target.pipe)
@@ -169,7 +169,9 @@ class CudaGraph(Technique):
             }
             return facts | ({"timesteps_from_host": on_host.num_steps} if on_host.num_steps else {})
 
-        return Effect(changed=changed, around=devices.told, evidence=evidence, refuted=refuted, finish=finish)
+        return Effect(
+            changed=changed, around=devices.answering, evidence=evidence, refuted=refuted, finish=finish
+        )
 
     def predict(self, target: Target) -> Effect:
         """Refuse to predict memory.
@@ -183,7 +185,7 @@ class CudaGraph(Technique):
         )
 
 
-class _KnownDevices:
+class _DeviceAnswers:
     """Answers diffusers' question on which device components compute, for which it otherwise searches their layers.
 
     A call of a pipeline asks up to ten times, and each time every layer of one component or of all is asked for the
@@ -210,7 +212,7 @@ class _KnownDevices:
             self._devices = {module: device for module, device in devices.items() if device is not None}
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """Answer diffusers' searches during a call, except for components that have been moved or offloaded since."""
         from diffusers.hooks import group_offloading
 
@@ -283,7 +285,7 @@ class _TimestepsOnHost:
             def step_on_host(
                 self_: Any, model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any
             ) -> Any:
-                with self._seen_by(self_, timestep) as passed_on:
+                with self._with_host_timesteps(self_, timestep) as passed_on:
                     self.num_steps += passed_on is not timestep
                     return step(self_, model_output, passed_on, *args, **kwargs)
 
@@ -291,7 +293,7 @@ class _TimestepsOnHost:
 
         def scaling(scale: Method) -> Method:
             def scale_on_host(self_: Any, sample: torch.Tensor, timestep: Any) -> Any:
-                with self._seen_by(self_, timestep) as passed_on:
+                with self._with_host_timesteps(self_, timestep) as passed_on:
                     return scale(self_, sample, passed_on)
 
             return scale_on_host
@@ -302,7 +304,7 @@ class _TimestepsOnHost:
             override(scheduler, "scale_model_input", scaling)
 
     @contextmanager
-    def _seen_by(self, scheduler: Any, timestep: Any) -> Iterator[Any]:
+    def _with_host_timesteps(self, scheduler: Any, timestep: Any) -> Iterator[Any]:
         """Let a scheduler see the CPU's timesteps, and give the one to call it with."""
         on_host, copy = self._on_host, self._copy
         place = None if copy is None else _place_of(timestep, copy)

@@ -82,9 +82,9 @@ class DualBlockCache(StepCache):
 
     @model_validator(mode="before")
     @classmethod
-    def _written_alike(cls, given: Any) -> Any:
-        mask = given.get("mask") if isinstance(given, dict) else None
-        return given | {"mask": written(steps_of(mask))} if isinstance(mask, str) else given
+    def _written_alike(cls, data: Any) -> Any:
+        mask = data.get("mask") if isinstance(data, dict) else None
+        return data | {"mask": written(steps_of(mask))} if isinstance(mask, str) else data
 
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:

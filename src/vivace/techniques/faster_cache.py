@@ -147,17 +147,17 @@ class _BatchCounter(StepCounter):
         return super().refuted(evidence)
 
 
-def _conditional(given: Any, num: int) -> Any:
+def _conditional(value: Any, num: int) -> Any:
     """Return the arguments' second halves: of tensors with `num` rows, also inside lists, tuples and dicts."""
     import torch
 
-    if isinstance(given, torch.Tensor):
-        return given[num // 2 :] if given.ndim and given.shape[0] == num else given
-    if isinstance(given, list | tuple):
-        return type(given)([_conditional(item, num) for item in given])
-    if isinstance(given, dict):
-        return {name: _conditional(item, num) for name, item in given.items()}
-    return given
+    if isinstance(value, torch.Tensor):
+        return value[num // 2 :] if value.ndim and value.shape[0] == num else value
+    if isinstance(value, list | tuple):
+        return type(value)([_conditional(item, num) for item in value])
+    if isinstance(value, dict):
+        return {name: _conditional(item, num) for name, item in value.items()}
+    return value
 
 
 def _difference(output: torch.Tensor) -> torch.Tensor:

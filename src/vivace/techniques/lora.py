@@ -67,7 +67,7 @@ class Lora(Technique):
 
     @field_validator("path")
     @classmethod
-    def _path_is_given(cls, path: str) -> str:
+    def _path_is_set(cls, path: str) -> str:
         if not path.strip():
             raise ValueError("path must not be empty")
         return path

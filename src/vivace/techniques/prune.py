@@ -171,7 +171,7 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
 
     changes: dict[str, list[Any]] = {block.name: [] for block in blocks}
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.given)
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.inputs)
     with _watching(blocks, changes):
         for number, prompt in enumerate(prompts):
             target.pipe(

@@ -193,7 +193,7 @@ class ModelSampler:
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
-        pool = [r for r in pool if self._is_known_but_for_one(r)]
+        pool = [r for r in pool if self._differs_by_one(r)]
         judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
@@ -255,8 +255,8 @@ class ModelSampler:
             held = [recipe for recipe in held if self.seconds_of(recipe) <= self.most_s()]
         if not held:
             return None
-        worth = self.gain.estimate(held)[0] * self._chance(held)
-        return held[int(np.argmax(worth))]
+        promises = self.gain.estimate(held)[0] * self._chance(held)
+        return held[int(np.argmax(promises))]
 
     def _best(self, results: Sequence[Result]) -> float:
         """Return the best gain so far, discounted by the doubts about its quality; 0 of the baseline."""
@@ -268,7 +268,7 @@ class ModelSampler:
                 values.append(floor + chance_of(result) * above)
         return max(values)
 
-    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
         """Return the model's estimate, which pools all recipes, so that one lucky measurement does not win."""
         if not results:
             return []
@@ -339,7 +339,7 @@ class ModelSampler:
                 return recipe
             recipe = fewer[int(np.argmax(np.where(idle, gain[1:], -np.inf)))]
 
-    def _is_known_but_for_one(self, recipe: Recipe) -> bool:
+    def _differs_by_one(self, recipe: Recipe) -> bool:
         """Whether at most one of its options is new, or as many as were measured together elsewhere.
 
         In every second batch what is new and changes the image comes alone, so that what it does to quality is
@@ -373,7 +373,7 @@ class ModelSampler:
         return scores - 100.0 * self._unknown(recipes)
 
     def _unknown(self, recipes: list[Recipe]) -> Array:
-        return np.array([0.0 if self._is_known_but_for_one(recipe) else 1.0 for recipe in recipes])
+        return np.array([0.0 if self._differs_by_one(recipe) else 1.0 for recipe in recipes])
 
     def _chance(self, recipes: list[Recipe]) -> Array:
         """Return the probability that each recipe runs and keeps the limits, at least a millionth."""

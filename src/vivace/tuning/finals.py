@@ -61,7 +61,7 @@ class Finals:
             if (recipe := recipe_of(record)) is not None:
                 self.looks[recipe] = looks
             whole.append(with_images)
-        return self.plan.judged(rows_of(whole, quality, self.limits))
+        return self.plan.with_verdicts(rows_of(whole, quality, self.limits))
 
     def rows(self, recipe: Recipe | None = None) -> list[Row]:
         """Return the rows of the last final in which a recipe was measured, or else of the last final."""

@@ -94,7 +94,7 @@ class ImagePlan:
         """Return the images of the batch that precedes a look; the first look is 0."""
         return self.sizes[look] - (self.sizes[look - 1] if look else 0)
 
-    def judged(self, rows: Sequence[Row]) -> list[Row]:
+    def with_verdicts(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows of a final with bounds and verdicts of the confidence of each look."""
         floor = next((row.noise_floor for row in rows if row.noise_floor is not None), None)
         return [self._judged(row, floor) for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from vivace.benchmark import QualityRequest
-from vivace.benchmark.comparison import check_judged
+from vivace.benchmark.comparison import check_quality_options
 from vivace.benchmark.store import Invocation
 from vivace.benchmark.studies import USUAL_SCORER, find_judges
 from vivace.errors import UsageError
@@ -96,9 +96,9 @@ def judge_of(
     """
     is_synthetic = located.model.is_synthetic
     flags = {"--scorer": quality.scorer not in (None, "auto"), "--witness": quality.witness is not None}
-    check_judged(located, *(flag for flag, is_given in flags.items() if is_given))
+    check_quality_options(located, *(flag for flag, is_given in flags.items() if is_given))
     if is_synthetic and not trusts and limits != DEFAULT_LIMITS:
-        check_judged(located, "--min-quality")
+        check_quality_options(located, "--min-quality")
     if is_synthetic or shows_nothing:
         return QualityJudge(quality, limits, compares=False, trusts=trusts)
     scorer = find_judges(located, quality)

@@ -32,7 +32,7 @@ from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.quality_passes import TimedQualityPasses
-from vivace.tuning.results import Result, Rung, recipe_of, seen_of
+from vivace.tuning.results import Result, Rung, recipe_of, result_of_row
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 
 _FEWEST_STEPS = 4
@@ -94,7 +94,7 @@ class Bench:
         steps = self._few_steps if self.objective.same_picture_only else None
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
         row = self._rows((), workload, timing, Purpose.BASELINE, judges=False)[0]
-        self.baseline = seen_of(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
+        self.baseline = result_of_row(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
         if self.baseline is not None and self.baseline.seconds:
             batch = self.request.batch
             denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
@@ -184,7 +184,7 @@ class Bench:
         return self.run.command
 
     @property
-    def rounds_asked(self) -> int:
+    def requested_rounds(self) -> int:
         """Rounds of each recipe in the final."""
         return FINAL_ROUNDS
 
@@ -285,12 +285,12 @@ class Bench:
         return results
 
     def result_of(self, row: Row, baseline: Row, rung: Rung, steps_left: float) -> Result | None:
-        """Return the result of a row; see `seen_of`."""
+        """Return the result of a row; see `result_of_row`."""
         recipe = recipe_of(row.record)
         if recipe is None:
             return None
         prompts = self.time.prompts_to_come(rung, recipe)
-        result = seen_of(row, baseline, rung, self.objective, steps_left, prompts, self.plan.sure)
+        result = result_of_row(row, baseline, rung, self.objective, steps_left, prompts, self.plan.sure)
         is_short = rung is Rung.PROVEN and len(row.record.rounds) < FINAL_ROUNDS
         if result is None or not result.is_measured or not is_short:
             return result

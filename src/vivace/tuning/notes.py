@@ -95,10 +95,12 @@ def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]
     """Describe the parts of the final that there was no time for, and what they leave unproved."""
     notes = []
     rows = bench.finals.rows(None if pick is None else pick.recipe)
-    short = [row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < bench.rounds_asked]
+    short = [
+        row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < bench.requested_rounds
+    ]
     if short and pick is None:
         notes.append(
-            f"the time ended after 1 of {bench.rounds_asked} rounds of the final, which proves no speed-up: "
+            f"the time ended after 1 of {bench.requested_rounds} rounds of the final, which proves no speed-up: "
             f"{', '.join(short)}. {_GOES_ON}"
         )
     if bench.left_out:

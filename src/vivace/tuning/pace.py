@@ -17,7 +17,7 @@ from vivace.recipes.resolve import resolve
 from vivace.technique import Technique, Trait
 from vivace.techniques.compile import Compile
 from vivace.tuning.results import Result
-from vivace.tuning.space import is_worth_tuning
+from vivace.tuning.space import is_recommended
 
 WARM_UP = 2
 SCREENING = 3  # timed calls
@@ -82,7 +82,7 @@ class Pace:
                 seconds = _COMPILING_S[kind if component == "denoiser" else "other"]
                 if kind == "whole" and component == "denoiser":
                     seconds = max(seconds, self.reported_s)
-                seconds_in_all += seconds if is_worth_tuning(technique) else _UNUSUAL * seconds
+                seconds_in_all += seconds if is_recommended(technique) else _UNUSUAL * seconds
         if not seconds_in_all:
             return 0.0
         if recipe in self._first_s:

@@ -26,7 +26,7 @@ from vivace.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.techniques.steps import Steps
 from vivace.tuning.objective import Objective
 from vivace.tuning.regression import Datum, Prior
-from vivace.tuning.space import is_worth_tuning
+from vivace.tuning.space import is_recommended
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
@@ -118,7 +118,7 @@ def _effect(
     # What changes the image does so to skip work. What saves memory mostly pays with time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
     sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
-    if not is_worth_tuning(technique):
+    if not is_recommended(technique):
         mean, sd = mean - 0.08, sd / 2
     if is_cpu and technique.same_picture and Trait.COMPILED not in technique.provides:
         sd = min(sd, (_SAVING_ON_A_CPU_SD if saves_memory else _ON_A_CPU_SD) * min(1.0, reach))

@@ -90,7 +90,7 @@ class Result:
         return not (first is not None and (self.first_call_s is None or self.first_call_s > first))
 
 
-def seen_of(
+def result_of_row(
     row: Row,
     baseline: Row,
     rung: Rung,

@@ -28,7 +28,7 @@ class Sampler(Protocol):
         """Return up to `number` recipes that are not in the history; none if there is nothing left to try."""
         ...
 
-    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
         """Return the promise of each measured recipe: its gain, discounted by the doubts about its quality."""
         ...
 

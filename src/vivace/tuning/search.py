@@ -180,7 +180,7 @@ class Search:
         )
         promising = [result for result in screened if gain_of(result) > best - max(REACH, 2 * result.error)]
         number = math.ceil(PROMOTED * len(screened))
-        chosen = [result.recipe for result in self._by_worth(promising)[:number]]
+        chosen = [result.recipe for result in self._by_promise(promising)[:number]]
         chosen += [
             result.recipe
             for result in screened
@@ -207,7 +207,7 @@ class Search:
                 and result.keeps(self.objective)
                 and gain_of(result) > _WORTH_A_FINAL
             ]
-            chosen = [result.recipe for result in self._by_worth(left)[:MOST_USEFUL]]
+            chosen = [result.recipe for result in self._by_promise(left)[:MOST_USEFUL]]
             chosen = self.budget.affordable(chosen, [])
             if not chosen:
                 break
@@ -226,22 +226,22 @@ class Search:
             and result.keeps(self.objective)
             and gain_of(result) > gain_of(pick)
         ]
-        worth = self.sampler.worth(left, self.history)
+        promises = self.sampler.promise(left, self.history)
         chosen = [
             result
-            for result, value in zip(left, worth, strict=True)
+            for result, value in zip(left, promises, strict=True)
             if value / gain_of(result) * (gain_of(result) - gain_of(pick)) > _WORTH_A_FINAL
         ]
         recipes = self.budget.affordable(
-            [result.recipe for result in self._by_worth(chosen)[:MOST_USEFUL]], []
+            [result.recipe for result in self._by_promise(chosen)[:MOST_USEFUL]], []
         )
         if self.judges and recipes:
             self.watcher.note(f"judging the quality of {len(recipes)} that may beat {pick.recipe.text}")
             self._note(self.measurer.judge(recipes))
 
-    def _by_worth(self, results: Sequence[Result]) -> list[Result]:
-        worth = self.sampler.worth(results, self.history)
-        order = sorted(range(len(results)), key=lambda k: -worth[k])
+    def _by_promise(self, results: Sequence[Result]) -> list[Result]:
+        promises = self.sampler.promise(results, self.history)
+        order = sorted(range(len(results)), key=lambda k: -promises[k])
         return [results[k] for k in order]
 
     def _candidates(self, *, screened: bool = False) -> list[Result]:
@@ -262,7 +262,7 @@ class Search:
             and not (result.rung is Rung.PROVEN and self.judges and result.gate is not Gate.PASSED)
             and (screened or not self.judges or result.rung > Rung.SCREENED)
         ]
-        return self._by_worth(candidates)
+        return self._by_promise(candidates)
 
     def _prove(self) -> Result | None:
         """Measure finalists beside the baseline until one has passed and no other promises more; return the best.
@@ -301,7 +301,7 @@ class Search:
     def _final(self, recipes: Sequence[Recipe]) -> None:
         """Measure finalists beside the baseline: the first ones, as many as there is time for."""
         results = latest(self.history)
-        finalists = [results.get(recipe) or _not_seen(recipe) for recipe in recipes]
+        finalists = [results.get(recipe) or _placeholder(recipe) for recipe in recipes]
         while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
             finalists.pop()
         recipes = [result.recipe for result in finalists]
@@ -347,7 +347,7 @@ class Search:
     def open_ends(self) -> list[Result]:
         """Return the recipes that a longer search may still prove, the most promising first."""
         undecided = self._undecided(_HOPELESS)
-        return self._by_worth([*undecided, *self._candidates(screened=True)])
+        return self._by_promise([*undecided, *self._candidates(screened=True)])
 
     def _portfolio(self) -> list[Result]:
         """Return the finalists of a search without an answer: one of them passes almost surely, if that can be had."""
@@ -394,6 +394,6 @@ class Search:
         return shortest_as_fast(max(good, key=gain_of), good) if good else None
 
 
-def _not_seen(recipe: Recipe) -> Result:
+def _placeholder(recipe: Recipe) -> Result:
     """Return a placeholder for a recipe that was not measured: it may take as long as the baseline."""
     return Result(recipe, Outcome.MEASURED, Rung.SCREENED)

@@ -50,8 +50,8 @@ def options(kind: type[Technique], components: Components = None) -> list[Techni
         return []
     plain = {name: choices[0] for name, choices in values.items()}
     made = [_made(kind, plain)]
-    for name, worth in values.items():
-        made += [_made(kind, plain | {name: value}) for value in worth[1:]]
+    for name, candidates in values.items():
+        made += [_made(kind, plain | {name: value}) for value in candidates[1:]]
     first = next((option for option in made if option is not None), None)
     if first is not None:
         made += [_made(kind, dict(first.values), targets) for targets in _target_sets(kind, components)]
@@ -74,7 +74,7 @@ def is_usual(technique: Technique) -> bool:
     return technique.targets == type(technique).default_targets
 
 
-def is_worth_tuning(technique: Technique) -> bool:
+def is_recommended(technique: Technique) -> bool:
     """Whether its author recommends it: its first knob has the default, or a value that is declared."""
     for name, field_ in list(type(technique).knobs().items())[:1]:
         extra = field_.json_schema_extra

@@ -175,7 +175,9 @@ def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tun
         space = space_of(objective, bench, trusted, reported(sources))
         check_memory(objective, bench)
         history, stored = history_of(bench)
-        watcher.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
+        watcher.note(
+            f"{len(space.options)} options, {len(space.cut)} left out{_stored_summary(history, stored)}"
+        )
         for note in judge.notes(bench.command):
             watcher.note(f"note: {note}")
         if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None:
@@ -268,7 +270,7 @@ def _sampler(
     )
 
 
-def _known_of(history: Sequence[Result], stored: PriorSource) -> str:
+def _stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
     """Describe the store's content: results of the same search, which count, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})

@@ -33,7 +33,7 @@ _ANOTHER = 0.005
 class AsMeasured:
     """Takes measurements as they are: a recipe's promise is its gain, unless its quality is in doubt."""
 
-    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
         return [(result.gain or 0.0) * chance_of(result) for result in results]
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:

@@ -86,7 +86,7 @@ def fill_new(path: Path, fill: Fill) -> bool:
     return True
 
 
-def is_taken(path: Path) -> bool:
+def would_overwrite(path: Path) -> bool:
     """Return whether writing to a path would lose a file that exists; not so for devices, pipes and dangling links."""
     return _descriptor(path) is None and os.path.isfile(path)
 

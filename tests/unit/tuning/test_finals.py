@@ -56,7 +56,7 @@ def test_a_look_has_to_be_surer_than_the_only_one() -> None:
     barely, clearly = Interval(1.0, 0.986, 1.01), Interval(1.0, 0.996, 1.004)
     verdicts = []
     for bounds in (barely, clearly):
-        (row,) = PLAN.judged([row_with(bounds, passed)])
+        (row,) = PLAN.with_verdicts([row_with(bounds, passed)])
         assert row.judgement is not None
         assert row.fidelity is not None
         assert row.fidelity.clip is not None
@@ -67,7 +67,7 @@ def test_a_look_has_to_be_surer_than_the_only_one() -> None:
 
 def test_what_is_broken_fails_at_every_look() -> None:
     broken = Judgement(Gate.FAILED, "2 of 13 images are broken (black)", "broken")
-    (row,) = PLAN.judged([row_with(Interval(1.0, 0.996, 1.004), broken)])
+    (row,) = PLAN.with_verdicts([row_with(Interval(1.0, 0.996, 1.004), broken)])
     assert row.judgement == broken
 
 

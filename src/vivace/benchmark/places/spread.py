@@ -165,7 +165,7 @@ class SpreadTrials:
 
     def finish(self, ticket: Ticket) -> None:
         """Note that a place has run all rounds of its work."""
-        self._measured_at |= dict.fromkeys(self._wanted(ticket), ticket.environment)
+        self._measured_at |= dict.fromkeys(self._awaited_trials(ticket), ticket.environment)
 
     def lose(self, ticket: Ticket, why: str) -> None:
         """Note that a place was lost. Finished rounds stay; trials that lack some run elsewhere.
@@ -176,7 +176,7 @@ class SpreadTrials:
         place = ticket.environment.place
         again: list[int] = []
         given_up: list[int] = []
-        for trial in self._wanted(ticket):
+        for trial in self._awaited_trials(ticket):
             if not self._lacks(trial, ticket.environment, rerun=self._rerun):
                 self._measured_at[trial] = ticket.environment
                 continue
@@ -271,7 +271,7 @@ class SpreadTrials:
         )
         return {member: number for member, number in returned.items() if member in members}
 
-    def _wanted(self, ticket: Ticket) -> list[int]:
+    def _awaited_trials(self, ticket: Ticket) -> list[int]:
         """Return the trials that a ticket is for: all but the baseline, unless it is alone."""
         return [member for member in ticket.members if member or len(self._trials) == 1]
 

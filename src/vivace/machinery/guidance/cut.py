@@ -209,10 +209,10 @@ class CutCalls:
         self._denoise = _take_slot(denoiser, self._call)
 
     @contextmanager
-    def _cache_context(self, name: str, **given: Any) -> Iterator[None]:
+    def _cache_context(self, name: str, **others: Any) -> Iterator[None]:
         before, self._context = self._context, name
         try:
-            with self._name(name, **given):
+            with self._name(name, **others):
                 yield
         finally:
             self._context = before

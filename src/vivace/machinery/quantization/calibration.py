@@ -165,7 +165,7 @@ def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> No
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.given)
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.inputs)
     if not decodes and "output_type" in accepted:
         call["output_type"] = "latent"
     target.pipe(
@@ -183,7 +183,7 @@ def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> s
         {
             "version": _VERSION,
             "model": target.identity,
-            "call": call | dict.fromkeys(sorted(target.request.given), "given"),
+            "call": call | dict.fromkeys(sorted(target.request.inputs), "given"),
             "prompts": list(prompts),
             "dtypes": dtypes,
             "layers": list(names),

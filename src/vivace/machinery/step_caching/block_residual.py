@@ -89,8 +89,8 @@ def residual_forwards(transformer: Any) -> StepForwards:
     whole, plain = transformer.forward, type(transformer).forward
     of_all_tokens = getattr(transformer, WHOLE_TOKENS, None)
     reusing, looking = (
-        _with_block(transformer, blocks, asked_as(first, AddResidual())),
-        _with_block(transformer, blocks, asked_as(first, Modulate())),
+        _with_block(transformer, blocks, stand_in_for(first, AddResidual())),
+        _with_block(transformer, blocks, stand_in_for(first, Modulate())),
     )
 
     def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -139,7 +139,7 @@ def _added(tokens: torch.Tensor, residual: Any) -> torch.Tensor:
     return torch.cat([tokens[:, :start], tokens[:, start:] + residual], dim=1)
 
 
-def asked_as(block: Any, stand: Any) -> Any:
+def stand_in_for(block: Any, stand: Any) -> Any:
     """Return a stand-in for a block, which has the attributes that transformers read from their blocks.
 
     Qwen-Image 2.1's asks each for its attention processor.
@@ -171,10 +171,10 @@ def telling_calls_apart(transformer: Any) -> Iterator[Callable[[], str]]:
         return
 
     @contextmanager
-    def cache_context(name: str, **given: Any) -> Iterator[None]:
+    def cache_context(name: str, **others: Any) -> Iterator[None]:
         current.append(name)
         try:
-            with named(name, **given):
+            with named(name, **others):
                 yield
         finally:
             current.pop()

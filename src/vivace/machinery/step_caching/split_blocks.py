@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.families import Blocks
-from vivace.machinery.step_caching.block_residual import asked_as, blocks_of, own_arguments
+from vivace.machinery.step_caching.block_residual import blocks_of, own_arguments, stand_in_for
 from vivace.machinery.step_caching.cached_denoiser import StepForwards
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             self.adds = role == "adding" and self.leaves
             # SD3's transformer asks its blocks for it where a ControlNet adds something.
             self.context_pre_only = getattr(block, "context_pre_only", None)
-            asked_as(block, self)
+            stand_in_for(block, self)
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            tokens = _given(blocks, self.joined, args, kwargs)
+            tokens = _argument_tokens(blocks, self.joined, args, kwargs)
             start = blocks.image_starts_at((args, kwargs))
             if self.begins:
                 passing.begin = _from(start, tokens)
@@ -115,7 +115,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             if self.ends_first:
                 passing.first = returned
             if self.leaves:
-                passing.leaving = _from(start, _taken(blocks, returned))
+                passing.leaving = _from(start, _returned_tokens(blocks, returned))
             return returned
 
     def entering() -> Tokens:
@@ -171,7 +171,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
         run("look", args, kwargs)
         begin = _joined(passing.begin) if joins_in_first else passing.begin
         returned = passing.first
-        after = _taken(blocks, returned)[0]
+        after = _returned_tokens(blocks, returned)[0]
         # In front of the image's tokens there may be others.
         added = after[:, after.shape[1] - begin[0].shape[1] :] - begin[0]
         passing.clear()
@@ -193,7 +193,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
     return StepForwards(compute, reuse, look, compute_on, reuse_on)
 
 
-def _given(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
+def _argument_tokens(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
     """Return the tokens among a block's arguments."""
     image = args[0] if args else kwargs["hidden_states"]
     text = None if joined else blocks.text_of((args, kwargs))
@@ -211,9 +211,9 @@ def _returned(blocks: Blocks, tokens: Tokens) -> Any:
     return blocks.returned(image, text)
 
 
-def _taken(blocks: Blocks, returned: Any) -> Tokens:
+def _returned_tokens(blocks: Blocks, returned: Any) -> Tokens:
     """Return the tokens in a block's output. SD3's last one returns no text."""
-    image, text = blocks.taken(returned)
+    image, text = blocks.tokens_in(returned)
     return (image,) if text is None else (image, text)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 POWER = 0.9
 
 
-def least_seen(powers: Sequence[float], strengths: Sequence[float], power: float = POWER) -> float | None:
+def least_detected(powers: Sequence[float], strengths: Sequence[float], power: float = POWER) -> float | None:
     """Return the least strength from which on damage is detected with this power, or None if it is not.
 
     Between two strengths the power is interpolated over their logarithms. If the lowest is detected already, it is
