@@ -53,7 +53,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--endpoint",
     metavar="URL",
     expose_value=False,
-    help="Load on a server, with options of its own: `vivace bench --endpoint URL --help`.",
+    help="Measure a server under load; its own options: `vivace bench --endpoint URL --help`.",
 )
 @click.option(
     "--model",
@@ -106,7 +106,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--canaries/--no-canaries",
     default=True,
     show_default=True,
-    help="Time a few calls of the baseline once more in each round, in a process of their own, to see how the machine "
+    help="In each round, time the baseline briefly once more in its own process, to see how the machine "
     "moves.",
 )
 @options.warmup
@@ -127,7 +127,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--plan/--no-plan",
     default=True,
     show_default=True,
-    help="After all timing on a GPU, compare the memory with what `vivace plan` predicts; takes seconds.",
+    help="After all timing on a GPU, compare the memory with the prediction of `vivace plan`; takes seconds.",
 )
 @options.results_format
 @collect(workload=WORKLOAD, timing=TIMING, quality=QUALITY, study=STUDY, settings=SETTINGS)

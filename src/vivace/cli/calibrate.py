@@ -33,6 +33,7 @@ calibrate.add_command(witness)
 def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
     function = collect(workload=WORKLOAD)(function)
     number = click.option(
+        "--images",
         "--pictures",
         "num_images",
         type=click.IntRange(1, 1000),

@@ -67,9 +67,9 @@ def witness(
 ) -> int:
     """Find the limit of a model that judges images, on images of this model.
 
-    Draws the prompt set once with the baseline, damages the images as acceleration does at graded strengths, and asks
-    the witness. Its limit is chosen so that harmless changes pass and the damage that it sees fails. From then on
-    bench, tune, prove and report use the limit for this model, unless --min-quality sets another.
+    Draws the prompt set once with the baseline, damages the images as acceleration does at graded strengths, and
+    scores them by the witness. Its limit is chosen so that harmless changes pass and the damage that it detects
+    fails. From then on bench, tune, prove and report use the limit for this model, unless --min-quality sets another.
 
     Everything is kept in the store: the same command goes on where it stopped, and another --witness draws nothing.
 

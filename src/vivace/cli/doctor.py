@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Measure the limits of this GPU (or CPU) once: matmuls, attention, copies; takes up to --time-limit seconds.",
 )
-@click.option("--rerun", is_flag=True, help="With --measure: measure again what is known already.")
+@click.option("--rerun", is_flag=True, help="With --measure: measure known limits again.")
 @click.option(
     "--time-limit",
     type=options.FiniteFloat(1, 3600),
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 def doctor(
     device: str, measure: bool, rerun: bool, time_limit: float, threads: int | None, as_json: bool
 ) -> int:
-    """Show what this machine can run, what that rests on, and which dtypes are slow on it.
+    """Show what this machine can run, on what evidence, and which dtypes are slow on it.
 
-    Of each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or was
-    only compiled for this GPU; or has no record; or is refused.
+    For each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or
+    was only compiled for this GPU; or has no record; or is refused.
 
     With --measure it also finds the highest rates that the GPU reaches in single operations. They are kept in the cache
     folder for this GPU, driver and PyTorch (on a CPU also for the number of threads). `vivace bench` then says how far

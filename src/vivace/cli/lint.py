@@ -35,10 +35,10 @@ IMPOSSIBLE = 1
 def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int | None, format_: str) -> int:
     """Find impossible and doubtful rows in tables of latencies.
 
-    FILES are CSV, TSV, Markdown (also .txt), HTML or JSON, by anybody. Columns are recognised by their headings; it is
-    said which were read, and on standard error which were not. Impossible: figures that contradict each other or the
-    chip, such as a mean below the minimum. Doubtful: figures that do not show what they seem to, such as a p99 of ten
-    samples. Rounding is allowed for.
+    FILES are CSV, TSV, Markdown (also .txt), HTML or JSON, from any source. Columns are recognised by their headings;
+    the output lists those that were read, standard error those that were not. Impossible: figures that contradict
+    each other or the chip, such as a mean below the minimum. Doubtful: figures that do not show what they seem to,
+    such as a p99 of ten samples. Rounding is allowed for.
 
     Exit codes: 0 nothing impossible, 1 something impossible; others as for all commands.
 

@@ -199,7 +199,7 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
 task = click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What is generated from; default: what the files say. Without files: images that ship with vivace.",
+    help="What images are made from; default: by the files. Without files: images that ship with vivace.",
 )
 
 

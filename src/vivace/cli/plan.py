@@ -61,9 +61,9 @@ def plan(
 ) -> int:
     """Predict the GPU memory and the operations of a recipe without loading the model.
 
-    Shows which cards the model fits and, for a card that is too small, what to change; and the time that the operations
-    take at least on a GPU. MODEL is a model name (flux-dev,
-    synthetic:flux-dev), a folder in diffusers' format, or a .safetensors file.
+    Shows which cards the model fits and, for a card that is too small, what to change; and the least time that the
+    operations take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format, or
+    a .safetensors file.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8

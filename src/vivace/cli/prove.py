@@ -102,7 +102,7 @@ def parse_sizes(
     "claims",
     type=click.Choice(["same", "as-good", "legible", "honest", "fast"]),
     multiple=True,
-    help="What is to be proven, for the exit code; repeat for more. Default: as-good, legible where words "
+    help="Claim to prove, for the exit code; repeat for more. Default: as-good, legible where words "
     "are read, honest for a server. fast draws A once more, after B.",
 )
 @click.option(
@@ -118,7 +118,7 @@ def parse_sizes(
     "--key-a",
     callback=options.read_key,
     metavar="FILE",
-    help="File with the key that requests to A bear (Authorization: Bearer).",
+    help="File with the key that requests to A carry (Authorization: Bearer).",
 )
 @click.option("--key-b", callback=options.read_key, metavar="FILE", help="Likewise, to B.")
 @click.option(
@@ -175,7 +175,7 @@ def prove(
     (comfyui:http://HOST:PORT?workflow=FILE), or python:MODULE:FUNCTION. Both draw the same
     prompts and seeds. Images go to A and B only. An interrupted command goes on where it stopped.
 
-    Exit codes: 0 proven, 1 a claim failed, 4 it cannot be told or images are missing; others as for all commands.
+    Exit codes: 0 proven, 1 a claim failed, 4 undecided or images are missing; others as for all commands.
 
     \b
         vivace prove tiny-sd:baseline tiny-sd:tiny_vae -o page.html

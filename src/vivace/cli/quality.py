@@ -38,7 +38,7 @@ COMPARISON_FAILED = 1
     metavar="NAME",
     help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
 )
-@click.option("--same-picture", is_flag=True, help="Hold B to showing the same images as A.")
+@click.option("--same-picture", is_flag=True, help="Require B to show the same images as A.")
 @options.source_images(several=True, each="pair, in the order of their names", drawn=True)
 @options.min_quality
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")

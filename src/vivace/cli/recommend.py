@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option(
-    "--gpu", metavar="NAME", help='Such as A100 or "RTX 4090"; default: this machine\'s, if it has one.'
+    "--gpu", metavar="NAME", help='GPU, such as A100 or "RTX 4090"; default: this machine\'s, if it has one.'
 )
 @click.option(
     "--max-memory",
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     type=click.Choice(["latency", "memory", "throughput", "cost", "stability"]),
     default="latency",
     show_default=True,
-    help="What to be best at; throughput and cost look at every batch size.",
+    help="Figure to optimise; throughput and cost look at every batch size.",
 )
 @click.option(
     "--price-per-hour",
     type=options.FiniteFloat(0, 1_000_000, min_open=True),
     metavar="P",
-    help="Of the GPU, in any currency; --goal cost needs it.",
+    help="Price of an hour of the GPU, in any currency; --goal cost needs it.",
 )
 @click.option("--same-picture", is_flag=True, help="Only recipes that keep the image.")
 @click.option(
