@@ -147,7 +147,7 @@ def _sources(sources: options.Sources, num_pairs: int) -> tuple[Task, SourceOf |
             raise UsageError(
                 f"{flag}: {len(paths)} files for {num_pairs} pairs of images; give one, or one for each pair"
             )
-    images, masks = opened(task, files)
+    images, masks = opened(files)
 
     def source_of(number: int, height: int, width: int) -> tuple[Any, Any]:
         mask = fit(masks[number % len(masks)], height, width) if masks else None

@@ -63,7 +63,6 @@ TIMES = frozenset({"mean", "time", "min", "max", "p50", "p90", "p95", "p99", "lo
 BYTES = frozenset({"model_memory", "peak_memory"})
 PROFILE = frozenset({"self_cpu", "cpu", "cpu_avg", "self_cuda", "cuda", "cuda_avg"})
 COUNTS = frozenset({"n", "steps", "workload_steps", "batch", "calls", "height", "width"})
-RATIOS = frozenset({"speedup", "speedup_low", "speedup_high", "relative"})
 TEXTS = frozenset({"label", "model", "gpu", "precision"})
 _BY_NAME = {name: role for role, names in SYNONYMS.items() for name in names}
 _SUFFIXES = (

@@ -221,21 +221,6 @@ def denoiser_inputs(
     return make(denoiser, cells, text_length, batch)
 
 
-def count_vae_decode(vae: Any, *, height: int, width: int, batch: int = 1, vae_factor: int = 8) -> Flops:
-    """Count the decoding of latents to an image of `height` x `width` pixels; AutoencoderKL and AutoencoderTiny."""
-    like = next(vae.parameters())
-    latents = like.new_zeros(batch, vae.config.latent_channels, height // vae_factor, width // vae_factor)
-    return count_flops(lambda: vae.decode(latents))
-
-
-def count_text_encoder(encoder: Any, *, length: int, batch: int = 1) -> Flops:
-    """Count a call of a CLIP or T5 text encoder on prompts of `length` tokens, including padding."""
-    import torch
-
-    ids = next(encoder.parameters()).new_zeros(batch, length, dtype=torch.long)
-    return count_flops(lambda: encoder(ids))
-
-
 def _unet_inputs(unet: Any, cells: tuple[int, int], text_length: int, batch: int) -> dict[str, Any]:
     config = unet.config
     zeros = next(unet.parameters()).new_zeros

@@ -127,7 +127,7 @@ def source_images_of(
         WorkloadError: the numbers of files do not match, or a mask has another size than its image.
         UsageError: a file cannot be read as an image.
     """
-    images = list(_given(task, files)) if files else list(_default(task))
+    images = list(_read_files(files)) if files else list(_default(task))
     for each in images:
         if files and len(each.pictures) not in (1, num_prompts):
             raise WorkloadError(
@@ -246,20 +246,20 @@ def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def opened(task: Task, files: Files) -> tuple[list[Image], list[Image]]:
+def opened(files: Files) -> tuple[list[Image], list[Image]]:
     """Return the images of files, and their masks, as they are.
 
     Raises:
         WorkloadError: a mask has another size than its image, or is black.
         UsageError: a file cannot be read as an image.
     """
-    images = list(_given(task, files))
+    images = list(_read_files(files))
     _check_masks(images)
     by_kind = {each.kind: each.pictures for each in images}
     return by_kind.get("image", []), by_kind.get("mask", [])
 
 
-def _given(task: Task, files: Files) -> Iterator[_Found]:
+def _read_files(files: Files) -> Iterator[_Found]:
     for read in (
         _Found("image", "--image", files.images),
         _Found("mask", "--mask", files.masks),

@@ -101,7 +101,7 @@ def page_of(tuned: Tuned) -> str:
     tried = _numbered(tuned)
     lines = [_line(number, trial, tuned, _most_times(tried)) for number, trial in enumerate(tried, 1)]
     with ExitStack() as stack:
-        section = _section(tuned, tried, _reader(tuned.store, stack))
+        section = _section(tuned, _reader(tuned.store, stack))
     best = headline(tuned)
     return (
         environment("vivace.tuning")
@@ -176,7 +176,7 @@ def _final_order(tuned: Tuned) -> list[str]:
     return [row.record.trial.recipe.text for row in (*tuned.rows[:1], *rows)]
 
 
-def _section(tuned: Tuned, tried: Sequence[ExplainedResult], read: Callable[[str], bytes | None]) -> Any:
+def _section(tuned: Tuned, read: Callable[[str], bytes | None]) -> Any:
     """Return the final's rows as the report shows them; None without a final."""
     if not tuned.rows:
         return None

@@ -93,7 +93,7 @@ def check_ready(
         if not any(lack.may_come for lack in lacks) or here.hub_answers_late():
             return
     reasons = "\n".join(f"  - {lack.text}" for lack in lacks)
-    raise Unsupported(f"{name} cannot be tuned here:\n{reasons}\n{_instead(name, entry)}")
+    raise Unsupported(f"{name} cannot be tuned here:\n{reasons}\n{_instead(entry)}")
 
 
 def _located(name: str) -> tuple[LocatedModel | None, str | None]:
@@ -231,7 +231,7 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
-def _instead(name: str, entry: Entry | None) -> str:
+def _instead(entry: Entry | None) -> str:
     """Describe the alternatives that work here."""
     tiny = "tiny-flux" if entry is not None and "Flux" in entry.pipeline else "tiny-sd"
     parts = [f"`vivace tune {tiny}` runs on any machine"]

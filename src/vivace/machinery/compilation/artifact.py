@@ -102,16 +102,6 @@ def pack(folder: Path, manifest: Manifest) -> bytes:
     return buffer.getvalue()
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Return an artifact's manifest.
-
-    Raises:
-        UnusableModel: the file is no artifact of vivace, or is damaged.
-    """
-    with _opened(path) as file:
-        return _manifest(path, file)
-
-
 def unpack(path: Path, folder: Path, here: CompiledFor) -> int:
     """Put an artifact's files into a cache folder; return how many were not there. Existing files stay as they are.
 

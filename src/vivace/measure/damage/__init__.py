@@ -18,9 +18,6 @@ from vivace.measure.damage import colours, details, places
 Pixels = NDArray[np.float64]
 Change = Callable[[Pixels, float, np.random.Generator], Pixels]
 
-GRADES = 5
-"""Strengths of each kind."""
-
 
 @dataclass(frozen=True)
 class DamageKind:
