@@ -17,12 +17,12 @@ from vivace.report.summary import ratio, seconds, size
 from vivace.report.text_table import markdown_lines
 from vivace.spec.record import Outcome
 from vivace.studies.claims import tally
-from vivace.studies.columns import FIGURES
 from vivace.studies.expand import expand
 from vivace.studies.gains import SpeedUp
 from vivace.studies.published import Published
 from vivace.studies.runs import StudyRun
 from vivace.studies.sittings import Sitting, by_device, rounds_of, run_of
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.usage import usage_table
 from vivace.studies.view import (
     ComparedCell,

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.calls import draw, num_graphs
 from vivace.benchmark.round import Measurement, Report, explain
+from vivace.benchmark.workload_calls import draw, num_graphs
 from vivace.errors import Unsupported
 from vivace.measure.memory import MemoryMeter
 from vivace.profiling import breakdown

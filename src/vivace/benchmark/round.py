@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.benchmark.stored_images import save_image
+from vivace.benchmark.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
+from vivace.measure.attention_trace import attention_kernels
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
-from vivace.measure.kernels import attention_kernels
 from vivace.measure.machine import check_works
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.nvml import GpuMeter, opened_gpu

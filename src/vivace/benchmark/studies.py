@@ -18,6 +18,7 @@ from vivace.benchmark.progress import SILENT, CountingRounds, Progress
 from vivace.benchmark.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
+from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.runner import (
     ask_environment,
     ask_largest_batch,
@@ -25,7 +26,6 @@ from vivace.benchmark.runner import (
     sources_folder,
     with_batch,
 )
-from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
 from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.until import go_on

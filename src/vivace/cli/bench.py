@@ -154,8 +154,8 @@ def bench(
     """
     from vivace.benchmark import run_study
     from vivace.benchmark.comparison import check_quality_options
+    from vivace.cli.detectable import able_to_tell
     from vivace.cli.progress import for_this_terminal
-    from vivace.cli.until import able_to_tell
     from vivace.models.find import find_model
 
     settings.check(study)

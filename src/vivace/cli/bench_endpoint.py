@@ -17,8 +17,8 @@ from vivace.cli.spec_options import SpecCommand
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
-    from vivace.load_testing.rows import LoadRow, Stage
-    from vivace.load_testing.target import Target
+    from vivace.load_testing.rows import LoadRow, LoadStage
+    from vivace.load_testing.target import LoadTarget
 
 FLAG = "--endpoint"
 _SOME_FAILED = 4
@@ -224,7 +224,7 @@ def bench_endpoint(
     """
     from vivace.load_testing.rows import RequestSettings, read_rows
     from vivace.load_testing.stages import LoadPlan, measure
-    from vivace.load_testing.target import Target, Variant, parse_fields, server_url, with_model
+    from vivace.load_testing.target import LoadTarget, Variant, parse_fields, server_url, with_model
     from vivace.untrusted.destinations import check_writable, is_standard_output
 
     if prompts is not None and prompt_set is not None:
@@ -249,7 +249,9 @@ def bench_endpoint(
         kept.add(row)
         return _show([row], others, format_, page)
     target = asyncio.run(
-        with_model(Target(server_url(url), model, further, (), variants, frozenset(without), timeout, key))
+        with_model(
+            LoadTarget(server_url(url), model, further, (), variants, frozenset(without), timeout, key)
+        )
     )
     target = _with_prompts(target, prompts, prompt_set)
     settings = RequestSettings(
@@ -288,7 +290,7 @@ def _checked(sizes: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"--size: {error}") from None
 
 
-def _with_prompts(target: Target, prompts: list[str] | None, prompt_set: str | None) -> Target:
+def _with_prompts(target: LoadTarget, prompts: list[str] | None, prompt_set: str | None) -> LoadTarget:
     """Return the target with its prompts: those of the user, else a set that the model understands."""
     from dataclasses import replace
 
@@ -321,7 +323,7 @@ class _Progress:
     def __init__(self) -> None:
         self._spoke_at = time.monotonic()
 
-    def __call__(self, stage: Stage, number: int, elapsed_s: float) -> None:
+    def __call__(self, stage: LoadStage, number: int, elapsed_s: float) -> None:
         if time.monotonic() - self._spoke_at >= _SAY_EVERY_S:
             self._spoke_at = time.monotonic()
             click.echo(f"{stage.name}: {number} requests have ended in {elapsed_s:.0f} s", err=True)

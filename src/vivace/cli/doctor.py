@@ -14,7 +14,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.evidence.standing import Claim
+    from vivace.evidence.standing import TechniqueClaim
     from vivace.spec.ceilings import Ceilings
     from vivace.spec.environment import Environment
     from vivace.technique import Machine
@@ -137,7 +137,7 @@ def doctor(
     return 0
 
 
-def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]:
+def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
     """Return what is known of each technique on this device, and what prevents knowing it."""
     from vivace.benchmark.store import DEFAULT_STORE
     from vivace.errors import StoreError
@@ -162,18 +162,18 @@ def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]
     return claims(machine, device_name, tables), problems
 
 
-def _claims_in_words(here: Sequence[Claim]) -> list[str]:
+def _claims_in_words(here: Sequence[TechniqueClaim]) -> list[str]:
     """Return lines: the techniques that run, by their evidence, and those that do not, by the reason."""
-    from vivace.evidence.standing import Standing
+    from vivace.evidence.standing import ClaimBasis
 
-    groups: dict[tuple[Standing, str], list[str]] = {}
+    groups: dict[tuple[ClaimBasis, str], list[str]] = {}
     for claim in here:
         groups.setdefault((claim.standing, claim.why), []).append(claim.recipe)
     lines = []
     for (standing, why), recipes in sorted(
-        groups.items(), key=lambda group: list(Standing).index(group[0][0])
+        groups.items(), key=lambda group: list(ClaimBasis).index(group[0][0])
     ):
-        if standing is Standing.REFUSED:
+        if standing is ClaimBasis.REFUSED:
             lines.append(f"cannot       {_wrapped(recipes)}: {why}")
         else:
             devices = f" ({why})" if why else ""

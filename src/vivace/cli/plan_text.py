@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.cli.card import Fitted
+from vivace.cli.card import CardMemory
 
 if TYPE_CHECKING:
     from vivace.hardware import Chip
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vivace.memory.predict import Prediction
     from vivace.recommendation.answer import RecipeFigures
     from vivace.recommendation.fits_card import Fitting
-    from vivace.recommendation.speeds import Speeds
+    from vivace.recommendation.recorded_speeds import Speeds
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _cards(sizes: list[int]) -> str:
     return f"cards of {', '.join(map(str, sizes))} GB" if sizes else "none of the usual cards"
 
 
-def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
+def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print whether a prediction fits a card, and what does."""
     from vivace.memory.fit import fits
     from vivace.report.summary import size
@@ -148,7 +148,9 @@ def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
 _SHOWN = 3
 
 
-def _print_ranking(predicted: Prediction, card: Fitted, fit: CardFit, ranking: Fitting, head: str) -> None:
+def _print_ranking(
+    predicted: Prediction, card: CardMemory, fit: CardFit, ranking: Fitting, head: str
+) -> None:
     """Print what fits, the best first, and the lines to use and to measure it."""
     from vivace.report.summary import size
 
@@ -187,7 +189,7 @@ def _size_flags(prediction: Prediction) -> str:
     return f" --height {prediction.height} --width {prediction.width} --batch {prediction.batch}"
 
 
-def _print_changes(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
+def _print_changes(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print one change after the other, and whether the last one fits."""
     from vivace.memory.fit import fits
     from vivace.report.summary import size

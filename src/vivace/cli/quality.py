@@ -69,9 +69,9 @@ def quality(
         vivace quality a b --image old.png --mask hole.png
     """
     from vivace.cli.guarded import guarded_scorers
+    from vivace.measure.folder_verdict import judge_pairs
     from vivace.measure.folders import compare, pair
     from vivace.measure.scorer import ClipScorer
-    from vivace.measure.verdict import judge_pairs
     from vivace.measure.witness import Witness
     from vivace.models.quiet import quiet
     from vivace.models.scorers import find_scorer, find_witness

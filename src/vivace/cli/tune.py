@@ -21,7 +21,7 @@ from vivace.untrusted.destinations import replace as write
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
     from vivace.tuning.results import Result
-    from vivace.tuning.settings import SearchSettings
+    from vivace.tuning.search_settings import SearchSettings
 
 NOTHING_FOUND = 4
 

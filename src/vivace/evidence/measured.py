@@ -10,7 +10,7 @@ from pathlib import Path
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
 from vivace.evidence.tables import CallParts, CallSpread, EvidenceRow, EvidenceTable, JudgedQuality, Kind
-from vivace.machinery.step_caching.technique import StepCache
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.report.gate import LOST

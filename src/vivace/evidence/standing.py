@@ -24,7 +24,7 @@ FILE = "compiled.json"
 CPU = "CPU"
 
 
-class Standing(StrEnum):
+class ClaimBasis(StrEnum):
     """Kinds of evidence for a claim, the best first."""
 
     HERE = "measured here"
@@ -36,16 +36,16 @@ class Standing(StrEnum):
     REFUSED = "refused"
 
 
-_OF_KIND: Mapping[Kind, Standing] = {
-    "own": Standing.HERE,
-    "committed": Standing.VIVACE,
-    "community": Standing.OTHERS,
+_OF_KIND: Mapping[Kind, ClaimBasis] = {
+    "own": ClaimBasis.HERE,
+    "committed": ClaimBasis.VIVACE,
+    "community": ClaimBasis.OTHERS,
 }
 """The evidence of a table on the device itself, by its kind. Published numbers are of other programs."""
 
 
 @dataclass(frozen=True)
-class Claim:
+class TechniqueClaim:
     """The claim that a technique, with one of its choices, runs on a device.
 
     Attributes:
@@ -54,7 +54,7 @@ class Claim:
     """
 
     state: Mapping[str, Any]
-    standing: Standing
+    standing: ClaimBasis
     why: str = ""
 
     @property
@@ -64,10 +64,10 @@ class Claim:
     @property
     def devices(self) -> str:
         """The devices of the records; "" without one."""
-        return "" if self.standing is Standing.REFUSED else self.why
+        return "" if self.standing is ClaimBasis.REFUSED else self.why
 
 
-def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list[Claim]:
+def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list[TechniqueClaim]:
     """Return a claim for each choice of each technique on a device.
 
     Args:
@@ -125,22 +125,22 @@ def _compiled() -> dict[str, frozenset[str]]:
 
 def _claim(
     state: Mapping[str, Any], records: Iterable[tuple[Kind, str]], machine: Machine, name: str
-) -> Claim:
+) -> TechniqueClaim:
     if state["unsupported"] is not None:
-        return Claim(state, Standing.REFUSED, state["unsupported"])
-    nearest: dict[Standing, set[str]] = defaultdict(set)
+        return TechniqueClaim(state, ClaimBasis.REFUSED, state["unsupported"])
+    nearest: dict[ClaimBasis, set[str]] = defaultdict(set)
     for kind, device in records:
         nearness = _nearness(machine, name, device)
         if nearness is Near.SAME:
             nearest[_OF_KIND[kind]].add(device)
         elif nearness is Near.GENERATION:
-            nearest[Standing.GENERATION].add(device)
-    best = next((standing for standing in Standing if standing in nearest), None)
+            nearest[ClaimBasis.GENERATION].add(device)
+    best = next((standing for standing in ClaimBasis if standing in nearest), None)
     if best is not None:
-        return Claim(state, best, ", ".join(sorted(nearest[best])))
+        return TechniqueClaim(state, best, ", ".join(sorted(nearest[best])))
     if state["recipe"] in compiled_recipes(machine.capability):
-        return Claim(state, Standing.COMPILED)
-    return Claim(state, Standing.DECLARED)
+        return TechniqueClaim(state, ClaimBasis.COMPILED)
+    return TechniqueClaim(state, ClaimBasis.DECLARED)
 
 
 def _nearness(machine: Machine, name: str, device: str) -> Near:

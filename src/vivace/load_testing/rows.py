@@ -19,7 +19,7 @@ DONE = "done"
 _MAX_FILE = 200_000_000
 
 
-class Stage(Spec):
+class LoadStage(Spec):
     """A load.
 
     Attributes:
@@ -96,7 +96,7 @@ class LoadRow(Spec):
     server: dict[str, Any]
     client: dict[str, str]
     began: str
-    stage: Stage
+    stage: LoadStage
     rate: float | None = None
     slo_s: tuple[float, ...] = ()
     samples: Samples
@@ -107,7 +107,7 @@ class LoadRow(Spec):
         return key_of(self.label, self.request, self.stage)
 
 
-def key_of(label: str, request: RequestSettings, stage: Stage) -> str:
+def key_of(label: str, request: RequestSettings, stage: LoadStage) -> str:
     text = json.dumps([label, request.digest(), stage.digest()])
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -30,7 +30,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """A server and the requests to send to it.
 
     Attributes:
@@ -125,7 +125,7 @@ def parse_fields(texts: Sequence[str]) -> dict[str, Any]:
     return fields
 
 
-async def with_model(target: Target) -> Target:
+async def with_model(target: LoadTarget) -> LoadTarget:
     """Return the target with the model that the server lists, and the server's description of it.
 
     Raises:

@@ -180,7 +180,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
             footprint.made(result)
             return result
 
-    class Fuse(TorchFunctionMode):  # type: ignore[misc]
+    class FusedOperations(TorchFunctionMode):  # type: ignore[misc]
         """Operations that are a single kernel on a GPU, but several on meta tensors."""
 
         def __torch_function__(
@@ -199,7 +199,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
                 return torch.empty_like(args[0], memory_format=torch.contiguous_format)
             return func(*args, **kwargs)
 
-    return Follow(), Fuse()
+    return Follow(), FusedOperations()
 
 
 def _convolve(footprint: Footprint, inputs: Any, weight: Any, result: Any) -> Any:

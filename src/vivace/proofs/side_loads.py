@@ -18,7 +18,7 @@ from vivace.errors import UsageError, VivaceError
 from vivace.load_testing.aiperf import read_aiperf
 from vivace.load_testing.rows import LoadRow, RequestSettings, read_rows, write_rows
 from vivace.load_testing.stages import LoadPlan, measure
-from vivace.load_testing.target import Target, Variant, with_model
+from vivace.load_testing.target import LoadTarget, Variant, with_model
 from vivace.proofs.probes import main_jobs
 from vivace.proofs.sides import EndpointSide
 from vivace.proofs.sources import ImageSource, Prepared
@@ -125,7 +125,7 @@ def _measured(
     return measure(target, plan, side.text, settings, list(kept), report, progress)
 
 
-def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> Target:
+def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> LoadTarget:
     settings = prepared.settings
     fields = {name: value for name, value in side.fields.items() if name != "model"}
     fields |= {name: settings.call[name] for name in _FIELDS if name in settings.call}
@@ -134,7 +134,7 @@ def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> Target:
         for each in prepared.settings_by_size
         if each.width is not None and each.height is not None
     ]
-    return Target(
+    return LoadTarget(
         url=side.url,
         model=side.fields.get("model"),
         fields=fields,

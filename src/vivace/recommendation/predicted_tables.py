@@ -20,8 +20,8 @@ from vivace.memory.footprints import footprints
 from vivace.memory.predict import Prediction
 from vivace.recommendation.kin import Kin
 from vivace.recommendation.projection import around, by_operations, on_chip
+from vivace.recommendation.recorded_speeds import Speeds, known_speeds
 from vivace.recommendation.speed_limit import flop_of_call
-from vivace.recommendation.speeds import Speeds, known_speeds
 from vivace.spec.recipe import BASELINE
 from vivace.stats import Interval
 from vivace.technique import DENOISERS

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.report.compilation import Compilation, compilation
+from vivace.report.device_limit import Limit, limit_of
 from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
 from vivace.report.gate import Judgement, judge
 from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
 from vivace.report.latency import Latency, ends_of, latency_of
-from vivace.report.limit import Limit, limit_of
 from vivace.report.movement import baseline_beside, levels_of, moves_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import ImageFigures, NoiseFloor, QualityPass

@@ -78,7 +78,7 @@ class Claim(Spec):
         if self.kind in ("ratio", "limit") and self.at_least is None and self.at_most is None:
             raise ValueError(f"a claim of kind {self.kind} needs at_least or at_most")
         if self.figure is not None:
-            from vivace.studies.columns import FIGURES
+            from vivace.studies.study_columns import FIGURES
 
             if self.figure not in FIGURES:
                 raise ValueError(f"{self.figure!r} is no figure{nearest(self.figure, FIGURES)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vivace.machinery.step_caching.technique import StepCache
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import seconds
@@ -19,9 +19,9 @@ from vivace.studies.claims import (
     value_with_unit,
     within,
 )
-from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import ModelPart
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
+from vivace.studies.study_columns import FIGURES, StudyCell, StudyColumn
 
 _UNIT = {"time": 1.0, "memory": 1e9, "number": 1.0}
 _SMALL_TIE = 1e-9

@@ -14,7 +14,7 @@ from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
-from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
+from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.processes.launcher import Launcher
 from vivace.report.dataframe import dataframe
@@ -22,10 +22,10 @@ from vivace.report.rows import Row
 from vivace.spec.recipe import unpinned
 from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, JudgedClaim
-from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import judge
+from vivace.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.study_file import StudyFile, read_study
 
 _NOT_MEASURED = StudyCell("not_measured", note="the record has no round of it yet")

@@ -69,7 +69,7 @@ class Part(Spec):
             the same thing as an earlier one replaces it.
         leave_one_out: a recipe; it is measured whole, and without each of its techniques.
         workload: values that differ from the file's, for this part.
-        figures: the figures to show, in this order: names of `vivace.studies.columns.FIGURES`.
+        figures: the figures to show, in this order: names of `vivace.studies.study_columns.FIGURES`.
         tables: tables of the published numbers that belong to this part; empty for all.
         rivals: also measure fewer plain steps beside each step cache.
     """
@@ -125,7 +125,7 @@ class Part(Spec):
     @field_validator("figures")
     @classmethod
     def _figures_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from vivace.studies.columns import FIGURES
+        from vivace.studies.study_columns import FIGURES
 
         for name in names:
             if name not in FIGURES:

@@ -26,7 +26,7 @@ from vivace.report.page import (
 from vivace.report.rows import priced
 from vivace.report.summary import ratio
 from vivace.studies.claims import Claim, JudgedClaim, tally
-from vivace.studies.columns import FIGURES
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.usage import UsageTable, usage_table
 from vivace.studies.view import (
     ComparedCell,

@@ -14,7 +14,7 @@ from rich.text import Text
 from vivace.report.summary import ratio, seconds
 from vivace.report.text_table import TextTable, csv_text
 from vivace.studies.claims import Claim, JudgedClaim, tally
-from vivace.studies.columns import FIGURES
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.usage import SHORT, numbers, usage_table
 from vivace.studies.view import (
     ComparedCell,

@@ -10,10 +10,10 @@ from vivace.report.rows import Row, priced
 from vivace.report.summary import ratio, seconds
 from vivace.stats import Interval
 from vivace.studies.claims import value_with_unit
-from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import Case, ModelPart
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import time_of
+from vivace.studies.study_columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.study_file import StudyFile
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Literal
 from vivace.errors import NoEffect
 from vivace.families import family_of
 from vivace.families.pipeline_code import never_asks_pytorch
-from vivace.machinery.attention_backends.calls import RedirectedAttention
 from vivace.machinery.attention_backends.kernels import (
     CACHE_TAG,
     KERNELS,
@@ -39,6 +38,7 @@ from vivace.machinery.attention_backends.kernels import (
     unsupported_for,
     unsupported_on,
 )
+from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.technique import (
     Arithmetic,

@@ -37,7 +37,7 @@ from pydantic import model_validator
 from vivace.errors import NoEffect, Unsupported
 from vivace.families import family_of
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.machinery.compilation.sizes import graph_limit, limited, num_kinds
+from vivace.machinery.compilation.graph_limits import graph_limit, limited, num_kinds
 from vivace.machinery.compilation.unit_sizes import compiled_by_units, takes_a_sample
 from vivace.spec.sizes import Size, in_order
 from vivace.technique import (

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")

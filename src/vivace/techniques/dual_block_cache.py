@@ -42,7 +42,7 @@ from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, r
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Effect, Target, Trait, knob
 
 COMPUTED, DECIDED, HIT = "c", "d", "h"

@@ -33,8 +33,8 @@ from vivace.families.pipeline_code import doubles_latents
 from vivace.machinery.guidance.cut import is_cut
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
-from vivace.machinery.step_caching.schedule import StepCounter
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.hit_schedule import StepCounter
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from vivace.errors import NoEffect
 from vivace.families import family_of
 from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit
-from vivace.machinery.step_caching.schedule import StepCounter
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.hit_schedule import StepCounter
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import CallContext, Component, Target, Trait, knob
 from vivace.technique.script import Script, literal
 

@@ -32,7 +32,7 @@ from vivace.machinery.step_caching.block_residual import residual_forwards, unkn
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, steps_before
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.magcache_ratios import Ratios, kept_ratios
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:

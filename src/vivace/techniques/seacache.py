@@ -38,7 +38,7 @@ from vivace.machinery.step_caching.block_residual import blocks_of, residual_for
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, component_of, knob
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from vivace.machinery.step_caching.cached_denoiser import (
     last_tokens,
     latents_of,
 )
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 from vivace.technique.script import Script, literal, written_call
 

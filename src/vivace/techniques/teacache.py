@@ -32,8 +32,8 @@ from vivace.machinery.step_caching import model_fits
 from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.teacache_fit import Fit, kept_fit
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from vivace.spec.figures import QualityPass
 from vivace.spec.limits import Limits
 from vivace.spec.record import Record
 from vivace.spec.workload import Workload
-from vivace.tuning.images import ImagePlan, pooled
+from vivace.tuning.image_plan import ImagePlan, pooled
 from vivace.tuning.results import recipe_of
 
 

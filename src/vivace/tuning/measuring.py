@@ -10,7 +10,7 @@ from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.planned import predict_by_worker
-from vivace.benchmark.settings import RunSettings
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.support import ask_support
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.processes.launcher import Launcher
@@ -25,8 +25,8 @@ from vivace.spec.trial import Trial
 from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS
 from vivace.tuning.finals import Finals
+from vivace.tuning.image_plan import ImagePlan, needs_floor
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.images import ImagePlan, needs_floor
 from vivace.tuning.judge import QualityJudge
 from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling

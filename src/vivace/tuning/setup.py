@@ -23,7 +23,7 @@ from vivace.tuning.measuring import Bench
 from vivace.tuning.objective import Objective
 from vivace.tuning.peaks import recorded
 from vivace.tuning.results import Result
-from vivace.tuning.settings import DEFAULT_MINUTES
+from vivace.tuning.search_settings import DEFAULT_MINUTES
 from vivace.tuning.space import Space, fitted
 
 

@@ -11,7 +11,7 @@ from vivace.benchmark.deadline import Deadline
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.images import ImagePlan
+from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.pace import Pace
 from vivace.tuning.results import Result, Rung
 

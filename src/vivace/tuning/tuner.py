@@ -11,8 +11,8 @@ from pathlib import Path
 
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
@@ -40,7 +40,7 @@ from vivace.tuning.readiness import check_ready
 from vivace.tuning.results import Result, latest
 from vivace.tuning.samplers import Name, Sampler, sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.settings import SearchSettings
+from vivace.tuning.search_settings import SearchSettings
 from vivace.tuning.setup import (
     budget_of,
     check_baseline,

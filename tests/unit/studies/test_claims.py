@@ -12,9 +12,9 @@ from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
 from vivace.studies import read_study
 from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
-from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
 from vivace.studies.judging import judge
+from vivace.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.study_file import Part, StudyFile, Synthetic
 
 FIGURES = ("latency", "p99", "peak_memory", "clip")

@@ -17,7 +17,7 @@ from vivace.spec.study import WorkloadRequest
 from vivace.stats import Gate, Interval
 from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.finalists import portfolio
-from vivace.tuning.images import ImagePlan
+from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.results import Rung
 from vivace.tuning.timetable import FINAL_ROUNDS
 

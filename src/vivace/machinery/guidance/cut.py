@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from vivace.errors import Unsupported
 from vivace.machinery.guidance.branches import CONDITIONAL, UNCONDITIONAL, GuidanceRows
-from vivace.machinery.samplers.steps import num_calls, step_of_each_call
+from vivace.machinery.samplers.step_counting import num_calls, step_of_each_call
 from vivace.machinery.step_caching.cached_denoiser import latents_of
 from vivace.technique import component_of
 

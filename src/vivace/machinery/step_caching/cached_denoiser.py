@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit
-from vivace.machinery.step_caching.schedule import StepCounter
+from vivace.machinery.step_caching.hit_schedule import StepCounter
 
 if TYPE_CHECKING:
     import torch

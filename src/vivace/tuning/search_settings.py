@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
+from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.models.find import LocatedModel
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.study import QualityRequest

@@ -20,7 +20,7 @@ from rich.text import Text
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
 from vivace.evidence.recorded import recorded_figures
-from vivace.machinery.step_caching.technique import StepCache
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
