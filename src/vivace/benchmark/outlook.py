@@ -34,7 +34,7 @@ def outlook(
         if before_last * pair_s < max_s:
             return None
         return (
-            f"a verdict needs {left[0]} pairs, of which {missing} {'is' if missing == 1 else 'are'} missing, and a "
+            f"a verdict needs {left[0]} pairs, {missing} more than there are, and a "
             f"pair takes about {pair_s:.0f} s: "
             f"--max-minutes {max_s / 60:g} ends before; give --max-minutes {_minutes(before_last * pair_s)} or more"
         )

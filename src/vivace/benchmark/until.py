@@ -56,5 +56,5 @@ def _answers(run: Run, until: Until, num_looks: int) -> tuple[bool, list[str]]:
                 sentences.append(f"{name}: surely not, after {rounds} rounds ({ratio.interval().point:.3g}x)")
             else:
                 is_open = True
-                sentences.append(f"{name}: not told after {rounds} rounds")
+                sentences.append(f"{name}: undecided after {rounds} rounds")
     return is_open, sentences

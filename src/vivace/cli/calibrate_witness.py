@@ -100,7 +100,8 @@ def witness(
         status = 130
     if status == 130:
         click.echo(
-            "\ninterrupted; what was drawn and scored is kept. To continue, run the same command:", err=True
+            "\ninterrupted; the images and scores so far are kept. To continue, run the same command:",
+            err=True,
         )
         click.echo(f"  {options.command_line()}", err=True)
     if status != 0:

@@ -152,7 +152,7 @@ def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], l
         try:
             own = tables_of_store(folder)
         except StoreError as error:
-            problems.append(f"what was measured here is not known: {error}")
+            problems.append(f"measurements on this machine are not known: {error}")
     tables = [*own, *committed_tables(), *community_tables()]
     if machine.is_gpu and not has_records(device_name, tables):
         problems.append(

@@ -128,7 +128,7 @@ def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     if fit.ranking is not None:
         is_published = fits(predicted, card.num_bytes)
         head = (
-            f"It fits {card.name}. Of what does, the best first"
+            f"It fits {card.name}. These do too, the best first"
             if is_published
             else (f"It does not fit {card.name}. These do, the best first")
         )

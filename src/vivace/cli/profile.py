@@ -75,7 +75,7 @@ _PHASES = {
     type=click.Choice(["table", "md", "json", "csv"]),
     default="table",
     show_default=True,
-    help="Format on standard output; csv is the operator table, or with --against what changed.",
+    help="Format on standard output; csv is the operator table, or with --against the changes.",
 )
 @collect(workload=WORKLOAD, timing=TIMING)
 def profile(

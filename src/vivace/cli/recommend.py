@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What the images start from; default: what the model is published for. Records of other tasks do not count.",
+    help="Kind of input; default: what the model is published for. Records of other tasks do not count.",
 )
 @click.option(
     "--store",

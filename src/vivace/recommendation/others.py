@@ -130,7 +130,7 @@ def missing_evidence(
         sentences.append(f"no record compares recipes on {what}{family_note}")
     if gpu is None:
         sentences.append(
-            "no GPU was named, and this machine has none: the answer is for what it was measured on"
+            "no GPU was named, and this machine has none: the answer is for the GPU of its records"
         )
     elif own and not any(source.near is Near.SAME for source in own):
         names = list(dict.fromkeys(source.table.gpu for source in own if source.near is Near.GENERATION))

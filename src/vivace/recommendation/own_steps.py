@@ -32,7 +32,7 @@ def _scaled(row: EvidenceRow, factor: float, timed_steps: int) -> EvidenceRow:
     if row.latency is None:
         return row
     if row.steps_s is None or _sets_steps(row.recipe):
-        why = f"timed with {timed_steps} steps, and what these take is not known"
+        why = f"timed with {timed_steps} steps, whose share of the time is not known"
         if _sets_steps(row.recipe):
             why = f"compared with {timed_steps} steps of the model"
         return row.model_copy(

@@ -107,7 +107,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
         403: "A page of another site sends it, or it names another machine than this one, which has no key",
         404: "There is no such image",
         413: "The body is too large",
-        429: "Too much waits; Retry-After says when there is probably room",
+        429: "Too many images wait; Retry-After tells when there is probably room",
         499: "The client has gone",
         500: "Drawing failed",
         503: "The model is being loaded, cannot be used, or its worker died twice",

@@ -221,7 +221,7 @@ def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure:
     kind = FIGURES[figure].kind
     row_text = f"{row} {value_with_unit(cell.value, kind)}"
     if column.kind == "measured" and part.is_stand_in:
-        return Check(part.model, None, f"{row_text}: a small model, which stands for {part.model}")
+        return Check(part.model, None, f"{row_text}: a small model in the place of {part.model}")
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
         return Check(part.model, None, f"{row_text}: {untrusted}")
     unit = _UNIT[kind]

@@ -180,8 +180,8 @@ class CudaGraph(Technique):
             Unpredictable: always.
         """
         raise Unpredictable(
-            "cuda_graph: what a CUDA graph's memory pool holds cannot be predicted; predict the recipe without it, and "
-            "keep a step's activations in reserve"
+            "cuda_graph: the size of a CUDA graph's memory pool cannot be predicted; predict the recipe "
+            "without it, and keep a step's activations in reserve"
         )
 
 

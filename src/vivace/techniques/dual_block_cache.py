@@ -116,7 +116,7 @@ class DualBlockCache(StepCache):
             )
         if "forward" in vars(denoiser):
             return (
-                "its forward has been replaced, and the cache would pass by what replaces it; apply the recipe to a "
+                "its forward has been replaced, and the cache would bypass the replacement; apply the recipe to a "
                 "pipeline that was just loaded"
             )
         return None

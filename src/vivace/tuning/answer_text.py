@@ -55,7 +55,7 @@ def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
             yield from wrapped(what, indent="  ")
     if explain and (explained := tuned.explanation.lines()):
         yield ""
-        yield "What is believed of each technique, best first (times as fast as without it)"
+        yield "Expected gain of each technique, best first (times as fast as without it)"
         yield from (f"  {line}" for line in explained)
     if tuned.pick is not None:
         yield ""

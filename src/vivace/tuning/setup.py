@@ -76,7 +76,7 @@ def space_of(
     def why_not(technique: Technique) -> str | None:
         is_known = technique.same_picture or trusted is None
         if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
-            return "the trusted model was not seen to keep its quality with it"
+            return "no record of the trusted model keeps its quality with it"
         if technique.num_gpus > 1 and bench.environment.device == "cpu" and not objective.keeps(technique):
             return (
                 f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
@@ -125,7 +125,7 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
         pass
     if not passed:
         raise UsageError(
-            f"--trust-quality-of {name}: the store {store} has not seen any recipe keep its quality; run "
+            f"--trust-quality-of {name}: the store {store} has no recipe that keeps its quality; run "
             f"`vivace tune {name}` first"
         )
     return frozenset(passed)

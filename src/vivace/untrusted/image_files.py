@@ -205,7 +205,7 @@ def _in_8_bits(image: Any, note: Callable[[str], object]) -> Any:
     # PIL has 16 bits as I;16, and older versions as I, which may also be 32 bits.
     if image.mode == "I" and (low < 0 or high > 65535 or 0 < high <= 255):
         raise ValueError(
-            f"it has whole numbers of 32 bits from {low:g} to {high:g}, of which white is not known; save it in 8 or "
+            f"it has whole numbers of 32 bits from {low:g} to {high:g}, so white is not known; save it in 8 or "
             "16 bits"
         )
     if 0 < high < _DIM:

@@ -112,7 +112,9 @@ def test_layers_without_a_slot_are_refused_by_name(model: str, files: list[str],
         },
         path,
     )
-    with pytest.raises(Unsupported, match=r"norm1\.linear, a FusedModulation, which can have none beside it"):
+    with pytest.raises(
+        Unsupported, match=r"norm1\.linear, a FusedModulation, which can have no LoRA beside it"
+    ):
         session(model, f"fused(bf16)+lora({path.as_posix()!r}, hot=True)")
     hot = session(model, f"fused(bf16)+lora({files[0]!r}, hot=True)")
     with pytest.raises(Unsupported, match="FusedModulation"):

@@ -182,7 +182,7 @@ def test_a_small_model_says_nothing_about_a_limit_of_another() -> None:
     assert judge(claim, [part("baseline")], [column])[0].verdict is ClaimVerdict.AGREES
     (tiny,) = judge(claim, [replace(part("baseline"), measured_on="tiny-flux")], [column])
     assert tiny.verdict is ClaimVerdict.CANNOT_TELL
-    assert tiny.because.endswith("a small model, which stands for tiny-sd; on tiny-flux")
+    assert tiny.because.endswith("a small model in the place of tiny-sd; on tiny-flux")
 
 
 def test_conclusions_are_counted_by_column_the_published_first() -> None:

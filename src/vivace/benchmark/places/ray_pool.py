@@ -139,7 +139,7 @@ class RayPool:
             environment = Environment.model_validate_json(text).at(None)
             environments[environment.digest()] = environment
         if not environments:
-            raise WorkerError("no node of the Ray cluster can measure; `ray status` shows what there is")
+            raise WorkerError("no node of the Ray cluster can measure; `ray status` shows its nodes")
         return list(environments.values())
 
     def run(self, spread: SpreadTrials) -> None:

@@ -281,7 +281,9 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
     unable = [name for name in layers["denoiser"] if not _can_have_one(modules[name])]
     if unable:
         kind = type(modules[unable[0]]).__name__
-        return f"{path} changes {unable[0]}, a {kind}, which can have none beside it; merge it (without hot)"
+        return (
+            f"{path} changes {unable[0]}, a {kind}, which can have no LoRA beside it; merge it (without hot)"
+        )
     return None
 
 

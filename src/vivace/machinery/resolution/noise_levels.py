@@ -19,7 +19,7 @@ def unsupported_sampler(scheduler: Any) -> str | None:
         "take another sampler, such as scheduler(euler) or scheduler(dpmpp_2m)",
     )
     if getattr(scheduler, "order", 1) != 1 or any(hasattr(scheduler, kept) for kept in _HISTORIES):
-        return f"{name} needs what it kept of earlier steps, which has the lower resolution; {instead}"
+        return f"{name} needs its earlier steps, which have the lower resolution; {instead}"
     is_supported = hasattr(scheduler, "alphas_cumprod") or _is_flow(scheduler)
     if not is_supported or hasattr(scheduler, "precondition_outputs"):
         return f"the noise levels of {name} are not known here; {instead}"
