@@ -30,7 +30,7 @@ from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import key_of, read_records
 from docs.technique_lines import lines_of, sets_steps
 from vivace.evidence.committed import FILE
-from vivace.evidence.measured import seen_of, table_of
+from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
@@ -108,9 +108,9 @@ def _of_fused(path: Path) -> EvidenceTable:
 
 def apart_from(base: Row, rows: Sequence[Row]) -> list[EvidenceRow]:
     """Return a baseline and rows that were not timed beside it: speed-ups from the times, with what cards differ by."""
-    rows_apart = [seen_of(base)]
+    rows_apart = [evidence_row_of(base)]
     for row in rows:
-        evidence = seen_of(row)
+        evidence = evidence_row_of(row)
         if evidence.latency is None or rows_apart[0].latency is None:
             rows_apart.append(evidence)
             continue
@@ -235,14 +235,14 @@ def _of_techniques(name: str, records: Sequence[Record]) -> EvidenceTable:
     lines = sorted(lines_of(name, records), key=lambda line: not line.row.is_baseline)
     lines = [line for line in lines if not _is_of_own_table(line.row, full)]
     rows = [
-        seen_of(
+        evidence_row_of(
             line.row, line.latency, line.speedup, line.verdict, line.steps if line.steps != full else None
         )
         for line in lines
     ]
     timed = {row.recipe for row in rows}
     failed = [
-        seen_of(row)
+        evidence_row_of(row)
         for row in technique_records.rows_with_baselines(records, technique_cases.baseline(name))
         if row.record.outcome is not Outcome.MEASURED
         and row.record.trial.recipe.text not in timed

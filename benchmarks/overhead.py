@@ -28,9 +28,9 @@ import click
 
 from benchmarks.command import run
 from benchmarks.record_files import read_lines
-from vivace.benchmark.calls import draw
 from vivace.benchmark.round import open_trial
 from vivace.benchmark.worker import import_all
+from vivace.benchmark.workload_calls import draw
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.measure.environment import environment, python_ms
 from vivace.measure.machine import choose_device

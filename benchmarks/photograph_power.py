@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.photograph_witnesses import TWO_SIDED
 from vivace.measure.damage import DAMAGE, HARMLESS
-from vivace.measure.damage.seen import least_seen
+from vivace.measure.damage.detection import least_detected
 from vivace.proofs.witnesses import WITNESSES
 from vivace.spec.limits import DEFAULT_LIMITS
 
@@ -124,13 +124,13 @@ def _error(values: Values) -> float:
 def _with_error(
     powers: Sequence[float], again: Sequence[Sequence[float]], strengths: Sequence[float]
 ) -> dict[str, float | None]:
-    reached = [least_seen(of, strengths) for of in again]
+    reached = [least_detected(of, strengths) for of in again]
     numbers = sorted(math.inf if value is None else value for value in reached)
     tail = (1 - _COVERAGE) / 2
     low, high = (numbers[round(share * (len(numbers) - 1))] for share in (tail, 1 - tail))
     return {
         name: None if value is None or math.isinf(value) else float(f"{value:.3g}")
-        for name, value in (("strength", least_seen(powers, strengths)), ("low", low), ("high", high))
+        for name, value in (("strength", least_detected(powers, strengths)), ("low", low), ("high", high))
     }
 
 

@@ -34,9 +34,9 @@ from benchmarks.lora import write_random
 from benchmarks.record_files import read_list, write_list
 from benchmarks.serving_rows import Part, ServingRow
 from vivace.load_testing.loads import LoadLimit, closed_loop
-from vivace.load_testing.rows import LoadRow, RequestSettings, Samples, Stage
+from vivace.load_testing.rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.load_testing.stages import LoadPlan, measure
-from vivace.load_testing.target import Target, Variant
+from vivace.load_testing.target import LoadTarget, Variant
 from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
 from vivace.spec.environment import Environment
@@ -162,12 +162,12 @@ class Serving:
         return all(self.part(part) is not None for part in ("ready", "pairs", "loads"))
 
 
-def target_of(url: str, *, loras: tuple[str, ...] = ()) -> Target:
+def target_of(url: str, *, loras: tuple[str, ...] = ()) -> LoadTarget:
     variants = tuple(Variant(None, lora) for lora in loras) or (Variant(),)
-    return Target(f"{url}/v1", None, {"output_format": "webp"}, (_PROMPT,), variants)
+    return LoadTarget(f"{url}/v1", None, {"output_format": "webp"}, (_PROMPT,), variants)
 
 
-def closed(target: Target, clients: int, limit: LoadLimit, label: str, seed: int = 0) -> LoadRow:
+def closed(target: LoadTarget, clients: int, limit: LoadLimit, label: str, seed: int = 0) -> LoadRow:
     """Return a closed loop as a row."""
     samples: Samples = asyncio.run(closed_loop(target, clients, limit, seed, lambda number, seconds: None))
     variants = tuple((variant.size, variant.lora) for variant in target.variants)
@@ -177,7 +177,7 @@ def closed(target: Target, clients: int, limit: LoadLimit, label: str, seed: int
         server={},
         client={},
         began=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-        stage=Stage(kind="closed", clients=clients),
+        stage=LoadStage(kind="closed", clients=clients),
         samples=samples,
     )
 
@@ -191,7 +191,7 @@ def release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def measure_pairs(serving: Serving, session: Session, target: Target) -> None:
+def measure_pairs(serving: Serving, session: Session, target: LoadTarget) -> None:
     """Measure calls in a loop and requests of eight clients in turn; the first of both are a warm-up."""
     import torch
 
@@ -213,7 +213,7 @@ def measure_pairs(serving: Serving, session: Session, target: Target) -> None:
     serving.keep("pairs", seconds=tuple(seconds), loads=tuple(loads))
 
 
-def measure_loads(serving: Serving, target: Target) -> None:
+def measure_loads(serving: Serving, target: LoadTarget) -> None:
     """Measure one client, and users at fractions of the capacity, which the pairs have measured already."""
     pairs = serving.part("pairs")
     assert pairs is not None

@@ -222,7 +222,7 @@ def _decides_by_content(recipe: Recipe) -> bool:
 
 
 def _calibrate(located: LocatedModel, recipes: Sequence[Recipe], prompts: Sequence[str]) -> None:
-    from vivace.runtime.calibration import calibrate_magcache, calibrate_teacache
+    from vivace.runtime.cache_fits import calibrate_magcache, calibrate_teacache
 
     names = {t.name for recipe in recipes if _decides_by_content(recipe) for t in recipe}
     _set_threads(located)

@@ -15,7 +15,7 @@ from vivace.benchmark import Timing
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.study import QualityRequest
 from vivace.spec.trial import Trial
-from vivace.studies.estimate import estimates
+from vivace.studies.dry_run import estimates
 from vivace.studies.expand import ModelPart, expand
 from vivace.studies.sittings import Sitting, SittingRow, of_records, read_sittings, rounds_of
 from vivace.studies.study_file import StudyFile, read_study

@@ -34,7 +34,7 @@ from vivace.stats import Gate, Interval
 from vivace.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
 from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.budget import Minutes
-from vivace.tuning.images import ImagePlan
+from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace
 from vivace.tuning.priors import effects, known_sources

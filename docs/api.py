@@ -11,7 +11,7 @@ from pydantic import BaseModel
 import vivace
 from vivace.recommendation.answer import RecipeFigures
 from vivace.report.latency import Latency
-from vivace.report.profile import ProfileChange
+from vivace.report.profile_tables import ProfileChange
 from vivace.report.rows import Row
 from vivace.spec.profiling import OperatorTime, Profile
 from vivace.spec.study import QualityRequest, WorkloadRequest
@@ -40,7 +40,7 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         ("vivace.Profiled", vivace.Profiled),
         ("vivace.spec.profiling.Profile", Profile),
         ("vivace.spec.profiling.OperatorTime", OperatorTime),
-        ("vivace.report.profile.ProfileChange", ProfileChange),
+        ("vivace.report.profile_tables.ProfileChange", ProfileChange),
     ),
     "Choose a recipe": (
         *((f"vivace.{name}", getattr(vivace, name)) for name in ("recommend", "Recommendation")),

@@ -17,12 +17,12 @@ from vivace.report.summary import ratio, seconds, size
 from vivace.report.text_table import markdown_lines
 from vivace.spec.record import Outcome
 from vivace.studies.claims import tally
-from vivace.studies.columns import FIGURES
 from vivace.studies.expand import expand
 from vivace.studies.gains import SpeedUp
 from vivace.studies.published import Published
 from vivace.studies.runs import StudyRun
 from vivace.studies.sittings import Sitting, by_device, rounds_of, run_of
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.usage import usage_table
 from vivace.studies.view import (
     ComparedCell,
@@ -323,7 +323,7 @@ def _conclusions(run: StudyRun) -> Iterator[str]:
         yield f"- {markdown_cell(claim.says)}"
         for verdict in verdicts:
             name = verdict.column if verdict.kind == "published" else f"here, {_short(verdict.column)}"
-            yield f"  - {markdown_cell(name)}: **{verdict.said.value}**. {markdown_cell(verdict.because)}"
+            yield f"  - {markdown_cell(name)}: **{verdict.verdict.value}**. {markdown_cell(verdict.because)}"
         if not any(verdict.kind == "measured" for verdict in verdicts):
             yield "  - here: nothing is measured yet"
     yield ""

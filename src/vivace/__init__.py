@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from vivace.proofs.prover import prove
     from vivace.recipes import Recipe
     from vivace.recommendation import Recommendation, recommend
-    from vivace.runtime import Session, apply, load
+    from vivace.runtime.entry import apply, load
+    from vivace.runtime.session import Session
     from vivace.spec import Record
     from vivace.studies import StudyFile, StudyRun, study
     from vivace.tuning import Tuned, tune
@@ -76,10 +77,10 @@ _MODULES = {
     "Timing": "spec.timing",
     "Tuned": "tuning.answer",
     "VivaceError": "errors",
-    "apply": "runtime.opening",
+    "apply": "runtime.entry",
     "bench": "benchmark.studies",
     "compare": "benchmark.pairs",
-    "load": "runtime.opening",
+    "load": "runtime.entry",
     "profile": "benchmark.profiles",
     "prove": "proofs.prover",
     "recommend": "recommendation.advise",

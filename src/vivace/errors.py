@@ -74,7 +74,7 @@ class Unsupported(VivaceError):
 
 
 class Unpredictable(Unsupported):
-    """It works, but what it does to memory cannot be said before it runs."""
+    """The technique works, but its memory cannot be predicted before it runs."""
 
 
 class NoEffect(VivaceError):
@@ -107,9 +107,9 @@ class Cancelled(VivaceError):
     exit_code = 130
 
 
-def nearest(given: str, candidates: Iterable[str]) -> str:
+def nearest(text: str, candidates: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest known name, or an empty string."""
-    match = difflib.get_close_matches(given.lower(), list(candidates), n=1, cutoff=0.55)
+    match = difflib.get_close_matches(text.lower(), list(candidates), n=1, cutoff=0.55)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 

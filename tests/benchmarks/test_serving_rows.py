@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.serving_rows import Part, ServingRow, added_ms, span_rate
 from tests.unit.load_testing.test_figures import row, samples
-from vivace.load_testing.rows import LoadRow, Stage
+from vivace.load_testing.rows import LoadRow, LoadStage
 from vivace.spec.environment import Environment
 
 HERE = Environment(
@@ -29,7 +29,7 @@ def served(clients: int, seconds: float, number: int = 8) -> LoadRow:
     """Images that a server draws one after the other for clients that came at once."""
     ended = [seconds * (k + 1) for k in range(number)]
     due = [max(0.0, seconds * (k + 1 - clients)) for k in range(number)]
-    return row(samples(due, ended), Stage(kind="closed", clients=clients))
+    return row(samples(due, ended), LoadStage(kind="closed", clients=clients))
 
 
 def serving_row(part: Part, **fields: object) -> ServingRow:

@@ -27,8 +27,8 @@ from vivace.report.rows import rows_of
 from vivace.spec.ceilings import Work, identity_of
 from vivace.spec.record import Outcome, Record, Round
 from vivace.stats import Interval
-from vivace.studies.columns import FIGURES
 from vivace.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.study_file import published_studies, read_study
 from vivace.studies.view import value_text
 from vivace.untrusted.terminal_text import markdown_cell

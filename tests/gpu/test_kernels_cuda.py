@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import vivace
 from tests.families import build, draw, psnr
 from vivace.errors import NoEffect, Unsupported
-from vivace.machinery.attention_backends.calls import RedirectedAttention
 from vivace.machinery.attention_backends.kernels import unsupported_on
-from vivace.measure.kernels import attention_kernels
+from vivace.machinery.attention_backends.redirection import RedirectedAttention
+from vivace.measure.attention_trace import attention_kernels
 from vivace.measure.machine import this_machine
 from vivace.technique import component_of
 

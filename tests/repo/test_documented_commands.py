@@ -14,11 +14,7 @@ from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    path
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")]
-    if path.name != "cli.md"  # generated from the commands themselves
-]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")]
 PLACEHOLDERS = re.compile(r"^(R\d?|RECIPE|[<.…].*|.*\.\.\.)$")
 
 

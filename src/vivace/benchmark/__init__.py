@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vivace.benchmark.pairs import Paired, compare
     from vivace.benchmark.profiles import Profiled, profile
     from vivace.benchmark.run import Compared, Run
-    from vivace.benchmark.settings import RunSettings
+    from vivace.benchmark.run_settings import RunSettings
     from vivace.benchmark.store import DEFAULT_STORE, Store
     from vivace.benchmark.studies import bench, run_study, start_launcher
     from vivace.spec.study import QualityRequest, Study, WorkloadRequest
@@ -44,7 +44,7 @@ _MODULES = {
     "Profiled": "benchmark.profiles",
     "QualityRequest": "spec.study",
     "Run": "benchmark.run",
-    "RunSettings": "benchmark.settings",
+    "RunSettings": "benchmark.run_settings",
     "Store": "benchmark.store",
     "Study": "spec.study",
     "Timing": "spec.timing",

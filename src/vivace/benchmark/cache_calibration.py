@@ -16,7 +16,7 @@ from typing import Any
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.settings import RunSettings
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.errors import Unsupported, UsageError, nearest

@@ -39,7 +39,7 @@ class Compared:
         return list(self._rows[limits])
 
     def limit_notes(self, limits: Limits = DEFAULT_LIMITS) -> list[str]:
-        """Return where the limits of the models that judge images come from, where the user set none."""
+        """Return the sources of the limits of the models that judge images, where the user set none."""
         if len(self.records) < 2:  # nothing is judged
             return []
         return limit_notes(self._model, self.quality.scorer, limits)

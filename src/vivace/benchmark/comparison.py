@@ -73,7 +73,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                 )
             )
         if study.quality.enabled:
-            check_judged(located, *quality_flags(study))
+            check_quality_options(located, *quality_flags(study))
     if study.quality.enabled and study.quality.lpips:
         check_lpips()
     obtained = {comparison.located.model.name: obtain(comparison.located) for comparison in checked}
@@ -93,7 +93,7 @@ def quality_flags(study: Study) -> list[str]:
     return [flag for flag, is_asked in flags.items() if is_asked]
 
 
-def check_judged(located: LocatedModel, *flags: str) -> None:
+def check_quality_options(located: LocatedModel, *flags: str) -> None:
     """Refuse options about image quality for a model with random weights.
 
     Args:

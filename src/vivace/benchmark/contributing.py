@@ -24,11 +24,11 @@ from vivace.stats import Interval
 from vivace.technique import COMPONENTS
 
 _DIGITS = 7
-"""Of seconds: a ten-millionth."""
+"""Decimals of seconds: a ten-millionth."""
 
 
 def contribution_of(stores: Sequence[Path]) -> tuple[Contribution, list[str]]:
-    """Return the comparisons of stores for others, and what is left out and why.
+    """Return the comparisons of stores as a contribution, and what is left out, with the reasons.
 
     Raises:
         StoreError: a folder is no store, or none has a comparison to give.

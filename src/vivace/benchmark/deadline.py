@@ -1,4 +1,4 @@
-"""When a comparison has to end: its result is then made of what has been measured."""
+"""The deadline of a comparison: its result is then made of what has been measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until all has to end."""
+        """Seconds until the deadline."""
         return self.at - self.clock()
 
     @property
@@ -44,11 +44,11 @@ class Deadline:
 
     @property
     def slowness(self) -> float:
-        """How much longer rounds take than estimated; 1 before the first."""
+        """Ratio of measured to estimated times of rounds; 1 before the first."""
         return self._took_s / self._expected_s if self._expected_s else 1.0
 
     def allows(self, trial: int, index: int, due: Sequence[int]) -> bool:
-        """Whether a round may begin.
+        """Whether a round still fits.
 
         Args:
             due: the trials whose round of this index has not run yet, this one included.
@@ -69,7 +69,7 @@ class Deadline:
         self._began = self.clock()
 
     def end(self, trial: int, index: int) -> None:
-        """Take in that a round has ended."""
+        """Update the estimates with a finished round."""
         self._took_s += self.clock() - self._began
         self._expected_s += self._estimate(trial)
         self._measured.setdefault(index, []).append(trial)
@@ -80,7 +80,7 @@ class Deadline:
 
 
 def is_over(deadline: Deadline | None) -> bool:
-    """Whether all has to end now."""
+    """Whether the deadline has passed."""
     return deadline is not None and deadline.left_s <= 0
 
 

@@ -78,7 +78,7 @@ def compute_figures(
 def _read_under_limits(
     kind: Callable[[Path, str], Model], folder: Path, device: str, report: Callable[[dict[str, Any]], None]
 ) -> Model:
-    """Read a model that scores images. The launcher holds this process to limits if the model is somebody else's."""
+    """Read a model that scores images. The launcher limits this process if the model is not vivace's own."""
     limits = None if folder.parent == WEIGHTS else asdict(ReadingLimits.of_weights_in(folder))
     report({"event": "phase", "phase": "reading the scorer", "done": 0, "limits": limits})
     return kind(folder, device)
@@ -107,7 +107,7 @@ def _pixel_figures(key: FiguresKey, image: np.ndarray, original: np.ndarray) -> 
 
 
 def _against_source(key: FiguresKey, image: np.ndarray, sources: Path | None) -> dict[str, float]:
-    """Return how an image compares with the image that it was made from; empty for text."""
+    """Return an image's metrics against its source image; empty for text-to-image."""
     from PIL import Image
 
     from vivace.measure.quality import match, outside_metrics, pixels

@@ -1,4 +1,4 @@
-"""One run of a comparison, as a store has it, and what it was for."""
+"""One run of a comparison in a store, and its purpose."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vivace.spec.workload import Workload
 
 
 class Purpose(StrEnum):
-    """What a run was for."""
+    """The purpose of a run."""
 
     COMPARISON = "comparison"
-    """Of recipes that were named: `vivace bench`."""
+    """Recipes that a user named: `vivace bench`."""
     STUDY = "study"
     """A part of a study."""
     PAIRS = "pairs"
@@ -20,15 +20,15 @@ class Purpose(StrEnum):
     CALIBRATION = "calibration"
     """A setting of a step cache."""
     BASELINE = "baseline"
-    """Of a search: the baseline alone."""
+    """Part of a search: the baseline alone."""
     SCREENING = "screening"
-    """Of a search: a few calls, without quality."""
+    """Part of a search: a few calls, without quality."""
     JUDGEMENT = "judgement"
-    """Of a search: full steps, with the quality of a few images."""
+    """Part of a search: full steps, with the quality of a few images."""
     FINAL = "final"
-    """Of a search: interleaved with the baseline, in several rounds."""
+    """Part of a search: interleaved with the baseline, in several rounds."""
     IMAGES = "images"
-    """Of a search: further images of a final's recipes."""
+    """Part of a search: further images of a final's recipes."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Invocation:
 
 
 def purpose_of_earlier(command: str, rounds: int | None, workload: Workload) -> Purpose:
-    """Return what a run was for that an earlier format stored without its purpose.
+    """Return the purpose of a run that an earlier format stored without one.
 
     Args:
         workload: of its baseline. Searches draw the images of a final at seeds from 1, those before it at seed 0.

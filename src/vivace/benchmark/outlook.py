@@ -1,4 +1,4 @@
-"""Whether the time of a comparison by pairs suffices for a verdict: said before it is spent."""
+"""Predict whether a comparison by pairs can reach a verdict in its time, before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RECIPES = 2
 def outlook(
     max_s: float, num_pairs: int, max_pairs: int, pair_s: float | None, timing: Timing, *, begun: bool = False
 ) -> str | None:
-    """Say that no verdict can come in time, or may not; None if nothing speaks against one.
+    """Return a warning that no verdict can come in time, or may not; None if one is likely.
 
     Args:
         max_s: after which no pair is begun.
@@ -34,7 +34,7 @@ def outlook(
         if before_last * pair_s < max_s:
             return None
         return (
-            f"a verdict needs {left[0]} pairs, of which {missing} {'is' if missing == 1 else 'are'} missing, and a "
+            f"a verdict needs {left[0]} pairs, {missing} more than there are, and a "
             f"pair takes about {pair_s:.0f} s: "
             f"--max-minutes {max_s / 60:g} ends before; give --max-minutes {_minutes(before_last * pair_s)} or more"
         )
@@ -50,7 +50,7 @@ def outlook(
 
 
 def pair_seconds(rounds: Sequence[Sequence[Round]]) -> float | None:
-    """Return about how long a pair takes, from stored rounds of both recipes; None without any.
+    """Estimate the seconds of a pair from stored rounds of both recipes; None without any.
 
     It is what the rounds' own calls took, and loading: starting a process comes on top.
     """

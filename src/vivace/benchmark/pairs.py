@@ -114,7 +114,7 @@ def compare(
         store: the folder of the store; created if there is none.
         command: the command line to store with the run; None for the equivalent `vivace compare`.
         on_pair, progress: receive what was measured.
-        on_note: is told if no verdict can come within `max_minutes`, before that time is spent.
+        on_note: called if no verdict can come within `max_minutes`, before that time is spent.
         launcher: a running launcher; None to start one.
         fields: the fields of `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`, as for
             `vivace.bench`.
@@ -150,8 +150,8 @@ def compare(
                 strict=True,
             )
         ]
-        shown = command or f"vivace compare '{first}' '{second}' --model {model}"
-        opened.start_run(shown, trials, environment, rounds=max_pairs, purpose=Purpose.PAIRS)
+        command_line = command or f"vivace compare '{first}' '{second}' --model {model}"
+        opened.start_run(command_line, trials, environment, rounds=max_pairs, purpose=Purpose.PAIRS)
 
         def measure(number: int) -> list[Record]:
             timing_ = timing.model_copy(update={"rounds": number})
@@ -185,7 +185,7 @@ def _num_pairs(trials: Sequence[Trial], environment: Environment, timing: Timing
 
 
 class _Measure(Protocol):
-    """Measure until there are so many pairs, stored ones included, and return the records."""
+    """Measures up to a number of pairs, stored ones included, and returns the records."""
 
     def __call__(self, number: int) -> list[Record]: ...
 
@@ -203,7 +203,7 @@ def _sequential(
 
     Args:
         num_stored: pairs that the store has.
-        on_time: is told after the first pair that is not stored how many there are, and its seconds.
+        on_time: called after the first new pair with the number of pairs, and its seconds.
     """
     steps = looks(max_pairs)
     num_looks = len(steps) + 1  # one more where time runs out

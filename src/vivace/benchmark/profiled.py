@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.calls import draw, num_graphs
 from vivace.benchmark.round import Measurement, Report, explain
+from vivace.benchmark.workload_calls import draw, num_graphs
 from vivace.errors import Unsupported
 from vivace.measure.memory import MemoryMeter
 from vivace.profiling import breakdown
@@ -102,7 +102,7 @@ def _profiled(
         steps = int(session.defaults["num_inference_steps"])
         shorter: dict[str, Any] = {}
         if len(trace.host) > _MAX_EVENTS and steps > _WAIT_STEPS:
-            shorter = {"num_inference_steps": trial.workload.asked_steps(_WAIT_STEPS)}
+            shorter = {"num_inference_steps": trial.workload.steps_that_run(_WAIT_STEPS)}
         waits = host_waits(session.pipe, next_call(**shorter))
         report({"event": "phase", "phase": "evidence"})
         kernels = measurement.attention_kernels(session, prompt_arguments)
@@ -147,7 +147,7 @@ def _part(file: Path, index: int) -> Path:
 
 
 def _finish(part: Path, file: Path) -> None:
-    """Name a trace as it is to be named, compressed if that ends in .gz."""
+    """Move a trace to its final name, compressed if that ends in .gz."""
     if file.suffix != ".gz":
         part.replace(file)
         return

@@ -14,7 +14,7 @@ from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.processes.launcher import Launcher, OnEvent
 from vivace.report.dataframe import dataframe
-from vivace.report.profile import ProfileChange, changes, profile_text, table_rows
+from vivace.report.profile_tables import ProfileChange, changes, profile_text, table_rows
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
 from vivace.spec.keywords import CallKeywords
@@ -52,7 +52,7 @@ class Profiled:
         return changes(before.profile, self.profile)
 
     def _repr_markdown_(self) -> str:
-        """Notebooks show this."""
+        """Return Markdown for notebooks."""
         return profile_text(self.profile, "md")
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What receives events while trials run."""
+"""Receivers of events while trials run."""
 
 from __future__ import annotations
 

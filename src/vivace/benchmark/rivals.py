@@ -33,7 +33,7 @@ def owners(
     """Return, by the index of each rival in `all_recipes`, the indices of the recipes whose rival it is.
 
     Args:
-        recipes: those that were asked for; they are nobody's rivals.
+        recipes: the requested ones, none of which is a rival.
         all_recipes: what `with_rivals` made of them.
     """
     texts = {recipe.text for recipe in recipes}

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.benchmark.stored_images import save_image
+from vivace.benchmark.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
+from vivace.measure.attention_trace import attention_kernels
 from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
-from vivace.measure.kernels import attention_kernels
 from vivace.measure.machine import check_works
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.nvml import GpuMeter, opened_gpu
@@ -122,7 +122,7 @@ class OpenTrial:
     """
 
     def __init__(self, trial: Trial, sources: Path | None = None) -> None:
-        self._steps = trial.workload.asked_steps(1)
+        self._steps = trial.workload.steps_that_run(1)
         self._measurement = Measurement(trial, Timing(), lambda event: None, sources)
         self.session = self._measurement.load_and_apply(MemoryMeter(trial.device))
 
@@ -136,7 +136,7 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
     """Allocate the memory that `measure_round` would, in a fraction of its time.
 
     It runs the same calls in the same order and the trace, but at most REHEARSED_CALLS calls of REHEARSED_STEPS steps.
-    By then the allocator has seen every kind of step (computed, skipped by a cache, without guidance) more than once,
+    By then the allocator has served every kind of step (computed, skipped by a cache, without guidance) more than once,
     and its state repeats.
 
     Args:
@@ -236,7 +236,7 @@ class Measurement:
         """Run a shortened round (see the function `rehearse`)."""
         session = self.load_and_apply(MemoryMeter(self._trial.device))
         prompt_arguments = self.prompt_arguments(session)
-        steps_asked = self._trial.workload.asked_steps(REHEARSED_STEPS)
+        steps_asked = self._trial.workload.steps_that_run(REHEARSED_STEPS)
         steps = min(int(session.defaults["num_inference_steps"]), steps_asked)
         timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
         num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
@@ -267,7 +267,7 @@ class Measurement:
     def attention_kernels(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
         """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
-        steps = self._trial.workload.asked_steps(_TRACE_STEPS)
+        steps = self._trial.workload.steps_that_run(_TRACE_STEPS)
         return attention_kernels(
             _parts_with_attention(session.pipe),
             lambda: draw(session, call, prompt_arguments(call), num_inference_steps=steps),

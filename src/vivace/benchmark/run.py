@@ -70,7 +70,7 @@ class Run:
         return files
 
     def _repr_markdown_(self) -> str:
-        """Notebooks show this."""
+        """Return Markdown for notebooks."""
         return str(self)
 
     def __iter__(self) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""Everything that stores hold: as an HTML page, as tables, and as charts."""
+"""The contents of stores as an HTML page, as tables, and as charts."""
 
 from __future__ import annotations
 

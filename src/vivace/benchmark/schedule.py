@@ -134,7 +134,7 @@ def _begun(stored: Sequence[Stored]) -> set[int]:
 
 
 def _is_measured(round_: Round | None, timing: Timing | None = None) -> bool:
-    """Whether a round was measured, with as many samples as are wanted."""
+    """Whether a round was measured with the requested number of samples."""
     if round_ is None or round_.outcome is not Outcome.MEASURED:
         return False
     return timing is None or timing.repeats is None or len(round_.samples) >= timing.repeats

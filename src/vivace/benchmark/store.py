@@ -215,7 +215,7 @@ class Store:
             ]
 
     def _earlier_run(self, run: Invocation) -> Invocation:
-        """Return a run of a format without purposes with the purpose that it had."""
+        """Add the purpose to a run of a format that did not store it."""
         row = self._connection.execute("SELECT trial FROM trials WHERE key = ?", run.keys[:1]).fetchone()
         if row is None:
             return run

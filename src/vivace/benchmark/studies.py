@@ -18,6 +18,7 @@ from vivace.benchmark.progress import SILENT, CountingRounds, Progress
 from vivace.benchmark.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
+from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.runner import (
     ask_environment,
     ask_largest_batch,
@@ -25,7 +26,6 @@ from vivace.benchmark.runner import (
     sources_folder,
     with_batch,
 )
-from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
 from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.until import go_on
@@ -113,7 +113,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
     checked = comparisons(study)
     if settings.is_spread:
         check_one_gpu(checked)
-    judges = [find_judges(each.located, study.quality, judged=each.judged) for each in checked]
+    judges = [find_judges(each.located, study.quality, is_judged=each.judged) for each in checked]
     counting = CountingRounds(settings.progress)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(settings.folder))
@@ -145,7 +145,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
 
 @dataclass(frozen=True)
 class _Comparing:
-    """One comparison on its way: all rounds, the work that is counted, then the quality pass."""
+    """A comparison in progress: all rounds, the count of the work, then the quality pass."""
 
     study: Study
     comparison: Comparison
@@ -302,9 +302,9 @@ def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
 
 
 def find_judges(
-    located: LocatedModel, quality: QualityRequest, *, judged: bool = True
+    located: LocatedModel, quality: QualityRequest, *, is_judged: bool = True
 ) -> LocatedScorer | None:
-    """Return the CLIP model that scores a model's images, with the second witness if one is asked; None for no scores.
+    """Return the CLIP model that scores a model's images, with the second witness on request; None for no scores.
 
     With "auto", a scorer other than the model's own is used only if it is on this machine: it is never downloaded.
 
@@ -315,7 +315,7 @@ def find_judges(
         UsageError: a witness without a CLIP model.
         UnknownModel, Unsupported: see `find_scorer`.
     """
-    if not judged:
+    if not is_judged:
         return None
     scorer, witness = _find_scorer(located, quality.scorer), quality.witness
     if witness is None:

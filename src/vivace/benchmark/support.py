@@ -1,4 +1,4 @@
-"""Which techniques cannot work on a machine and a model, asked before anything is loaded or timed."""
+"""Find out which techniques cannot work on a machine and a model, before anything is loaded or timed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from vivace.stats.until import MOST_ROUNDS, Until
 
 
 def go_on(run_rounds: Callable[[int], Run], until: Until, least: int, max_minutes: float) -> Run:
-    """Measure more and more rounds until every recipe has an answer, or the time is over; return the run with them.
+    """Add rounds until every recipe has an answer, or the time is over; return the run with them.
 
     Args:
         run_rounds: measures what is missing of so many rounds.
@@ -56,5 +56,5 @@ def _answers(run: Run, until: Until, num_looks: int) -> tuple[bool, list[str]]:
                 sentences.append(f"{name}: surely not, after {rounds} rounds ({ratio.interval().point:.3g}x)")
             else:
                 is_open = True
-                sentences.append(f"{name}: not told after {rounds} rounds")
+                sentences.append(f"{name}: undecided after {rounds} rounds")
     return is_open, sentences

@@ -1,4 +1,4 @@
-"""Count what a recipe computes in a call, to hold it against the limits of the device.
+"""Count the operations of a recipe's call, to compare its time with the limits of the device.
 
 A pipeline without weights (`vivace.memory.weightless`) gets those techniques of the recipe that change what is
 computed: another VAE, fewer steps, hits of a step cache. Then its call runs on the meta device, and the operations of
@@ -60,7 +60,7 @@ _CHANGES_WORK = {
 _CHANGES_WEIGHTS = {Stage.FUSE, Stage.QUANTIZE}
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _TOLERATED_HITS = 0.05
-"""A schedule of whole steps cannot reach every measured share of hits."""
+"""Tolerated error of the share of hits: a schedule of whole steps cannot reach every share."""
 
 
 def add_work(
@@ -154,7 +154,7 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
         if workload.task != "text":
             parts[VAE_ENCODER] = pipe.vae.encoder
         session(
-            **arguments, num_inference_steps=workload.asked_steps(1), output_type="pt"
+            **arguments, num_inference_steps=workload.steps_that_run(1), output_type="pt"
         )  # timed calls are not the first either
         before = _hits(session)
         keeps_state = any(technique.stage is Stage.CACHE for technique in twin)

@@ -26,7 +26,7 @@ class CalibrationImages:
     """The images of one model and workload.
 
     Attributes:
-        folder: of the images and of what was scored of them.
+        folder: of the images and of their scores.
         prompts: of each image.
     """
 

@@ -16,7 +16,7 @@ from statistics import NormalDist
 from vivace.calibrating.scores import ImageScores, label
 from vivace.errors import UsageError
 from vivace.measure.damage import HARMLESS, DamageKind
-from vivace.measure.damage.seen import least_seen
+from vivace.measure.damage.detection import least_detected
 from vivace.report.quality import KeptShare, PairedFigures, fidelity
 from vivace.spec.figures import ImageFigures
 from vivace.spec.witness_calibration import SeenDamage
@@ -96,7 +96,7 @@ def _between(low: float, high: float) -> float:
 def _seen(kind: DamageKind, shares: Sequence[KeptShare], limit: float | None) -> SeenDamage:
     seen_from = None
     if limit is not None:
-        seen_from = least_seen([_power(share, limit) for share in shares], kind.strengths)
+        seen_from = least_detected([_power(share, limit) for share in shares], kind.strengths)
     return SeenDamage(
         damage=kind.name,
         unit=kind.unit,

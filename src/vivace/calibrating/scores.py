@@ -1,4 +1,4 @@
-"""What a witness scores of each image: as it was drawn, after harmless changes, and damaged at graded strengths.
+"""A witness's scores of each image: as it was drawn, after harmless changes, and damaged at graded strengths.
 
 The scores of an image are kept in a file of their own as soon as they are complete, so an interrupted run goes on.
 """
@@ -58,7 +58,7 @@ def score_images(
     is_read: Callable[[], None] = lambda: None,
     on_image: OnImage = lambda done, total: None,
 ) -> list[ImageScores]:
-    """Return the scores of all images; those that were kept are not computed again.
+    """Return the scores of all images; stored scores are not computed again.
 
     Args:
         is_read: called when the model is loaded.
@@ -159,7 +159,7 @@ def _as_json(row: ImageScores) -> dict[str, Any]:
 
 
 def _kept(file: Path, prompt: str) -> ImageScores | None:
-    """Return what was kept of an image; None if nothing was."""
+    """Return the stored scores of an image; None if there are none."""
     if not file.exists():
         return None
     try:

@@ -19,7 +19,7 @@ from vivace.cli.demo import demo
 from vivace.cli.doctor import doctor
 from vivace.cli.export import export
 from vivace.cli.failures import check_arguments, status_of
-from vivace.cli.fresh import Part, settings_of
+from vivace.cli.fresh import CommandPart, settings_of
 from vivace.cli.generate import generate
 from vivace.cli.lint import lint
 from vivace.cli.models import models
@@ -94,7 +94,7 @@ def run(settings: dict[str, Any]) -> None:
     """
     # Set before any import of transformers: its advice is not part of vivace's output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    part: Part | None = settings["part"]
+    part: CommandPart | None = settings["part"]
 
     def command() -> object:
         check_arguments(sys.argv[1:])

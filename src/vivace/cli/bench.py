@@ -53,7 +53,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--endpoint",
     metavar="URL",
     expose_value=False,
-    help="Load on a server, with options of its own: `vivace bench --endpoint URL --help`.",
+    help="Measure a server under load; its own options: `vivace bench --endpoint URL --help`.",
 )
 @click.option(
     "--model",
@@ -106,7 +106,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--canaries/--no-canaries",
     default=True,
     show_default=True,
-    help="Time a few calls of the baseline once more in each round, in a process of their own, to see how the machine "
+    help="In each round, time the baseline briefly once more in its own process, to see how the machine "
     "moves.",
 )
 @options.warmup
@@ -127,7 +127,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--plan/--no-plan",
     default=True,
     show_default=True,
-    help="After all timing on a GPU, compare the memory with what `vivace plan` predicts; takes seconds.",
+    help="After all timing on a GPU, compare the memory with the prediction of `vivace plan`; takes seconds.",
 )
 @options.results_format
 @collect(workload=WORKLOAD, timing=TIMING, quality=QUALITY, study=STUDY, settings=SETTINGS)
@@ -153,15 +153,15 @@ def bench(
         vivace bench --model synthetic:flux-dev --recipe baseline --recipe compile --text embeddings
     """
     from vivace.benchmark import run_study
-    from vivace.benchmark.comparison import check_judged
+    from vivace.benchmark.comparison import check_quality_options
+    from vivace.cli.detectable import able_to_tell
     from vivace.cli.progress import for_this_terminal
-    from vivace.cli.until import able_to_tell
     from vivace.models.find import find_model
 
     settings.check(study)
     if limits is not None:
         for name in study.models:
-            check_judged(find_model(name), "--min-quality")
+            check_quality_options(find_model(name), "--min-quality")
     settings = replace(settings, progress=for_this_terminal(), command=options.command_line())
     if settings.until is None and len(study.recipes) > 1:
         click.echo(able_to_tell(study.timing.rounds), err=True)
@@ -213,7 +213,7 @@ def show(
 
 
 def _print_tables(tables: list[list[Row]]) -> None:
-    """Print tables on standard output, and what must be said about them on standard error."""
+    """Print tables on standard output, and the notes on them on standard error."""
     from vivace.cli.progress import title_of
     from vivace.cli.terminal import console, say
     from vivace.report.rows import shared_warnings

@@ -17,8 +17,8 @@ from vivace.cli.spec_options import SpecCommand
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
-    from vivace.load_testing.rows import LoadRow, Stage
-    from vivace.load_testing.target import Target
+    from vivace.load_testing.rows import LoadRow, LoadStage
+    from vivace.load_testing.target import LoadTarget
 
 FLAG = "--endpoint"
 _SOME_FAILED = 4
@@ -53,20 +53,31 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
 
 @click.command()
 @click.option(FLAG, "url", required=True, metavar="URL", help="An OpenAI images API: http://HOST:PORT/v1.")
-@click.option("--model", metavar="NAME", help="Default: the only one that the server lists.")
 @click.option(
-    "--size", "sizes", multiple=True, metavar="WxH", help="Repeat for a random one for each request."
+    "--model", metavar="NAME", help="Model of the requests; default: the only one that the server lists."
 )
 @click.option(
-    "--num-inference-steps", "--steps", type=click.IntRange(1, 1000), help="Default: the server's own."
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="WxH",
+    help="Image size; repeat for a random one in each request.",
 )
-@click.option("--guidance-scale", type=options.FiniteFloat(0, 100), help="Default: the server's own.")
+@click.option(
+    "--num-inference-steps",
+    "--steps",
+    type=click.IntRange(1, 1000),
+    help="Denoising steps; default: the server's own.",
+)
+@click.option(
+    "--guidance-scale", type=options.FiniteFloat(0, 100), help="Guidance scale; default: the server's own."
+)
 @click.option(
     "--lora",
     "loras",
     multiple=True,
     metavar="NAME",
-    help="A LoRA of a vivace server; repeat for a random one for each request.",
+    help="A LoRA of a vivace server; repeat for a random one in each request.",
 )
 @click.option(
     "--field",
@@ -93,7 +104,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     default="8",
     show_default=True,
     metavar="N[,N...]",
-    help="Closed loops of so many clients, besides one client alone. The best throughput is the capacity.",
+    help="Closed loops with this many clients, after one client alone. The best throughput is the capacity.",
 )
 @click.option(
     "--fractions",
@@ -104,37 +115,44 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     help="Fractions of the capacity at which users come at random (Poisson).",
 )
 @click.option(
-    "--num-requests", type=click.IntRange(2, 1_000_000), help="Of each load; default: as --minutes allow."
+    "--num-requests",
+    type=click.IntRange(2, 1_000_000),
+    help="Requests of each load; default: as many as --minutes allow.",
 )
 @click.option(
     "--minutes",
     type=options.FiniteFloat(0.1, 10_000),
-    help="Of all loads together, with 6 requests of each at least; default: 5, or no limit with --num-requests.",
+    help="Time for all loads, at least 6 requests each; default: 5, or no limit with --num-requests.",
 )
 @click.option(
     "--slo-factor",
     type=options.FiniteFloat(1, 1000),
     default=3.0,
     show_default=True,
-    help="An image is in time within so many times the latency of one client.",
+    help="An image is in time if it takes at most this many times the latency of one client.",
 )
-@click.option("--slo", type=options.FiniteFloat(0.001, 86_400), metavar="SECONDS", help="In its place.")
+@click.option(
+    "--slo",
+    type=options.FiniteFloat(0.001, 86_400),
+    metavar="SECONDS",
+    help="Longest time of an image that is in time, instead of --slo-factor.",
+)
 @click.option(
     "--timeout",
     type=options.FiniteFloat(0.1, 86_400),
     default=600.0,
     show_default=True,
-    help="Seconds of a request.",
+    help="Time limit of a request, in seconds.",
 )
 @click.option(
     "--api-key-file",
     "key",
     callback=options.read_key,
     metavar="FILE",
-    help="File with the key that requests bear (Authorization: Bearer).",
+    help="File with the key that requests carry (Authorization: Bearer).",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the arrivals."
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the arrivals."
 )
 @click.option("--label", metavar="TEXT", help="Names the server in rows and tables; default: its URL.")
 @click.option(
@@ -155,7 +173,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     "--aiperf",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Measure nothing: show what a run of AIPerf (its --artifact-dir) says of the server.",
+    help="Measure nothing: show the figures of a run of AIPerf (its --artifact-dir).",
 )
 @click.option(
     "--page",
@@ -206,7 +224,7 @@ def bench_endpoint(
     """
     from vivace.load_testing.rows import RequestSettings, read_rows
     from vivace.load_testing.stages import LoadPlan, measure
-    from vivace.load_testing.target import Target, Variant, parse_fields, server_url, with_model
+    from vivace.load_testing.target import LoadTarget, Variant, parse_fields, server_url, with_model
     from vivace.untrusted.destinations import check_writable, is_standard_output
 
     if prompts is not None and prompt_set is not None:
@@ -231,7 +249,9 @@ def bench_endpoint(
         kept.add(row)
         return _show([row], others, format_, page)
     target = asyncio.run(
-        with_model(Target(server_url(url), model, further, (), variants, frozenset(without), timeout, key))
+        with_model(
+            LoadTarget(server_url(url), model, further, (), variants, frozenset(without), timeout, key)
+        )
     )
     target = _with_prompts(target, prompts, prompt_set)
     settings = RequestSettings(
@@ -270,7 +290,7 @@ def _checked(sizes: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"--size: {error}") from None
 
 
-def _with_prompts(target: Target, prompts: list[str] | None, prompt_set: str | None) -> Target:
+def _with_prompts(target: LoadTarget, prompts: list[str] | None, prompt_set: str | None) -> LoadTarget:
     """Return the target with its prompts: those of the user, else a set that the model understands."""
     from dataclasses import replace
 
@@ -298,12 +318,12 @@ class _Kept:
 
 
 class _Progress:
-    """Says how far a load is, every few seconds."""
+    """Prints the progress of a load every few seconds."""
 
     def __init__(self) -> None:
         self._spoke_at = time.monotonic()
 
-    def __call__(self, stage: Stage, number: int, elapsed_s: float) -> None:
+    def __call__(self, stage: LoadStage, number: int, elapsed_s: float) -> None:
         if time.monotonic() - self._spoke_at >= _SAY_EVERY_S:
             self._spoke_at = time.monotonic()
             click.echo(f"{stage.name}: {number} requests have ended in {elapsed_s:.0f} s", err=True)

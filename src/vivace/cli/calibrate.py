@@ -33,6 +33,7 @@ calibrate.add_command(witness)
 def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
     function = collect(workload=WORKLOAD)(function)
     number = click.option(
+        "--images",
         "--pictures",
         "num_images",
         type=click.IntRange(1, 1000),
@@ -77,7 +78,7 @@ def teacache(
     prepared, arguments = _prepare(model, num_images, device, threads, workload)
 
     from vivace.cli.guarded import guarded
-    from vivace.runtime.calibration import calibrate_teacache
+    from vivace.runtime.cache_fits import calibrate_teacache
 
     def fit_it(is_read: Callable[[], None]) -> int:
         fit, file = calibrate_teacache(
@@ -120,7 +121,7 @@ def magcache(
     prepared, arguments = _prepare(model, num_images, device, threads, workload)
 
     from vivace.cli.guarded import guarded
-    from vivace.runtime.calibration import calibrate_magcache
+    from vivace.runtime.cache_fits import calibrate_magcache
 
     def measure(is_read: Callable[[], None]) -> int:
         ratios, file = calibrate_magcache(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vivace.spec.witness_calibration import SeenDamage, WitnessCalibration
 
 _WIDTH = 10
-"""Of the labels of the answer."""
+"""Width of the answer's labels, characters."""
 
 
 @click.command(cls=SpecCommand)
@@ -67,9 +67,9 @@ def witness(
 ) -> int:
     """Find the limit of a model that judges images, on images of this model.
 
-    Draws the prompt set once with the baseline, damages the images as acceleration does at graded strengths, and asks
-    the witness. Its limit is chosen so that harmless changes pass and the damage that it sees fails. From then on
-    bench, tune, prove and report use the limit for this model, unless --min-quality sets another.
+    Draws the prompt set once with the baseline, damages the images as acceleration does at graded strengths, and
+    scores them by the witness. Its limit is chosen so that harmless changes pass and the damage that it detects
+    fails. From then on bench, tune, prove and report use the limit for this model, unless --min-quality sets another.
 
     Everything is kept in the store: the same command goes on where it stopped, and another --witness draws nothing.
 
@@ -100,7 +100,8 @@ def witness(
         status = 130
     if status == 130:
         click.echo(
-            "\ninterrupted; what was drawn and scored is kept. To continue, run the same command:", err=True
+            "\ninterrupted; the images and scores so far are kept. To continue, run the same command:",
+            err=True,
         )
         click.echo(f"  {options.command_line()}", err=True)
     if status != 0:
@@ -216,13 +217,13 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
     """Return the answer in lines."""
     from vivace.measure.witness_limits import file_of
 
-    visible = [_seen(row, calibration.grade) for row in calibration.damage if _is_seen(row, calibration)]
-    unseen = [row.damage for row in calibration.damage if not _is_seen(row, calibration)]
+    visible = [_seen(row, calibration.grade) for row in calibration.damage if _is_detected(row, calibration)]
+    unseen = [row.damage for row in calibration.damage if not _is_detected(row, calibration)]
     harmless = ", ".join(f"{name} {100 * low:.1f} %" for name, low in calibration.harmless.items())
     limit = (
         f"{100 * calibration.limit:.4g} % of the margin"
         if calibration.limit is not None
-        else f"none: no damage of grade {calibration.grade} is told from a harmless change; the usual limit stays"
+        else f"none: no damage of grade {calibration.grade} can be told from a harmless change; the usual limit stays"
     )
     rows = {
         "model": calibration.model,
@@ -238,12 +239,12 @@ def _lines(calibration: WitnessCalibration) -> list[str]:
     return [f"{name:{_WIDTH}}{text}" for name, text in rows.items()]
 
 
-def _is_seen(row: SeenDamage, calibration: WitnessCalibration) -> bool:
+def _is_detected(row: SeenDamage, calibration: WitnessCalibration) -> bool:
     return row.seen_from is not None or row.damage not in calibration.faint
 
 
 def _seen(row: SeenDamage, grade: int) -> str:
-    """Return from where on damage is seen. What failed here may pass in another run of as few prompts."""
+    """Return the grade from which on damage is detected. What failed here may pass in another run of as few prompts."""
     if row.seen_from is None:
         return f"{row.damage} of {row.strengths[grade - 1]:g} {row.unit} here, but not in nine of ten runs"
     return f"{row.damage} from {row.seen_from:g} {row.unit}"

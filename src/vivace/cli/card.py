@@ -1,4 +1,4 @@
-"""The GPU that a command is asked about: by its memory, by its name, or this machine's."""
+"""The GPU that a question is about: by its memory, by its name, or this machine's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*",
 
 
 def parse_card(context: click.Context, option: click.Parameter, value: str | None) -> float | Gpu | None:
-    """Return a size in GB, or the GPU of a name, which has one. "4090" is a name."""
+    """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name."""
     from vivace.hardware import known_gpu, named_gpu
 
     if value is None:
@@ -31,7 +31,7 @@ def parse_card(context: click.Context, option: click.Parameter, value: str | Non
 
 
 @dataclass(frozen=True)
-class Fitted:
+class CardMemory:
     """Memory that a recipe has to fit, and whose it is.
 
     Attributes:
@@ -44,7 +44,7 @@ class Fitted:
     gpu: Gpu | None = None
 
 
-def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Fitted | None]:
+def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, CardMemory | None]:
     """Return the chip that limits the time, and the memory to fit; None for what is not known.
 
     Args:
@@ -60,27 +60,27 @@ def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Fit
     if isinstance(card, Gpu):
         return (named or card).chip, _of_named(card)
     if named is not None:
-        return named.chip, _of_named(named) if card is None else Fitted(card * 1e9, f"{card:g} GB", named)
+        return named.chip, _of_named(named) if card is None else CardMemory(card * 1e9, f"{card:g} GB", named)
     present = present_gpu()
     here = None if present is None else known_gpu(present.name)
-    fitted = _of_this_machine(here) if card is None else Fitted(card * 1e9, f"{card:g} GB")
+    fitted = _of_this_machine(here) if card is None else CardMemory(card * 1e9, f"{card:g} GB")
     return None if here is None else here.chip, fitted
 
 
-def _of_named(gpu: Gpu) -> Fitted:
+def _of_named(gpu: Gpu) -> CardMemory:
     name = f"{gpu.chip.name} of {gpu.memory_bytes / 1e9:g} GB"
     if gpu.is_size_assumed:
         sizes = " or ".join(f"{size:g}" for size in gpu.chip.memory_gb)
         name += f" (it is sold with {sizes}: say which)"
-    return Fitted(gpu.memory_bytes, name, gpu)
+    return CardMemory(gpu.memory_bytes, name, gpu)
 
 
-def _of_this_machine(here: Gpu | None) -> Fitted | None:
+def _of_this_machine(here: Gpu | None) -> CardMemory | None:
     from vivace.hardware import present_gpu
 
     present = present_gpu()
     if present is not None:
-        return Fitted(present.memory_bytes, f"this machine's {present.name}", here)
+        return CardMemory(present.memory_bytes, f"this machine's {present.name}", here)
     if sys.platform == "linux" and not Path("/dev/kfd").exists():
         return None  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
     import torch
@@ -88,4 +88,4 @@ def _of_this_machine(here: Gpu | None) -> Fitted | None:
     if not torch.cuda.is_available():
         return None
     total = torch.cuda.get_device_properties(0).total_memory
-    return Fitted(float(total), f"this machine's {torch.cuda.get_device_name(0)}")
+    return CardMemory(float(total), f"this machine's {torch.cuda.get_device_name(0)}")

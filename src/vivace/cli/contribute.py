@@ -28,8 +28,8 @@ def contribute(stores: tuple[Path, ...], output: Path, sign_off: bool) -> int:
     """Write the measurements of STORES (default: .vivace) as one file for others.
 
     It has the environment, the raw samples, the recipes and how close images are to the baseline's; no paths, no
-    prompts, no images, no names of people or machines. Rows that need such, as those of a folder or a LoRA of yours,
-    are left out, and it is said which.
+    prompts, no images, no names of people or machines. Rows that need any of these, such as those of your
+    own folder or LoRA, are left out and listed.
 
     \b
         vivace contribute --sign-off -o rtx-5070.json

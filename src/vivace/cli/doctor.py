@@ -14,7 +14,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.evidence.standing import Claim
+    from vivace.evidence.standing import TechniqueClaim
     from vivace.spec.ceilings import Ceilings
     from vivace.spec.environment import Environment
     from vivace.technique import Machine
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Measure the limits of this GPU (or CPU) once: matmuls, attention, copies; takes up to --time-limit seconds.",
 )
-@click.option("--rerun", is_flag=True, help="With --measure: measure again what is known already.")
+@click.option("--rerun", is_flag=True, help="With --measure: measure known limits again.")
 @click.option(
     "--time-limit",
     type=options.FiniteFloat(1, 3600),
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 def doctor(
     device: str, measure: bool, rerun: bool, time_limit: float, threads: int | None, as_json: bool
 ) -> int:
-    """Show what this machine can run, what that rests on, and which dtypes are slow on it.
+    """Show what this machine can run, on what evidence, and which dtypes are slow on it.
 
-    Of each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or was
-    only compiled for this GPU; or has no record; or is refused.
+    For each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or
+    was only compiled for this GPU; or has no record; or is refused.
 
     With --measure it also finds the highest rates that the GPU reaches in single operations. They are kept in the cache
     folder for this GPU, driver and PyTorch (on a CPU also for the number of threads). `vivace bench` then says how far
@@ -137,8 +137,8 @@ def doctor(
     return 0
 
 
-def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]:
-    """Return what is known of each technique on this device, and what stands in the way of knowing it."""
+def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
+    """Return what is known of each technique on this device, and what prevents knowing it."""
     from vivace.benchmark.store import DEFAULT_STORE
     from vivace.errors import StoreError
     from vivace.evidence.committed import committed_tables
@@ -152,7 +152,7 @@ def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]
         try:
             own = tables_of_store(folder)
         except StoreError as error:
-            problems.append(f"what was measured here is not known: {error}")
+            problems.append(f"measurements on this machine are not known: {error}")
     tables = [*own, *committed_tables(), *community_tables()]
     if machine.is_gpu and not has_records(device_name, tables):
         problems.append(
@@ -162,18 +162,18 @@ def _claims(machine: Machine, device_name: str) -> tuple[list[Claim], list[str]]
     return claims(machine, device_name, tables), problems
 
 
-def _claims_in_words(here: Sequence[Claim]) -> list[str]:
-    """Return lines: the techniques that run by what that rests on, and those that do not by the reason."""
-    from vivace.evidence.standing import Standing
+def _claims_in_words(here: Sequence[TechniqueClaim]) -> list[str]:
+    """Return lines: the techniques that run, by their evidence, and those that do not, by the reason."""
+    from vivace.evidence.standing import ClaimBasis
 
-    groups: dict[tuple[Standing, str], list[str]] = {}
+    groups: dict[tuple[ClaimBasis, str], list[str]] = {}
     for claim in here:
         groups.setdefault((claim.standing, claim.why), []).append(claim.recipe)
     lines = []
     for (standing, why), recipes in sorted(
-        groups.items(), key=lambda group: list(Standing).index(group[0][0])
+        groups.items(), key=lambda group: list(ClaimBasis).index(group[0][0])
     ):
-        if standing is Standing.REFUSED:
+        if standing is ClaimBasis.REFUSED:
             lines.append(f"cannot       {_wrapped(recipes)}: {why}")
         else:
             devices = f" ({why})" if why else ""
@@ -182,7 +182,7 @@ def _claims_in_words(here: Sequence[Claim]) -> list[str]:
 
 
 def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float) -> Ceilings | None:
-    """Return the device's limits: known ones, or measured now if that is asked; None if they are not known."""
+    """Return the device's limits: recorded ones, or measured now on request; None without either."""
     from vivace.errors import Unsupported
     from vivace.measure.ceilings import MEASURED, keep, known_ceilings, measure_ceilings
 

@@ -13,7 +13,13 @@ from vivace import __version__
 from vivace.cli import options
 from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError
-from vivace.untrusted.destinations import check_writable, is_standard_output, is_taken, replace, write_new
+from vivace.untrusted.destinations import (
+    check_writable,
+    is_standard_output,
+    replace,
+    would_overwrite,
+    write_new,
+)
 
 if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest
@@ -140,7 +146,7 @@ def _write(
 
 
 def _check_is_new(path: Path) -> None:
-    if is_taken(path):
+    if would_overwrite(path):
         raise OutputError(f"{path} exists and was not changed; give another name, or --force to overwrite it")
 
 

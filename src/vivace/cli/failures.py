@@ -1,4 +1,4 @@
-"""What the command line says about failures, and the exit code of each."""
+"""Messages and exit codes of failures on the command line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_arguments(arguments: list[str]) -> None:
 
 
 def _hinted(error: click.ClickException) -> click.ClickException:
-    """Describe how the model is given, where it was given as an argument to a command that takes it as an option."""
+    """Explain the model's option, where the model was typed as an argument to a command that takes an option."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or not error.message.startswith("Got unexpected extra argument"):
         return error

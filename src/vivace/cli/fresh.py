@@ -26,8 +26,8 @@ _ARGUMENTS, _PART, _NUM_PARTS = "arguments", "part", "num_parts"
 
 
 @dataclass
-class Part:
-    """What this process is to do of a command: its parts are numbered from 1, in the order in which it does them."""
+class CommandPart:
+    """The part of a command that this process does. Parts are numbered from 1, in the order in which it does them."""
 
     number: int
     is_read: Path
@@ -53,7 +53,7 @@ class Part:
                 stream.write(text.getvalue() if isinstance(text, io.StringIO) else "")
 
 
-def settings_of(arguments: list[str], part: Part | None = None) -> dict[str, Any]:
+def settings_of(arguments: list[str], part: CommandPart | None = None) -> dict[str, Any]:
     """Return the object of a command's context: what `run_part` needs, and whether --debug was given."""
     return {"debug": False, _ARGUMENTS: arguments, _PART: part, _NUM_PARTS: 0}
 
@@ -76,7 +76,7 @@ def run_part(
     """
     settings = context.obj
     settings[_NUM_PARTS] += 1
-    part: Part | None = settings[_PART]
+    part: CommandPart | None = settings[_PART]
     if part is None:
         return _started(settings[_NUM_PARTS], settings[_ARGUMENTS], watch)
     if settings[_NUM_PARTS] < part.number:

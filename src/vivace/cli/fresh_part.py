@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from vivace.cli import run
-from vivace.cli.fresh import Part, settings_of
+from vivace.cli.fresh import CommandPart, settings_of
 from vivace.processes.parent import die_with_parent
 
 
@@ -14,7 +14,7 @@ def main() -> None:
     die_with_parent()
     number, is_read, *arguments = sys.argv[1:]
     sys.argv = ["vivace", *arguments]
-    run(settings_of(arguments, Part(int(number), Path(is_read))))
+    run(settings_of(arguments, CommandPart(int(number), Path(is_read))))
 
 
 if __name__ == "__main__":

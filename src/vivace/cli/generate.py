@@ -72,7 +72,7 @@ _QUALITY = 95
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the one image here instead, replacing what it names: .png, .jpg or .webp.",
+    help="Write the single image to this file instead, replacing it: .png, .jpg or .webp.",
 )
 @options.workload
 @options.source_images(with_task=False)
@@ -93,10 +93,10 @@ def generate(
 
     Each PNG contains its model, recipe, prompt and seed as text. The same command on the same machine writes the same
     bytes. In a folder an existing file is never overwritten: a different image gets a number. Standard error says how
-    long an image took; the first may have been waited for longer, as code is compiled.
+    long an image took; the first may include compilation.
 
-    With --image an image is changed: it has its size, if the model can draw it, and --strength says how much may
-    change. With --mask only what is white there is repainted.
+    With --image that image is changed: the result has its size, if the model can draw it, and --strength sets how
+    much may change. With --mask only the white area is repainted.
 
     \b
         vivace generate "a red circle above a blue square" --recipe tiny_vae --num-images 4
@@ -268,7 +268,7 @@ def truncation(pipe: Any, prompt: str, arguments: Mapping[str, Any] | None = Non
 
 
 def _prompt_limit(pipe: Any, encoder: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> int:
-    """Return how many tokens of a prompt an encoder is given: CLIP's as many as it has positions for."""
+    """Return how many tokens of a prompt an encoder reads: CLIP's as many as it has positions."""
     from vivace.technique import call_parameters
 
     own = int(tokenizer.model_max_length)

@@ -1,4 +1,4 @@
-"""Run a command in a process of its own that is watched while it reads a model of somebody else.
+"""Run a command in a separate process that is watched while it reads a foreign model.
 
 A child reads the model and goes on with the command; this process watches it until the model is read, and says what
 happened if it has to be ended.

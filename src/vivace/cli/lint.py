@@ -35,10 +35,10 @@ IMPOSSIBLE = 1
 def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int | None, format_: str) -> int:
     """Find impossible and doubtful rows in tables of latencies.
 
-    FILES are CSV, TSV, Markdown (also .txt), HTML or JSON, by anybody. Columns are recognised by their headings; it is
-    said which were read, and on standard error which were not. Impossible: figures that contradict each other or the
-    chip, such as a mean below the minimum. Doubtful: figures that do not show what they seem to, such as a p99 of ten
-    samples. Rounding is allowed for.
+    FILES are CSV, TSV, Markdown (also .txt), HTML or JSON, from any source. Columns are recognised by their headings;
+    the output lists those that were read, standard error those that were not. Impossible: figures that contradict
+    each other or the chip, such as a mean below the minimum. Doubtful: figures that do not show what they seem to,
+    such as a p99 of ten samples. Rounding is allowed for.
 
     Exit codes: 0 nothing impossible, 1 something impossible; others as for all commands.
 
@@ -79,7 +79,7 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
     else:
         for finding in findings:
-            click.echo(shown(finding))
+            click.echo(finding_text(finding))
         click.echo(
             f"{len(wrong)} impossible, {len(findings) - len(wrong)} doubtful in {len(files)} "
             f"{'file' if len(files) == 1 else 'files'}",
@@ -88,7 +88,7 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
     return IMPOSSIBLE if wrong else 0
 
 
-def shown(finding: Finding) -> str:
+def finding_text(finding: Finding) -> str:
     """Return a finding as text."""
     where = (
         f"{finding.file}:{finding.row}"

@@ -175,11 +175,11 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         @functools.wraps(function)
-        def with_prompts(*args: Any, prompt: Sequence[str], prompts_file: Path | None, **given: Any) -> Any:
+        def with_prompts(*args: Any, prompt: Sequence[str], prompts_file: Path | None, **others: Any) -> Any:
             if prompt and prompts_file is not None:
                 raise click.UsageError("give --prompt TEXT or --prompts FILE, not both.")
             texts = list(prompt) or (None if prompts_file is None else read_prompts(prompts_file))
-            return function(*args, prompts=texts[:1] if first and texts else texts, **given)
+            return function(*args, prompts=texts[:1] if first and texts else texts, **others)
 
         for add_option in (
             click.option(
@@ -199,7 +199,7 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
 task = click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What is generated from; default: what the files say. Without files: images that ship with vivace.",
+    help="What images are made from; default: by the files. Without files: images that ship with vivace.",
 )
 
 
@@ -242,12 +242,12 @@ def source_images(
 
     def add(function: F) -> F:
         @functools.wraps(function)
-        def with_sources(*args: Any, **given: Any) -> Any:
-            sources: Sources = {name: given.pop(name) for name in collected}
+        def with_sources(*args: Any, **others: Any) -> Any:
+            sources: Sources = {name: others.pop(name) for name in collected}
             for name in kinds:
                 files = sources[name]
                 sources[name] = () if files is None else (files,) if isinstance(files, str) else files
-            return function(*args, sources=sources, **given)
+            return function(*args, sources=sources, **others)
 
         for add_option in reversed(options):
             with_sources = add_option(with_sources)

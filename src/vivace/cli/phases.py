@@ -1,4 +1,4 @@
-"""What a worker does, while a command waits for its answer: a live line on a terminal, and how long each part took."""
+"""Phases of a worker while a command waits for it: a live line on a terminal, and how long each took."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Phases:
         self._line.stop()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Take an event of the worker; those that are not of a phase change nothing."""
+        """Record an event of the worker; events other than phases change nothing."""
         if event.get("event") != "phase":
             return
         self._end()

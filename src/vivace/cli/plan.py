@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from vivace.cli import options
-from vivace.cli.card import Fitted, card_of, parse_card
+from vivace.cli.card import CardMemory, card_of, parse_card
 from vivace.cli.plan_text import CardFit
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def plan(
 ) -> int:
     """Predict the GPU memory and the operations of a recipe without loading the model.
 
-    Shows which cards the model fits and, for a card that is too small, what to change; and the time that the operations
-    take at least on a GPU. MODEL is a model name (flux-dev,
-    synthetic:flux-dev), a folder in diffusers' format, or a .safetensors file.
+    Shows which cards the model fits and, for a card that is too small, what to change; and the least time that the
+    operations take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format, or
+    a .safetensors file.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
@@ -90,7 +90,7 @@ def _plan(
     weightless: Weightless,
     resolved: Recipe,
     options: dict[str, Any],
-    card: Fitted | None,
+    card: CardMemory | None,
     chip: Chip | None,
     as_json: bool,
     is_ranked: bool,
@@ -134,7 +134,7 @@ def _predicted(
 
 
 def _fit(
-    weightless: Weightless, predicted: Prediction, card: Fitted, attempts: Attempts, is_ranked: bool
+    weightless: Weightless, predicted: Prediction, card: CardMemory, attempts: Attempts, is_ranked: bool
 ) -> CardFit:
     """Return what fits a card: by the ranking of records and estimates, else by one change after the other.
 
@@ -143,7 +143,7 @@ def _fit(
     """
     from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.recipes.resolve import resolve
-    from vivace.recommendation.speeds import known_speeds
+    from vivace.recommendation.recorded_speeds import known_speeds
     from vivace.spec.recipe import BASELINE
 
     does_fit, is_baseline = fits(predicted, card.num_bytes), predicted.recipe == BASELINE
@@ -162,7 +162,7 @@ def _fit(
 
 
 def _ranking(
-    weightless: Weightless, published: Prediction, card: Fitted, attempts: Attempts
+    weightless: Weightless, published: Prediction, card: CardMemory, attempts: Attempts
 ) -> CardFit | None:
     """Return what fits a card by the ranking; None where nothing of it does."""
     from vivace.memory.fit import RecipeChange, use_free_memory
@@ -180,7 +180,7 @@ def _ranking(
     return CardFit((change,) if faster is None else (change, faster), best, times_of=gpu.name)
 
 
-def _facts(predicted: Prediction, card: Fitted | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
+def _facts(predicted: Prediction, card: CardMemory | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
     from vivace.lint.model_limits import least_seconds
     from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.cli.card import Fitted
+from vivace.cli.card import CardMemory
 
 if TYPE_CHECKING:
     from vivace.hardware import Chip
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from vivace.memory.predict import Prediction
     from vivace.recommendation.answer import RecipeFigures
     from vivace.recommendation.fits_card import Fitting
-    from vivace.recommendation.speeds import Speeds
+    from vivace.recommendation.recorded_speeds import Speeds
 
 
 @dataclass(frozen=True)
 class CardFit:
-    """What `vivace plan` found for a card.
+    """What fits a card, by `vivace plan`.
 
     Attributes:
         changes: each on top of the one before; with a ranking its first recipe, and what uses memory that is free then.
@@ -78,7 +78,7 @@ def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
 
 
 def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
-    """Yield what the call computes, and the time that this takes at least."""
+    """Yield the operations of the call, and the least time that they take."""
     from vivace.lint.model_limits import least_seconds
     from vivace.report.summary import seconds
 
@@ -107,7 +107,7 @@ def _tera(flop: float) -> str:
 
 
 def _speed(step: RecipeChange, speeds: Speeds | None) -> str:
-    """Return what records say of a change's speed, alone; empty for a size, a batch, or if they say nothing."""
+    """Return the recorded speed of a change alone; empty for a size, a batch, or without records."""
     speed = None if speeds is None else speeds.of(step.what)
     return (
         ""
@@ -120,7 +120,7 @@ def _cards(sizes: list[int]) -> str:
     return f"cards of {', '.join(map(str, sizes))} GB" if sizes else "none of the usual cards"
 
 
-def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
+def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print whether a prediction fits a card, and what does."""
     from vivace.memory.fit import fits
     from vivace.report.summary import size
@@ -128,7 +128,7 @@ def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
     if fit.ranking is not None:
         is_published = fits(predicted, card.num_bytes)
         head = (
-            f"It fits {card.name}. Of what does, the best first"
+            f"It fits {card.name}. These do too, the best first"
             if is_published
             else (f"It does not fit {card.name}. These do, the best first")
         )
@@ -148,7 +148,9 @@ def print_card(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
 _SHOWN = 3
 
 
-def _print_ranking(predicted: Prediction, card: Fitted, fit: CardFit, ranking: Fitting, head: str) -> None:
+def _print_ranking(
+    predicted: Prediction, card: CardMemory, fit: CardFit, ranking: Fitting, head: str
+) -> None:
     """Print what fits, the best first, and the lines to use and to measure it."""
     from vivace.report.summary import size
 
@@ -187,7 +189,7 @@ def _size_flags(prediction: Prediction) -> str:
     return f" --height {prediction.height} --width {prediction.width} --batch {prediction.batch}"
 
 
-def _print_changes(predicted: Prediction, card: Fitted, fit: CardFit) -> None:
+def _print_changes(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print one change after the other, and whether the last one fits."""
     from vivace.memory.fit import fits
     from vivace.report.summary import size

@@ -11,7 +11,7 @@ import click
 from vivace.cli import options
 from vivace.cli.spec_options import TIMING, WORKLOAD, collect, option
 from vivace.errors import OutputError, UsageError
-from vivace.untrusted.destinations import check_writable, is_taken
+from vivace.untrusted.destinations import check_writable, would_overwrite
 
 if TYPE_CHECKING:
     from vivace.spec.profiling import Profile
@@ -75,7 +75,7 @@ _PHASES = {
     type=click.Choice(["table", "md", "json", "csv"]),
     default="table",
     show_default=True,
-    help="Format on standard output; csv is the operator table, or with --against what changed.",
+    help="Format on standard output; csv is the operator table, or with --against the changes.",
 )
 @collect(workload=WORKLOAD, timing=TIMING)
 def profile(
@@ -138,7 +138,7 @@ def profile(
 
 
 def _shown(profiles: list[Profile], format_: str, top: int) -> str:
-    from vivace.report import profile as report
+    from vivace.report import profile_tables as report
 
     *before, after = profiles
     if format_ == "json":
@@ -168,7 +168,7 @@ def _traces(trace: Path | None, is_pair: bool, force: bool) -> dict[str, Path]:
         stem, dot, suffixes = trace.name.partition(".")
         files["before"] = trace.with_name(f"{stem}-against{dot}{suffixes}")
     for file in files.values():
-        if is_taken(file) and not force:
+        if would_overwrite(file) and not force:
             raise OutputError(
                 f"{file} exists and was not changed; give another name, or --force to overwrite it"
             )

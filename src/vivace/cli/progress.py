@@ -47,7 +47,7 @@ def title(trial: Trial) -> str:
 
 
 def title_of(record: Record) -> str:
-    """Return the same of a comparison's records, with their place if there were several."""
+    """Return the title of a comparison's records, with their place if there are several."""
     place = record.environment.place
     return title(record.trial) + (f", {place.name}" if place is not None else "")
 
@@ -102,7 +102,7 @@ class _RoundCount:
         self._quality_began = time.monotonic(), done
 
     def quality_left(self, done: int, total: int) -> str:
-        """Return the estimated time left of what the quality pass does."""
+        """Return the estimated time left of the quality pass's current part."""
         began, first = self._quality_began
         if done <= first:
             return ""
@@ -242,7 +242,7 @@ class TerminalProgress(_RoundCount):
         self._bar.stop()
         super().end_quality(num_scored, num_drawn, seconds_)
 
-    def shown_clock(self) -> str:
+    def clock_texts(self) -> str:
         """Return the round's number, the phase's duration and the time left; called at each refresh."""
         if self._quality:
             left = self.quality_left(*self._quality_done)
@@ -271,7 +271,7 @@ class _Clock(ProgressColumn):
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        return Text(self._progress.shown_clock(), style="dim")
+        return Text(self._progress.clock_texts(), style="dim")
 
 
 def for_this_terminal() -> PlainProgress | TerminalProgress:
@@ -279,7 +279,7 @@ def for_this_terminal() -> PlainProgress | TerminalProgress:
 
 
 def lost(event: dict[str, Any]) -> str:
-    """Return what happened to a place, and what becomes of its rounds."""
+    """Describe the loss of a place, and where its rounds run instead."""
     return plain(
         f"{event['lost']} was lost: {event['why']}; its finished rounds are kept, the others are measured elsewhere"
     )

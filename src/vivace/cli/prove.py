@@ -102,7 +102,7 @@ def parse_sizes(
     "claims",
     type=click.Choice(["same", "as-good", "legible", "honest", "fast"]),
     multiple=True,
-    help="What is to be proven, for the exit code; repeat for more. Default: as-good, legible where words "
+    help="Claim to prove, for the exit code; repeat for more. Default: as-good, legible where words "
     "are read, honest for a server. fast draws A once more, after B.",
 )
 @click.option(
@@ -118,7 +118,7 @@ def parse_sizes(
     "--key-a",
     callback=options.read_key,
     metavar="FILE",
-    help="File with the key that requests to A bear (Authorization: Bearer).",
+    help="File with the key that requests to A carry (Authorization: Bearer).",
 )
 @click.option("--key-b", callback=options.read_key, metavar="FILE", help="Likewise, to B.")
 @click.option(
@@ -175,7 +175,7 @@ def prove(
     (comfyui:http://HOST:PORT?workflow=FILE), or python:MODULE:FUNCTION. Both draw the same
     prompts and seeds. Images go to A and B only. An interrupted command goes on where it stopped.
 
-    Exit codes: 0 proven, 1 a claim failed, 4 it cannot be told or images are missing; others as for all commands.
+    Exit codes: 0 proven, 1 a claim failed, 4 undecided or images are missing; others as for all commands.
 
     \b
         vivace prove tiny-sd:baseline tiny-sd:tiny_vae -o page.html
@@ -215,13 +215,13 @@ def prove(
 
 
 def _passes(claims: tuple[Any, ...]) -> list[tuple[Letter, bool]]:
-    """Return which side is drawn when, and whether once more: A, B, and for its latency A."""
+    """Return the order in which the sides are drawn: A, B, and A once more for its latency."""
     passes: list[tuple[Letter, bool]] = [("a", False), ("b", False)]
     return [*passes, ("a", True)] if "fast" in claims else passes
 
 
 def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) -> int:
-    """Draw a side, a model of somebody else in a process that is watched while it is read; return the exit code."""
+    """Draw a side; return the exit code. A foreign model is read in a watched process."""
     from vivace.proofs.proving import draw_side
 
     source = prepared.a if letter == "a" else prepared.b
@@ -260,7 +260,7 @@ def _guarded(
 
 
 class _Progress:
-    """Says how far the drawing of a side is, every few seconds."""
+    """Prints the progress of a side's images every few seconds."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -38,7 +38,7 @@ COMPARISON_FAILED = 1
     metavar="NAME",
     help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
 )
-@click.option("--same-picture", is_flag=True, help="Hold B to showing the same images as A.")
+@click.option("--same-picture", is_flag=True, help="Require B to show the same images as A.")
 @options.source_images(several=True, each="pair, in the order of their names", drawn=True)
 @options.min_quality
 @click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
@@ -69,9 +69,9 @@ def quality(
         vivace quality a b --image old.png --mask hole.png
     """
     from vivace.cli.guarded import guarded_scorers
+    from vivace.measure.folder_verdict import judge_pairs
     from vivace.measure.folders import compare, pair
     from vivace.measure.scorer import ClipScorer
-    from vivace.measure.verdict import judge_pairs
     from vivace.measure.witness import Witness
     from vivace.models.quiet import quiet
     from vivace.models.scorers import find_scorer, find_witness
@@ -147,7 +147,7 @@ def _sources(sources: options.Sources, num_pairs: int) -> tuple[Task, SourceOf |
             raise UsageError(
                 f"{flag}: {len(paths)} files for {num_pairs} pairs of images; give one, or one for each pair"
             )
-    images, masks = opened(task, files)
+    images, masks = opened(files)
 
     def source_of(number: int, height: int, width: int) -> tuple[Any, Any]:
         mask = fit(masks[number % len(masks)], height, width) if masks else None

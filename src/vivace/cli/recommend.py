@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option(
-    "--gpu", metavar="NAME", help='Such as A100 or "RTX 4090"; default: this machine\'s, if it has one.'
+    "--gpu", metavar="NAME", help='GPU, such as A100 or "RTX 4090"; default: this machine\'s, if it has one.'
 )
 @click.option(
     "--max-memory",
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     type=click.Choice(["latency", "memory", "throughput", "cost", "stability"]),
     default="latency",
     show_default=True,
-    help="What to be best at; throughput and cost look at every batch size.",
+    help="Figure to optimise; throughput and cost look at every batch size.",
 )
 @click.option(
     "--price-per-hour",
     type=options.FiniteFloat(0, 1_000_000, min_open=True),
     metavar="P",
-    help="Of the GPU, in any currency; --goal cost needs it.",
+    help="Price of an hour of the GPU, in any currency; --goal cost needs it.",
 )
 @click.option("--same-picture", is_flag=True, help="Only recipes that keep the image.")
 @click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What the images start from; default: what the model is published for. Records of other tasks do not count.",
+    help="Kind of input; default: what the model is published for. Records of other tasks do not count.",
 )
 @click.option(
     "--store",
@@ -71,7 +71,7 @@ def recommend(
     In this order: your own records on this GPU, then on others; the records that ship with vivace; numbers that others
     published. Recipes are compared within a source, against its baseline. Nothing is measured, loaded or downloaded.
 
-    The answer has the row that it stands on, what is known of the images, the runner-up and why it lost, what to run
+    The answer has its evidence, what is known of the images, the runner-up and why it lost, what to run
     next, and which evidence is missing. Recipes that cannot be told apart are a tie; the simplest is named.
 
     \b

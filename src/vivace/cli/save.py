@@ -41,10 +41,10 @@ def save(
 ) -> int:
     """Save a model with its recipe in a new folder DIR, so that loading it quantises and merges nothing again.
 
-    What changes weights is saved: dtype, quantize (torchao), tiny_vae, prune, fuse_qkv, distilled, lora. The rest of
-    the recipe is written down and applied when the folder is loaded: caches, compilation, schedulers. `--model DIR`
-    of generate, bench and plan takes the folder, with its recipe; --recipe then adds to it. What --store has measured
-    of the recipe is put beside the weights.
+    Techniques that change weights are saved: dtype, quantize (torchao), tiny_vae, prune, fuse_qkv, distilled, lora.
+    The rest of the recipe is written down and applied when the folder is loaded: caches, compilation, schedulers.
+    `--model DIR` of generate, bench and plan takes the folder, with its recipe; --recipe then adds to it. Records of
+    the recipe in --store are put beside the weights.
 
     \b
         vivace save tiny-sd small --recipe "bf16+quantize(int8)"

@@ -158,7 +158,7 @@ def serve(
     if recipe is not None:
         chosen, why = recipe, "as given"
     else:
-        chosen, why = _best_known(model) if tune_minutes is None else _tuned(model, tune_minutes, device)
+        chosen, why = _best_recorded(model) if tune_minutes is None else _tuned(model, tune_minutes, device)
     from vivace.models.find import find_model
     from vivace.recipes.resolve import resolve
     from vivace.serve.settings import ServeSettings
@@ -281,7 +281,7 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def _best_known(model: str) -> tuple[str, str]:
+def _best_recorded(model: str) -> tuple[str, str]:
     """Return the recipe that `vivace recommend` names, and what it rests on; the baseline if it names none."""
     from vivace.recommendation import recommend
     from vivace.spec.recipe import BASELINE

@@ -65,7 +65,7 @@ def serve_on_ray(settings: ServeSettings, address: str, replicas: str | None, ho
 
 
 def _watch(place: str, key: str | None, ended: threading.Event) -> None:
-    """Say what /readyz says until the server ends.
+    """Print the server's readiness until it ends.
 
     Raises:
         Unsupported: no replica will ever draw.

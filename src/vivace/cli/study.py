@@ -16,7 +16,7 @@ from vivace.errors import UsageError
 from vivace.untrusted.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
-    from vivace.benchmark.settings import RunSettings
+    from vivace.benchmark.run_settings import RunSettings
     from vivace.studies.expand import ModelPart
     from vivace.studies.runs import StudyRun
     from vivace.studies.study_file import StudyFile
@@ -88,7 +88,7 @@ def study(
         vivace study 004 --synthetic --part techniques
         vivace study 003 --dry-run
     """
-    from vivace.benchmark.settings import RunSettings
+    from vivace.benchmark.run_settings import RunSettings
     from vivace.studies.expand import expand
     from vivace.studies.study_file import read_study
 
@@ -199,16 +199,16 @@ def _list(format_: str) -> int:
 
 
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
-    """Print each trial with what is known of its time and memory."""
+    """Print each trial with its known or estimated time and memory."""
     from vivace.cli.terminal import console
     from vivace.measure.surroundings import surroundings
     from vivace.models.catalogue import CATALOGUE
     from vivace.models.find import find_model
-    from vivace.studies.estimate import estimates, planner, print_estimates
+    from vivace.studies.dry_run import estimates, planner, print_estimates
 
     for name in dict.fromkeys(model_part.measured_on for model_part in planned):
         if name not in CATALOGUE and "/" not in name:
-            find_model(name)  # a wrong name is said now, not after the predictions before it
+            find_model(name)  # report a wrong name now, not after the predictions before it
     on_gpu = device != "cpu"
     predict = planner(lambda line: click.echo(line, err=True)) if with_plan and on_gpu else None
     estimated = estimates(planned, store, predict, on_gpu=on_gpu)

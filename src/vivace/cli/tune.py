@@ -21,7 +21,7 @@ from vivace.untrusted.destinations import replace as write
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
     from vivace.tuning.results import Result
-    from vivace.tuning.settings import SearchSettings
+    from vivace.tuning.search_settings import SearchSettings
 
 NOTHING_FOUND = 4
 
@@ -102,7 +102,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 @click.option(
     "--trust-quality-of",
     metavar="NAME",
-    help="For random weights: also search what the store has seen keep the quality of this embedded model.",
+    help="For random weights: also search techniques that kept the quality of this embedded model in the store.",
 )
 @options.workload
 @options.source_images(several=True)
@@ -116,9 +116,15 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 @options.threads
 @options.store
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the search's choices."
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of the search's choices.",
 )
-@click.option("--explain", is_flag=True, help="Also print what is believed of each technique, and why.")
+@click.option(
+    "--explain", is_flag=True, help="Also print the expected gain of each technique, and its sources."
+)
 @click.option(
     "-o",
     "--output",
@@ -130,8 +136,8 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 def tune(model: str, settings: SearchSettings, explain: bool, output: Path | None, format_: str) -> int:
     """Find the fastest recipe for MODEL that keeps the images and fits the limits, with the proof.
 
-    Measures little: what techniques do is learnt from few trials, from the store and from vivace's own records. The
-    best recipes are measured again, interleaved with the baseline, and their quality is judged in full.
+    Measures little: the effects of techniques are learnt from few trials, from the store and from vivace's own
+    records. The best recipes are measured again, interleaved with the baseline, and their quality is judged in full.
 
     Everything is kept in the store: interrupted, the same command goes on.
 

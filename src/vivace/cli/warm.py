@@ -12,7 +12,7 @@ import click
 from vivace.cli import options
 from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError
-from vivace.untrusted.destinations import check_writable, is_standard_output, is_taken, replace
+from vivace.untrusted.destinations import check_writable, is_standard_output, replace, would_overwrite
 
 if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest
@@ -74,7 +74,7 @@ def warm(
         click.echo(f"{number} new files in the cache" if number else "the cache had all of it")
         return 0
     if output is not None:
-        if is_taken(output) and not force:
+        if would_overwrite(output) and not force:
             raise OutputError(f"{output} exists; give another name, or --force")
         check_writable(output)
     from vivace.cli.guarded import guarded

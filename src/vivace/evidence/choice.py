@@ -1,4 +1,4 @@
-"""Which of several recipes is the answer, by the same rule for what was recorded and for what a search measured."""
+"""The rule that chooses one of several recipes, the same for records and for searches."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 
 from vivace.evidence.committed import TABLES
-from vivace.evidence.measured import seen_of, table_of
+from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.report.rows import rows_of
 from vivace.spec.contribution import Bounds, Closeness, Contributed, Contribution
@@ -37,7 +37,7 @@ def tables_of(contribution: Contribution, place: str) -> list[EvidenceTable]:
 def _table(contributed: Contributed, place: str) -> EvidenceTable:
     rows = rows_of([row.record for row in contributed.rows])
     evidence: Sequence[EvidenceRow] = [
-        seen_of(row, is_disturbed=row.is_disturbed or rows[0].is_disturbed).model_copy(
+        evidence_row_of(row, is_disturbed=row.is_disturbed or rows[0].is_disturbed).model_copy(
             update={"judged": _quality(reported.closeness)}
         )
         for row, reported in zip(rows, contributed.rows, strict=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
 from vivace.evidence.tables import CallParts, CallSpread, EvidenceRow, EvidenceTable, JudgedQuality, Kind
-from vivace.machinery.step_caching.technique import StepCache
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.report.gate import LOST
@@ -73,14 +73,14 @@ def table_of(
 
 
 def _in_table(row: Row, baseline: Row) -> EvidenceRow:
-    measured = seen_of(row, is_disturbed=row.is_disturbed or baseline.is_disturbed)
+    measured = evidence_row_of(row, is_disturbed=row.is_disturbed or baseline.is_disturbed)
     if row.is_disturbed or not row.cpu_differs or row.gpu_busy_s is None or row.latency is None:
         return measured
     warning = ALLOWED_FOR.format(busy=100 * min(1.0, row.gpu_busy_s / row.latency.median.point))
     return measured.model_copy(update={"note": "; ".join((*row.record.rounds[0].warnings, warning))})
 
 
-def seen_of(
+def evidence_row_of(
     row: Row,
     latency: Interval | None = None,
     gain: Interval | None = None,
@@ -121,7 +121,7 @@ def seen_of(
         num_rounds=sum(r.outcome is Outcome.MEASURED for r in record.rounds),
         timed_steps=timed_steps,
         parts=parts_of(record),
-        judged=judged(row),
+        judged=judgement_of(row),
         note="; ".join((*record.rounds[0].warnings, *doubts)),
     )
 
@@ -153,8 +153,8 @@ def decides_on_values(recipe: RecipeSpec) -> bool:
     return any(isinstance(t, StepCache) and t.hits is None and bool(t.compared) for t in techniques)
 
 
-def judged(row: Row) -> JudgedQuality | None:
-    """Return what the quality gate says of a row; None without a quality pass, and for a baseline."""
+def judgement_of(row: Row) -> JudgedQuality | None:
+    """Return the quality gate's judgement of a row; None without a quality pass, and for a baseline."""
     if row.judgement is None or row.record.trial.model.is_synthetic:
         return None
     fidelity = row.fidelity

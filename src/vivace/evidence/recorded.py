@@ -12,12 +12,12 @@ from vivace.evidence.tables import CallParts, EvidenceTable
 
 _STUDIES = "results/study-"
 _SKIPPED_WORK = "results/skipped-work-"
-"""Not taken: how searches begin was measured without these rows of step caches at fixed shares of hits."""
+"""Records that are left out: how searches begin was measured without these step caches at fixed shares of hits."""
 
 
 @dataclass(frozen=True)
 class RecordedFigures:
-    """What a committed record says of a recipe on a model with random weights."""
+    """A committed record's figures of a recipe on a model with random weights."""
 
     device: str
     parts: CallParts
@@ -52,7 +52,7 @@ class RecordedFigures:
 def recorded_figures(model: str, recipe: str, height: int, width: int, steps: int) -> RecordedFigures | None:
     """Return the record whose number of steps is nearest; None if there is none of this recipe and size.
 
-    Of several devices, that of which the most is known of this model and size: what is estimated of its recipes is then
+    Of several devices, the one with the most recipes of this model and size: estimates of its recipes are then
     of one device, as far as possible.
     """
     figures = all_recorded().get((model, recipe, height, width), ())
@@ -64,7 +64,7 @@ def recorded_figures(model: str, recipe: str, height: int, width: int, steps: in
 
 @cache
 def _recipes_by_device(model: str, height: int, width: int) -> Counter[str]:
-    """Return of how many recipes each device has a record."""
+    """Return the number of recorded recipes of each device."""
     return Counter(
         device
         for (name, _, *size), figures in all_recorded().items()

@@ -1,4 +1,4 @@
-"""What it rests on that a technique runs on a device: records of it here, of others, a compiler, or a declaration."""
+"""The evidence that a technique runs on a device: records of it here, of others, a compiler, or a declaration."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FILE = "compiled.json"
 CPU = "CPU"
 
 
-class Standing(StrEnum):
-    """What a claim rests on, the best first."""
+class ClaimBasis(StrEnum):
+    """Kinds of evidence for a claim, the best first."""
 
     HERE = "measured here"
     VIVACE = "measured by vivace"
@@ -36,17 +36,17 @@ class Standing(StrEnum):
     REFUSED = "refused"
 
 
-_OF_KIND: Mapping[Kind, Standing] = {
-    "own": Standing.HERE,
-    "committed": Standing.VIVACE,
-    "community": Standing.OTHERS,
+_OF_KIND: Mapping[Kind, ClaimBasis] = {
+    "own": ClaimBasis.HERE,
+    "committed": ClaimBasis.VIVACE,
+    "community": ClaimBasis.OTHERS,
 }
-"""What a table on the device itself makes of a claim. Published numbers are of other programs."""
+"""The evidence of a table on the device itself, by its kind. Published numbers are of other programs."""
 
 
 @dataclass(frozen=True)
-class Claim:
-    """That a technique, with one of its choices, runs on a device.
+class TechniqueClaim:
+    """The claim that a technique, with one of its choices, runs on a device.
 
     Attributes:
         state: as `vivace.recipes.describe.states` has it.
@@ -54,7 +54,7 @@ class Claim:
     """
 
     state: Mapping[str, Any]
-    standing: Standing
+    standing: ClaimBasis
     why: str = ""
 
     @property
@@ -63,11 +63,11 @@ class Claim:
 
     @property
     def devices(self) -> str:
-        """Those of the records; "" without one."""
-        return "" if self.standing is Standing.REFUSED else self.why
+        """The devices of the records; "" without one."""
+        return "" if self.standing is ClaimBasis.REFUSED else self.why
 
 
-def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list[Claim]:
+def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list[TechniqueClaim]:
     """Return a claim for each choice of each technique on a device.
 
     Args:
@@ -125,22 +125,22 @@ def _compiled() -> dict[str, frozenset[str]]:
 
 def _claim(
     state: Mapping[str, Any], records: Iterable[tuple[Kind, str]], machine: Machine, name: str
-) -> Claim:
+) -> TechniqueClaim:
     if state["unsupported"] is not None:
-        return Claim(state, Standing.REFUSED, state["unsupported"])
-    nearest: dict[Standing, set[str]] = defaultdict(set)
+        return TechniqueClaim(state, ClaimBasis.REFUSED, state["unsupported"])
+    nearest: dict[ClaimBasis, set[str]] = defaultdict(set)
     for kind, device in records:
         nearness = _nearness(machine, name, device)
         if nearness is Near.SAME:
             nearest[_OF_KIND[kind]].add(device)
         elif nearness is Near.GENERATION:
-            nearest[Standing.GENERATION].add(device)
-    best = next((standing for standing in Standing if standing in nearest), None)
+            nearest[ClaimBasis.GENERATION].add(device)
+    best = next((standing for standing in ClaimBasis if standing in nearest), None)
     if best is not None:
-        return Claim(state, best, ", ".join(sorted(nearest[best])))
+        return TechniqueClaim(state, best, ", ".join(sorted(nearest[best])))
     if state["recipe"] in compiled_recipes(machine.capability):
-        return Claim(state, Standing.COMPILED)
-    return Claim(state, Standing.DECLARED)
+        return TechniqueClaim(state, ClaimBasis.COMPILED)
+    return TechniqueClaim(state, ClaimBasis.DECLARED)
 
 
 def _nearness(machine: Machine, name: str, device: str) -> Near:
@@ -150,7 +150,7 @@ def _nearness(machine: Machine, name: str, device: str) -> Near:
 
 
 def _records(tables: Iterable[EvidenceTable]) -> dict[tuple[object, ...], set[tuple[Kind, str]]]:
-    """Return of which kind of table, and on which devices, each choice of a technique was timed."""
+    """Return the kinds of tables and the devices on which each choice of a technique was timed."""
     records: dict[tuple[object, ...], set[tuple[Kind, str]]] = defaultdict(set)
     for table in tables:
         if table.kind not in _OF_KIND:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from vivace.export.layout import docstring, imports_of, spaced
 from vivace.export.loading import check_loadable, loading
+from vivace.export.script_layout import docstring, imports_of, spaced
 from vivace.export.source_images import SourceFile, conversion, opening
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe

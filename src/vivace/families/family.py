@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Of a call: by position, and by name."""
+"""Arguments of a call: by position, and by name."""
 
 
 class Handle(Protocol):
@@ -55,7 +55,7 @@ class Blocks:
         joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
             those before them keep the two apart.
         image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
-            computed in the first step alone, so that no later step can reuse what becomes of them.
+            computed in the first step alone, so that no later step can reuse their results.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -73,7 +73,7 @@ class Blocks:
     outside: str = ""
 
     def text_of(self, call: Arguments) -> Any:
-        """Return the text's tokens that a block is given, or None."""
+        """Return the text's tokens among a block's arguments, or None."""
         args, kwargs = call
         if self.text is None:
             return None
@@ -85,7 +85,7 @@ class Blocks:
             return image
         return (text, image) if self.returns_text_first else (image, text)
 
-    def taken(self, returned: Any) -> tuple[Any, Any]:
+    def tokens_in(self, returned: Any) -> tuple[Any, Any]:
         """Return the tokens of the image, and of the text or None, from what a block has returned."""
         if not isinstance(returned, tuple):
             return returned, None
@@ -204,7 +204,7 @@ class _Restored:
 
 
 def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], tuple[int, int]]:
-    """The grid of a transformer that takes latents (batch, channels, height, width) and cuts them into patches."""
+    """Return the grid of a transformer that cuts latents (batch, channels, height, width) into patches."""
 
     def grid(transformer: Any, call: Arguments) -> tuple[int, int]:
         args, kwargs = call
@@ -216,7 +216,7 @@ def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], t
 
 
 def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
-    """The grid of a transformer that takes the positions of the image's tokens (tokens, 3 or 4): image, row, column.
+    """Return the grid of a transformer that takes the image's positions (tokens, 3 or 4): image, row, column.
 
     Tokens of other images, which are given to be edited, come after its own.
 

@@ -19,7 +19,7 @@ def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
 
 
 def _grid(_: Any, call: Arguments) -> tuple[int, int]:
-    """The last token is that of the last row and column.
+    """Return the grid; its last token is that of the last row and column.
 
     Raises:
         ValueError: the positions are not those of a whole image.

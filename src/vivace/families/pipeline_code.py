@@ -1,4 +1,4 @@
-"""What the code of diffusers' classes says and no attribute does: read from their source, in one place.
+"""Facts about diffusers' classes that no attribute tells: read from their source, in one place.
 
 Each function names what it looks for. A later diffusers that words it otherwise fails the tests of this file, and not a
 user's image.

@@ -18,13 +18,13 @@ def _modulated(block: Any, image: Any, call: Arguments) -> Any:
 
 
 def _grid(_: Any, call: Arguments) -> tuple[int, int]:
-    """Images to be edited come after the generated one."""
+    """Return the grid; images to be edited come after the generated one."""
     _, rows, columns = call[1]["img_shapes"][0][0]
     return rows, columns
 
 
 def _not_captured(transformer: Any) -> str:
-    """Qwen-Image-Edit-2511's modulates the tokens of its sources by a timestep of 0."""
+    """Return why no graph is captured: Qwen-Image-Edit-2511 modulates its sources' tokens by a timestep of 0."""
     copies = transformer.config.get("zero_cond_t", False)
     return "its transformer copies from the host which tokens are the sources'" if copies else ""
 

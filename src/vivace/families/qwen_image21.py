@@ -22,13 +22,13 @@ def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
 
 
 def _image_starts_at(call: Arguments) -> int:
-    """Behind the tokens whose keys and values the first step keeps."""
+    """Return where the image starts: behind the tokens whose keys and values the first step keeps."""
     kept = call[1]["cache_write_slice"]
     return 0 if kept is None else int(kept.stop)
 
 
 def _grid(_: Any, call: Arguments) -> tuple[int, int]:
-    """Images to be edited come before the generated one."""
+    """Return the grid; images to be edited come before the generated one."""
     _, rows, columns = call[1]["img_shapes"][0][-1]
     return rows, columns
 

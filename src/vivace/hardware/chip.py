@@ -1,4 +1,4 @@
-"""What a data sheet says of a GPU."""
+"""A GPU's data sheet."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that somebody named: a chip, with its memory.
+    """A GPU that a user named: a chip, with its memory.
 
     Attributes:
         stated_gb: the memory that the name states; None if it states none.

@@ -9,7 +9,7 @@ from vivace.hardware.names import known_gpu
 
 
 class Near(IntEnum):
-    """How near a device is to the one that is asked about; lower is nearer."""
+    """How near a device is to the requested one; lower is nearer."""
 
     SAME = 0
     GENERATION = 1

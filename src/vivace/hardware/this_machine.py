@@ -81,7 +81,7 @@ def gpu_uuids(load: Any = ctypes.CDLL) -> tuple[str, ...]:
 
 
 def _uuid(nvml: Any, index: int) -> str | None:
-    """Return the UUID of a GPU; None if it cannot be told, or the GPU is divided."""
+    """Return the UUID of a GPU; None if it is unknown, or the GPU is divided."""
     handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
     current, pending = ctypes.c_uint(), ctypes.c_uint()
     if (

@@ -22,16 +22,16 @@ from vivace.lint.columns import (
     says_time,
 )
 from vivace.lint.coverage import Coverage, examples
+from vivace.lint.file_tables import Table, is_section
 from vivace.lint.findings import Finding, Reading
 from vivace.lint.read import read_tables
 from vivace.lint.rules import RULES
-from vivace.lint.tables import Table, is_section
 from vivace.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
 from vivace.untrusted.terminal_text import lines_of
 
 _STEPS = re.compile(r"\b(\d{1,3})\s*(?:inference |denoising )?steps\b", re.IGNORECASE)
 Marks = Sequence[Mark]
-"""What stands before decimals in each column."""
+"""The decimal mark of each column."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CheckedTable:
     coverage: Coverage
 
 
-def lint(files: Sequence[Path], given: Mapping[str, str] | None = None) -> list[Finding]:
+def lint(files: Sequence[Path], facts: Mapping[str, str] | None = None) -> list[Finding]:
     """Return what is wrong with the tables of files, in their order.
 
     Args:
@@ -51,15 +51,15 @@ def lint(files: Sequence[Path], given: Mapping[str, str] | None = None) -> list[
     Raises:
         UsageError: a file cannot be read.
     """
-    return [finding for file in files for table in read_tables(file) for finding in check_table(table, given)]
+    return [finding for file in files for table in read_tables(file) for finding in check_table(table, facts)]
 
 
-def check_table(table: Table, given: Mapping[str, str] | None = None) -> list[Finding]:
+def check_table(table: Table, facts: Mapping[str, str] | None = None) -> list[Finding]:
     """Return what is wrong with a table."""
-    return checked(table, given).findings
+    return checked(table, facts).findings
 
 
-def checked(table: Table, given: Mapping[str, str] | None = None) -> CheckedTable:
+def checked(table: Table, facts: Mapping[str, str] | None = None) -> CheckedTable:
     """Return what is wrong with a table, and what of it was read.
 
     Where nothing tells whether 1,234 is 1234 or 1.234, only what is wrong in both cases is reported.
@@ -67,10 +67,10 @@ def checked(table: Table, given: Mapping[str, str] | None = None) -> CheckedTabl
     columns = _columns(table)
     coverage = Coverage(table.file, table.headings, table.rows[0].number if table.rows else None, table.unit)
     marks, other = _marks(table, columns)
-    rows = readings(table, given or {}, columns, marks, coverage)
+    rows = readings(table, facts or {}, columns, marks, coverage)
     findings = _findings(table, rows)
     if other is not None:
-        also = {_key(finding) for finding in _findings(table, readings(table, given or {}, columns, other))}
+        also = {_key(finding) for finding in _findings(table, readings(table, facts or {}, columns, other))}
         findings = [finding for finding in findings if _key(finding) in also]
         coverage.is_ambiguous = True
     return CheckedTable(findings, coverage)
@@ -100,7 +100,7 @@ def _findings(table: Table, rows: Sequence[Reading]) -> list[Finding]:
 
 
 def _placed(finding: Finding, first: int | None) -> Finding:
-    """Name the table by its first row, where the whole table is meant."""
+    """Give a finding about the whole table the place of its first row."""
     return replace(finding, row=first, label="the whole table")
 
 
@@ -132,7 +132,7 @@ def _column(table: Table, heading: str) -> Column | None:
 
 
 def _timed(heading: str, column: Column | None) -> Column | None:
-    """Give a column such as "mean time" the unit of seconds, but not one of "mean": of what, nobody says."""
+    """Give a column such as "mean time" the unit of seconds; a bare "mean" gets none."""
     is_time = column is not None and column.role in TIMES and column.kind is None
     return replace(column, kind="time") if column and is_time and says_time(heading) else column
 
@@ -144,7 +144,7 @@ def _path(table: Table, index: int, column: Column) -> str:
 
 
 def _marks(table: Table, columns: Sequence[Column | None]) -> tuple[Marks, Marks | None]:
-    """Return what stands before decimals in each column, and what else could, where nothing tells."""
+    """Return the decimal mark of each column, and the other possible one where the cells leave it open."""
     per_column = []
     for index, column in enumerate(columns):
         is_figure = column is not None and column.role not in TEXTS | COUNTS
@@ -164,7 +164,7 @@ def _marks(table: Table, columns: Sequence[Column | None]) -> tuple[Marks, Marks
 
 def readings(
     table: Table,
-    given: Mapping[str, str],
+    facts: Mapping[str, str],
     columns: Sequence[Column | None] | None = None,
     marks: Marks | None = None,
     coverage: Coverage | None = None,
@@ -173,14 +173,14 @@ def readings(
 
     Args:
         columns: see `_columns`; found if not given, and so are `marks`.
-        coverage: is told what is read and what is not.
+        coverage: records what is read and what is not.
     """
     columns = _columns(table) if columns is None else columns
     marks = _marks(table, columns)[0] if marks is None else marks
     gpus = list(dict.fromkeys(column.of for column in columns if column is not None))
     paths = [_path(table, index, column) if column else "" for index, column in enumerate(columns)]
     timed = list(dict.fromkeys(path for path, column in zip(paths, columns, strict=True) if path and column))
-    context = _context(table.context) | dict(given)
+    context = _context(table.context) | dict(facts)
     section = ""
     readings = []
     for line in table.rows:

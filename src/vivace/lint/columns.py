@@ -57,13 +57,12 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "clip": ("clip score", "clip"),
     "share": ("gpu utilization", "gpu utilisation"),
 }  # fmt: skip
-"""Headings by what they mean, lower case, without units in brackets, `_s`, `_bytes`, underscores and names of GPUs."""
+"""Headings by their meaning, lower case, without units in brackets, `_s`, `_bytes`, underscores and names of GPUs."""
 
 TIMES = frozenset({"mean", "time", "min", "max", "p50", "p90", "p95", "p99", "low", "high", "step"})
 BYTES = frozenset({"model_memory", "peak_memory"})
 PROFILE = frozenset({"self_cpu", "cpu", "cpu_avg", "self_cuda", "cuda", "cuda_avg"})
 COUNTS = frozenset({"n", "steps", "workload_steps", "batch", "calls", "height", "width"})
-RATIOS = frozenset({"speedup", "speedup_low", "speedup_high", "relative"})
 TEXTS = frozenset({"label", "model", "gpu", "precision"})
 _BY_NAME = {name: role for role, names in SYNONYMS.items() for name in names}
 _SUFFIXES = (
@@ -102,7 +101,7 @@ _NEUTRAL = re.compile(
     r"|\d[\d.,]* ?(?:steps?|px|images?|prompts?|runs?|samples?)?|\d+ ?[x×] ?\d+(?: ?px)?"
     r"|\d+ ?% ?(?:ci|interval|confidence interval)|ci|±|std|± ?(?:std|σ|sd)|σ)[^a-z]*$"
 )
-"""What stands in brackets beside a heading and does not change what it means."""
+"""Words in brackets beside a heading that do not change what it means."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ _ORDERED_SHARE = 0.8
 
 
 def techniques_add_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """What one technique adds to two recipes of a table does not differ much: "A+B (0.2)" over "A (0.2)"."""
+    """One technique adds about the same to two recipes of a table: "A+B (0.2)" over "A (0.2)"."""
     named = [(row, *techniques) for row in rows if (techniques := _techniques(row)) is not None]
     added: list[tuple[Reading, Reading, str, frozenset[str]]] = []
     for (base, fewer, number), (grown, more, other_number) in itertools.permutations(named, 2):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vivace.lint.tables import Table
+from vivace.lint.file_tables import Table
 from vivace.spec.contribution import FORMAT, ContributedRow, Contribution
 from vivace.spec.input_errors import expectation_of
 from vivace.spec.record import Outcome

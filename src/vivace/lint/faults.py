@@ -1,4 +1,4 @@
-"""What a rule says of a row, and how rules compare figures: rounding never makes a fault."""
+"""Faults that rules report, and comparisons in which rounding never makes one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vivace.lint.values import Number
 
 @dataclass(frozen=True)
 class Fault:
-    """What a rule says of a row, or of the whole table if `reading` is None."""
+    """A rule's objection to a row, or to the whole table if `reading` is None."""
 
     reading: Reading | None
     numbers: str

@@ -62,7 +62,7 @@ class Reading:
 
     @property
     def label(self) -> str:
-        """What the row is called: its model and its recipe, and the GPU of its columns."""
+        """The row's name: its model and its recipe, and the GPU of its columns."""
         names = [self.section, self.texts.get("model", ""), self.texts.get("label", ""), self.of]
         return ", ".join(dict.fromkeys(name for name in names if name))
 

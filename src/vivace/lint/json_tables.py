@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.lint.contributions import KEY, contribution_tables
-from vivace.lint.tables import Table
+from vivace.lint.file_tables import Table
 from vivace.untrusted.files import parse_json
 
 _HEADINGS = ("columns", "headers", "header", "headings", "fields")

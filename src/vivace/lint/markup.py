@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-from vivace.lint.tables import Table
+from vivace.lint.file_tables import Table
 from vivace.untrusted.terminal_text import lines_of
 
 _RULE = re.compile(r"^\s*\|?\s*:?-{1,}:?\s*(\|\s*:?-{1,}:?\s*)*\|?\s*$")

@@ -1,4 +1,4 @@
-"""What models need, by counts of this project, and how labels of rows tell their precision."""
+"""Operations of models, as counted by this project, and the precision that labels of rows name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EIGHT_BITS = re.compile(r"fp8|float8|int8|fp4|int4|nf4|nvfp4|quant", re.IGNORECA
 
 
 def flops_of(model: str) -> ModelFlops | None:
-    """Return what is known of a model."""
+    """Return the counted operations of a model."""
     return next(
         (
             model_flops

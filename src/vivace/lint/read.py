@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.errors import UsageError
+from vivace.lint.file_tables import Table
 from vivace.lint.json_tables import json_tables
 from vivace.lint.markup import html_tables, markdown_tables
-from vivace.lint.tables import Table
 from vivace.untrusted.files import read_text
 from vivace.untrusted.reading import reading
 

@@ -1,4 +1,4 @@
-"""Rules for speed-ups: what a column of ratios says, held against the times beside it."""
+"""Rules for speed-ups: a column of ratios is compared with the times beside it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _FULL_SIZE_BYTES = 2e9
 _LEAST_SHARE, _LEAST_BYTES = 0.003, 40e6
 """What a call of a full-size model needs at least beside its weights: a feature map of SDXL's first block has 21 MB."""
 _RUINED = 0.7
-"""Of the best CLIP score with the same model."""
+"""Share of the model's best CLIP score below which images are ruined."""
 _THRESHOLD = re.compile(r"(\w*cache)\s*\(([\d.]+)\)$", re.IGNORECASE)
 
 
@@ -102,13 +102,13 @@ def mean_fits_percentiles(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 
 def positive(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """Calls take time, and what they take and make is more than nothing."""
+    """Calls take time, and all of their figures are positive."""
     for row in rows:
         for role in _POSITIVE:
             if not row.has(role) or row[role].value > 0 or (role in _MEMORY and row[role].value == 0):
                 continue
             if row[role].kind is None and role in _STATISTICS:
-                continue  # of what, nobody says: a difference may be negative
+                continue  # of an unnamed quantity: a difference may be negative
             is_time = role in TIMES
             # A time of 0.0 s may have been rounded.
             is_rounded = is_time and row[role].value == 0 and row[role].most >= _LEAST_CALL_S
@@ -199,7 +199,7 @@ def steps_fit_total(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 
 def peak_holds_model(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """The peak includes the model, and what a call computes."""
+    """The peak includes the model and the call's activations."""
     for row in rows:
         if not row.has("model_memory", "peak_memory"):
             continue

@@ -11,7 +11,7 @@ from typing import Literal
 from vivace.lint.units import SECONDS, unit_of
 
 Mark = Literal[".", ","]
-"""What stands before the decimals."""
+"""A decimal mark."""
 _GAP = " \u00a0\u2009\u202f'’_"
 _NUMBER = re.compile(
     r"(?P<before>[~≈]?\s*[(x×]?\s*)(?P<sign>[-+−–]?)\s?"
@@ -139,7 +139,7 @@ def is_missing(cell: str) -> bool:
 
 
 def decimal_mark(cells: Iterable[str]) -> tuple[Mark | None, bool]:
-    """Return what the cells of a column use before decimals, None if they do not tell, and whether that matters.
+    """Return the decimal mark of a column's cells, None if they leave it open, and whether that matters.
 
     It matters where a cell such as "1,234" is 1234 or 1.234.
     """
@@ -188,7 +188,7 @@ def _parsed(body: str, mark: Mark) -> tuple[float, int] | None:
 
 
 def _unit(rest: str) -> tuple[str | None, float] | None:
-    """Return the kind and factor of what follows a number; (None, 1) if no unit does, None if it is something else."""
+    """Return the kind and factor of a number's unit; (None, 1) without a unit, None if other text follows."""
     name = _CUT.split(rest, maxsplit=1)[0].strip()
     if not name and (spread := _AFTER_SPREAD.match(rest)):
         name = (spread["unit"] or "").strip(" )")

@@ -1,7 +1,7 @@
 """A run of AIPerf as a row: its folder of artifacts holds when each request was due, left and ended.
 
 AIPerf (`aiperf profile --endpoint-type image_generation`, 0.13) writes profile_export.jsonl, a request a line, and
-profile_export_aiperf.json, with what it was told to do. It checks itself that an answer has an image.
+profile_export_aiperf.json, with its settings. AIPerf itself checks that an answer has an image.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import StoreError
-from vivace.load_testing.rows import DONE, LoadRow, RequestSettings, Samples, Stage
+from vivace.load_testing.rows import DONE, LoadRow, LoadStage, RequestSettings, Samples
 from vivace.untrusted.files import parse_json, read_bytes, read_text
 from vivace.untrusted.terminal_text import lines_of
 
@@ -63,11 +63,11 @@ def read_aiperf(folder: Path, label: str, slo_s: float | None) -> LoadRow:
     )
 
 
-def _stage(phase: dict[str, Any]) -> tuple[Stage, float | None]:
+def _stage(phase: dict[str, Any]) -> tuple[LoadStage, float | None]:
     if phase["type"] == "concurrency":
-        return Stage(kind="closed", clients=int(phase["concurrency"])), None
+        return LoadStage(kind="closed", clients=int(phase["concurrency"])), None
     if phase["type"] == "poisson":
-        return Stage(kind="poisson"), float(phase["rate"])
+        return LoadStage(kind="poisson"), float(phase["rate"])
     raise ValueError(f"its load is {phase['type']}")
 
 

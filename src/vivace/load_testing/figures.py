@@ -21,7 +21,7 @@ _DOUBT = 0.025
 
 @dataclass(frozen=True)
 class LoadFigures:
-    """What a load tells.
+    """Figures of a load.
 
     Attributes:
         num_requests: that were due; `num_done` brought an image, `errors` counts the others by kind.

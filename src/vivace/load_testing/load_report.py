@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from vivace.load_testing.figures import figures_of, latency_ratio, throughput_ratio
 from vivace.load_testing.rows import LoadRow
+from vivace.report.text_table import TextTable, csv_text
 from vivace.stats.intervals import Interval
-from vivace.untrusted.terminal_text import markdown_cell, plain
+from vivace.untrusted.terminal_text import plain
 
 HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")
+_INTERVAL_FIELDS = tuple(
+    f"{name}{end}"
+    for name in ("throughput", "p50_s", "p95_s", "p99_s", "within_slo", "goodput")
+    for end in ("", "_low", "_high")
+)
+_CSV_FIELDS = ("label", "load", "rate", "requests", "done", *_INTERVAL_FIELDS, "errors")
 _LATE = 0.05
-"""Share of the median latency by which requests may leave late before it is said."""
+"""Share of the median latency by which requests may leave late before a note says so."""
 
 
 def render(rows: Sequence[LoadRow], format_: str) -> str:
@@ -27,21 +32,13 @@ def render(rows: Sequence[LoadRow], format_: str) -> str:
     if format_ == "json":
         return json.dumps([as_dict(row) for row in rows], indent=2) + "\n"
     if format_ == "csv":
-        return _csv(rows)
-    lines = [HEADINGS, *(cells(row) for row in rows)]
-    if format_ == "md":
-        table = [[markdown_cell(cell) for cell in line] for line in lines]
-        table.insert(1, ["---"] * len(HEADINGS))
-        return "".join(f"| {' | '.join(line)} |\n" for line in table)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n"
-        for line in lines
-    )
+        return csv_text(_CSV_FIELDS, [_csv_row(row) for row in rows])
+    table = TextTable(HEADINGS, [cells(row) for row in rows], left=frozenset(HEADINGS))
+    return "\n".join(table.markdown() if format_ == "md" else table.aligned()) + "\n"
 
 
 def title(rows: Sequence[LoadRow]) -> str:
-    """Say what was measured, and the SLO."""
+    """Return a line with what was measured, and the SLO."""
     row = rows[0]
     sizes = sorted({size for size, _ in row.request.variants if size is not None})
     parts = [row.label, row.request.model or "", ", ".join(sizes)]
@@ -54,7 +51,7 @@ def title(rows: Sequence[LoadRow]) -> str:
 
 
 def notes(rows: Sequence[LoadRow]) -> list[str]:
-    """Return what must be said of the figures."""
+    """Return notes on the figures."""
     texts = []
     for row in rows:
         figures = figures_of(row)
@@ -149,28 +146,17 @@ def _numbers(interval: Interval | None) -> list[float | None] | None:
     return None if interval is None else [interval.point, interval.low, interval.high]
 
 
-def _csv(rows: Sequence[LoadRow]) -> str:
-    file = io.StringIO()
-    table = csv.writer(file, lineterminator="\n")
-    names = ("throughput", "p50_s", "p95_s", "p99_s", "within_slo", "goodput")
-    columns = [f"{name}{end}" for name in names for end in ("", "_low", "_high")]
-    table.writerow(["label", "load", "rate", "requests", "done", *columns, "errors"])
-    for row in rows:
-        figures = figures_of(row)
-        latency = [figures.latency_s.get(p) for p in (50, 95, 99)]
-        values: list[float | None] = []
-        for interval in (figures.throughput, *latency, figures.within_slo, figures.goodput):
-            values += _numbers(interval) or [None] * 3
-        errors = "; ".join(f"{number} {plain(kind)}" for kind, number in figures.errors.items())
-        table.writerow(
-            [
-                plain(row.label),
-                row.stage.name,
-                row.rate,
-                figures.num_requests,
-                figures.num_done,
-                *values,
-                errors,
-            ]
-        )
-    return file.getvalue()
+def _csv_row(row: LoadRow) -> dict[str, object]:
+    figures = figures_of(row)
+    latency = [figures.latency_s.get(p) for p in (50, 95, 99)]
+    intervals = (figures.throughput, *latency, figures.within_slo, figures.goodput)
+    numbers = [number for interval in intervals for number in _numbers(interval) or [None] * 3]
+    return {
+        "label": plain(row.label),
+        "load": row.stage.name,
+        "rate": row.rate,
+        "requests": figures.num_requests,
+        "done": figures.num_done,
+        **dict(zip(_INTERVAL_FIELDS, numbers, strict=True)),
+        "errors": "; ".join(f"{number} {plain(kind)}" for kind, number in figures.errors.items()),
+    }

@@ -1,6 +1,6 @@
 """The two loads: a closed loop of clients, and users who come at random.
 
-In a closed loop each client sends its next request when its last one has ended, so a slow server is asked less: right
+In a closed loop each client sends its next request when its last one has ended, so a slow server gets fewer: right
 for throughput, wrong for the latency of users, who come whether or not the server is behind. Poisson arrivals are
 therefore due at times that are fixed before the first request, and latency counts from then, also where the request
 left later.
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vivace.load_testing.rows import DONE, Samples
-from vivace.load_testing.sending import Outcome, send
-from vivace.load_testing.target import Target
+from vivace.load_testing.sending import RequestOutcome, send
+from vivace.load_testing.target import LoadTarget
 
 MOST_IN_FLIGHT = 900
 """Requests at a time: processes commonly have 1,024 files. Users beyond are counted as "not sent"."""
@@ -46,7 +46,7 @@ class LoadLimit:
 class _Recording:
     """Requests as they end."""
 
-    target: Target
+    target: LoadTarget
     progress: Progress
     began: float = field(default_factory=time.perf_counter)
     rows: list[tuple[float, float, float, str, int, dict[str, float]]] = field(default_factory=list)
@@ -54,14 +54,16 @@ class _Recording:
     def elapsed(self) -> float:
         return time.perf_counter() - self.began
 
-    async def send(self, number: int, due_s: float | None, order: random.Random, *, cycles: bool) -> Outcome:
+    async def send(
+        self, number: int, due_s: float | None, order: random.Random, *, cycles: bool
+    ) -> RequestOutcome:
         place, body = self.target.request(number, order, cycles=cycles)
         sent_s = self.elapsed()
         outcome = await send(self.target, body)
         self.add(sent_s if due_s is None else due_s, sent_s, outcome, place)
         return outcome
 
-    def add(self, due_s: float, sent_s: float, outcome: Outcome, place: int) -> None:
+    def add(self, due_s: float, sent_s: float, outcome: RequestOutcome, place: int) -> None:
         self.rows.append((due_s, sent_s, outcome.ended - self.began, outcome.kind, place, outcome.phases_ms))
         self.progress(len(self.rows), self.elapsed())
 
@@ -79,9 +81,9 @@ class _Recording:
 
 
 async def closed_loop(
-    target: Target, clients: int, limit: LoadLimit, seed: int | str, progress: Progress
+    target: LoadTarget, clients: int, limit: LoadLimit, seed: int | str, progress: Progress
 ) -> Samples:
-    """Run clients of which each waits for its image. One client alone takes the variants in turn."""
+    """Run clients that each wait for their image. One client alone takes the variants in turn."""
     recording = _Recording(target, progress)
     order = random.Random(seed)
     number = 0
@@ -112,17 +114,17 @@ def poisson_arrivals(rate: float, limit: LoadLimit, seed: int | str) -> list[flo
 
 
 async def poisson(
-    target: Target, rate: float, limit: LoadLimit, seed: int | str, progress: Progress
+    target: LoadTarget, rate: float, limit: LoadLimit, seed: int | str, progress: Progress
 ) -> Samples:
     """Let users come at random, whether or not earlier ones have their images."""
     recording = _Recording(target, progress)
     order = random.Random(seed)
-    in_flight: set[asyncio.Task[Outcome]] = set()
+    in_flight: set[asyncio.Task[RequestOutcome]] = set()
     async with asyncio.TaskGroup() as group:
         for number, due_s in enumerate(poisson_arrivals(rate, limit, seed)):
             await asyncio.sleep(due_s - recording.elapsed())
             if len(in_flight) >= MOST_IN_FLIGHT:
-                recording.add(due_s, due_s, Outcome("not sent", time.perf_counter(), {}), 0)
+                recording.add(due_s, due_s, RequestOutcome("not sent", time.perf_counter(), {}), 0)
                 continue
             task = group.create_task(recording.send(number, due_s, order, cycles=False))
             in_flight.add(task)

@@ -1,4 +1,4 @@
-"""What is stored of a load: raw samples, from which figures are computed when they are read."""
+"""Stored loads: raw samples, from which figures are computed when they are read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DONE = "done"
 _MAX_FILE = 200_000_000
 
 
-class Stage(Spec):
+class LoadStage(Spec):
     """A load.
 
     Attributes:
-        kind: "closed" is a number of clients of which each waits for its image; "poisson" is users who come at random.
+        kind: "closed" is a number of clients that each wait for their image; "poisson" is users who come at random.
         clients: of a closed loop.
         fraction: of the measured capacity at which users come; None where only their rate is known.
     """
@@ -40,10 +40,10 @@ class Stage(Spec):
 
 
 class RequestSettings(Spec):
-    """What is asked of the server.
+    """Settings of the requests to a server.
 
     Attributes:
-        variants: sizes and LoRAs of which each request has one at random; None for the server's own size or no LoRA.
+        variants: sizes and LoRAs, one of which each request has at random; None for the server's own size or no LoRA.
         prompts_sha256: of the prompts.
         without: fields that were left out of requests.
     """
@@ -85,7 +85,7 @@ class LoadRow(Spec):
 
     Attributes:
         label: names the server: its URL unless the user gave another.
-        server: what it says of its model.
+        server: its description of its model.
         client: where the requests came from.
         rate: requests a second of Poisson arrivals.
         slo_s: the longest latency that is good, by variant; empty while it is not known.
@@ -96,7 +96,7 @@ class LoadRow(Spec):
     server: dict[str, Any]
     client: dict[str, str]
     began: str
-    stage: Stage
+    stage: LoadStage
     rate: float | None = None
     slo_s: tuple[float, ...] = ()
     samples: Samples
@@ -107,7 +107,7 @@ class LoadRow(Spec):
         return key_of(self.label, self.request, self.stage)
 
 
-def key_of(label: str, request: RequestSettings, stage: Stage) -> str:
+def key_of(label: str, request: RequestSettings, stage: LoadStage) -> str:
     text = json.dumps([label, request.digest(), stage.digest()])
     return hashlib.sha256(text.encode()).hexdigest()
 

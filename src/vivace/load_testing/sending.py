@@ -1,4 +1,4 @@
-"""One request, and what became of it."""
+"""One request and its outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vivace.load_testing.exchange import ExchangeFailed, Reply, exchange
 from vivace.load_testing.rows import DONE
-from vivace.load_testing.target import Target
+from vivace.load_testing.target import LoadTarget
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.terminal_text import plain
 
@@ -22,8 +22,8 @@ _MAX_PHASES = 20
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a request.
+class RequestOutcome:
+    """The outcome of a request.
 
     Attributes:
         kind: "done", or what went wrong, as it is counted.
@@ -40,19 +40,19 @@ class Outcome:
     status: int | None = None
 
 
-async def send(target: Target, body: bytes) -> Outcome:
-    """Send a request and return what became of it; nothing that a server does raises."""
+async def send(target: LoadTarget, body: bytes) -> RequestOutcome:
+    """Send a request and return its outcome; nothing that a server does raises."""
     try:
         reply = await exchange(target.images_url, target.headers, body, target.timeout_s)
     except ExchangeFailed as error:
-        return Outcome(error.kind, time.perf_counter(), {}, plain(str(error))[:300])
+        return RequestOutcome(error.kind, time.perf_counter(), {}, plain(str(error))[:300])
     ended = time.perf_counter()
     if reply.status != 200:
         wait_s = _seconds(reply.headers.get("retry-after"))
-        return Outcome(f"HTTP {reply.status}", ended, {}, _complaint(reply), wait_s, reply.status)
+        return RequestOutcome(f"HTTP {reply.status}", ended, {}, _complaint(reply), wait_s, reply.status)
     number = len(_IMAGE.findall(reply.content)) + len(_ADDRESS.findall(reply.content))
     kind = DONE if number == 1 else "no image" if number == 0 else f"{number} images"
-    return Outcome(kind, ended, phases_of(reply.headers.get("server-timing", "")), status=200)
+    return RequestOutcome(kind, ended, phases_of(reply.headers.get("server-timing", "")), status=200)
 
 
 def phases_of(header: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Which loads follow each other: a warm-up, one client, closed loops, and users at fractions of the capacity.
+"""The order of the loads: a warm-up, one client, closed loops, and users at fractions of the capacity.
 
 The capacity is the highest throughput of the closed loops. The SLO is a multiple of the latency of one client alone, as
 is the convention (three times), for each size by itself.
@@ -17,20 +17,20 @@ from datetime import UTC, datetime
 from vivace.errors import Unsupported
 from vivace.load_testing.figures import figures_of, lone_latencies, throughput
 from vivace.load_testing.loads import LoadLimit, Progress, closed_loop, poisson
-from vivace.load_testing.rows import DONE, LoadRow, RequestSettings, Samples, Stage, key_of
+from vivace.load_testing.rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
 from vivace.load_testing.sending import send
-from vivace.load_testing.target import Target
+from vivace.load_testing.target import LoadTarget
 
 _LEAST_REQUESTS = 6
 _WARM_UPS = 2
-_LONE = Stage(kind="closed", clients=1)
+_LONE = LoadStage(kind="closed", clients=1)
 
 Report = Callable[[LoadRow], None]
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is measured.
+    """The loads to measure.
 
     Attributes:
         clients: closed loops; that of one client comes first, whether or not it is named.
@@ -50,19 +50,19 @@ class LoadPlan:
     seed: int = 0
 
     @property
-    def stages(self) -> list[Stage]:
-        closed = [Stage(kind="closed", clients=number) for number in self.clients if number != 1]
-        return [_LONE, *closed, *(Stage(kind="poisson", fraction=each) for each in self.fractions)]
+    def stages(self) -> list[LoadStage]:
+        closed = [LoadStage(kind="closed", clients=number) for number in self.clients if number != 1]
+        return [_LONE, *closed, *(LoadStage(kind="poisson", fraction=each) for each in self.fractions)]
 
 
 def measure(
-    target: Target,
+    target: LoadTarget,
     plan: LoadPlan,
     label: str,
     settings: RequestSettings,
     kept: Sequence[LoadRow],
     report: Report,
-    progress: Callable[[Stage, int, float], None],
+    progress: Callable[[LoadStage, int, float], None],
 ) -> list[LoadRow]:
     """Return the rows of a plan, those that are kept among them.
 
@@ -92,14 +92,14 @@ def measure(
 
 
 def _measured(
-    target: Target,
+    target: LoadTarget,
     plan: LoadPlan,
     label: str,
     settings: RequestSettings,
-    stage: Stage,
+    stage: LoadStage,
     before: Sequence[LoadRow],
     seconds: float | None,
-    progress: Callable[[Stage, int, float], None],
+    progress: Callable[[LoadStage, int, float], None],
 ) -> LoadRow:
     rate = None if stage.fraction is None else stage.fraction * capacity(before)
     limit = LoadLimit(plan.num_requests, seconds, min(_LEAST_REQUESTS, plan.num_requests or _LEAST_REQUESTS))
@@ -131,7 +131,7 @@ def _measured(
 
 
 async def _load(
-    target: Target, stage: Stage, rate: float | None, limit: LoadLimit, seed: str, progress: Progress
+    target: LoadTarget, stage: LoadStage, rate: float | None, limit: LoadLimit, seed: str, progress: Progress
 ) -> Samples:
     if rate is None:
         return await closed_loop(target, stage.clients or 1, limit, seed, progress)
@@ -151,7 +151,7 @@ def _slo(plan: LoadPlan, settings: RequestSettings, rows: Sequence[LoadRow]) -> 
     return () if lone is None else tuple(plan.slo_factor * each for each in lone_latencies(lone))
 
 
-async def _warm_up(target: Target) -> None:
+async def _warm_up(target: LoadTarget) -> None:
     """Draw an image or two of each size.
 
     Raises:

@@ -18,29 +18,29 @@ _MAX_SEED = 2**31 - 1
 _OWN_FIELDS = ("prompt", "seed", "n", "size", "model", "response_format", "stream", "loras")
 _ASK_S = 30.0
 _MAX_ENTRY = 4000
-"""Characters that are kept of what a server says of its model."""
+"""Characters kept of a server's description of its model."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs between requests besides the prompt and the seed."""
+    """Differences between requests other than the prompt and the seed."""
 
     size: str | None = None
     lora: str | None = None
 
 
 @dataclass(frozen=True)
-class Target:
-    """A server and what is asked of it.
+class LoadTarget:
+    """A server and the requests to send to it.
 
     Attributes:
         url: ends before `/images/generations`.
         model: None for a server that lists none.
         fields: of every request.
         without: fields that requests would have, and this server does not know.
-        variants: of which each request has one at random.
+        variants: one of which each request has at random.
         key: that requests bear; it is stored nowhere.
-        entry: what the server says of its model.
+        entry: the server's description of its model.
     """
 
     url: str
@@ -125,8 +125,8 @@ def parse_fields(texts: Sequence[str]) -> dict[str, Any]:
     return fields
 
 
-async def with_model(target: Target) -> Target:
-    """Return the target with the model that the server lists, and what it says of it.
+async def with_model(target: LoadTarget) -> LoadTarget:
+    """Return the target with the model that the server lists, and the server's description of it.
 
     Raises:
         Unsupported: no server answers, or it wants a key.

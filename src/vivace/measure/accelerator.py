@@ -1,4 +1,4 @@
-"""What differs between the GPUs of several makers when calls are timed and memory is read.
+"""Differences between makers' GPUs in timing calls and reading memory.
 
 `device` is torch's type of device everywhere: "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
 """
@@ -26,7 +26,7 @@ def is_available(device: str) -> bool:
 
 
 def synchronise(device: str) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device != "cpu":
         _module(device).synchronize()
 
@@ -57,7 +57,7 @@ def has_peak(device: str) -> bool:
 
 
 def reset_peak(device: str) -> None:
-    """Forget the highest use, where it is known; on MPS give back what is free, so that old pools do not count."""
+    """Forget the highest use, where it is counted; on MPS release free memory, so that old pools do not count."""
     module = _module(device)
     if has_peak(device):
         module.reset_peak_memory_stats()
@@ -66,7 +66,7 @@ def reset_peak(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the highest use since `reset_peak`; on MPS all that the driver has given, since its pool only grows."""
+    """Return the highest use since `reset_peak`; on MPS all that the driver has, since its pool only grows."""
     module = _module(device)
     return int(module.max_memory_allocated() if has_peak(device) else module.driver_allocated_memory())
 

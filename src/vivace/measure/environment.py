@@ -168,7 +168,7 @@ def _num_cores() -> int:
 
 
 def source_revision(root: Path) -> str | None:
-    """Return the commit of a source checkout, and after a plus what its changed Python files hash to.
+    """Return the commit of a source checkout, and after a plus the hash of its changed Python files.
 
     Without that, a row of changed code would be taken for one of the commit, and not be measured again.
 
@@ -188,7 +188,7 @@ def source_revision(root: Path) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Return what git says; "" if it fails or there is none."""
+    """Return git's output; "" if it fails or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],

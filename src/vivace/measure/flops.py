@@ -21,7 +21,7 @@ Kind = Literal["gemm", "conv", "attention"]
 
 
 def kind_of(operator: object) -> Kind:
-    """Return what an operator that PyTorch counts computes; matmuls may still be those of attention."""
+    """Return the kind of an operator that PyTorch counts; matmuls may still be those of attention."""
     name = str(operator)
     return "attention" if "fused_attention" in name else "conv" if "convolution" in name else "gemm"
 
@@ -51,7 +51,7 @@ class Calls:
 
     Attributes:
         dtype: of most of its parameters, while it was called last.
-        weights_bytes: of its parameters then, without tables of which a call reads some rows only.
+        weights_bytes: of its parameters then, without tables that a call reads in part.
     """
 
     number: int = 0
@@ -103,7 +103,7 @@ def _none() -> Flops:
 
 @contextmanager
 def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[[], Flops]]:
-    """Compute the module's forward once for inputs of the same shapes; yields the FLOP that were not computed again."""
+    """Compute the module's forward once for inputs of the same shapes; yield the FLOP that were not computed again."""
     from torch.utils._pytree import tree_leaves
 
     counted: dict[tuple[str, ...], tuple[Any, Flops]] = {}
@@ -131,13 +131,13 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
 
 
 def _shape(value: Any) -> str:
-    """Return what an input's shape is, or the value itself if it is no tensor."""
+    """Return an input's shape, or the value itself if it is no tensor."""
     return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
 
 
 @contextmanager
 def _counting() -> Iterator[Callable[[], Flops]]:
-    """Count operations inside the context, without gradients; yields a function that returns the FLOP so far."""
+    """Count operations inside the context, without gradients; yield a function that returns the FLOP so far."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -219,21 +219,6 @@ def denoiser_inputs(
     cells = (height // vae_factor, width // vae_factor)
     make = _flux_inputs if hasattr(denoiser.config, "joint_attention_dim") else _unet_inputs
     return make(denoiser, cells, text_length, batch)
-
-
-def count_vae_decode(vae: Any, *, height: int, width: int, batch: int = 1, vae_factor: int = 8) -> Flops:
-    """Count the decoding of latents to an image of `height` x `width` pixels; AutoencoderKL and AutoencoderTiny."""
-    like = next(vae.parameters())
-    latents = like.new_zeros(batch, vae.config.latent_channels, height // vae_factor, width // vae_factor)
-    return count_flops(lambda: vae.decode(latents))
-
-
-def count_text_encoder(encoder: Any, *, length: int, batch: int = 1) -> Flops:
-    """Count a call of a CLIP or T5 text encoder on prompts of `length` tokens, including padding."""
-    import torch
-
-    ids = next(encoder.parameters()).new_zeros(batch, length, dtype=torch.long)
-    return count_flops(lambda: encoder(ids))
 
 
 def _unet_inputs(unet: Any, cells: tuple[int, int], text_length: int, batch: int) -> dict[str, Any]:

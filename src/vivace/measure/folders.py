@@ -38,7 +38,7 @@ ALONE = (
     "source_similarity",
 )
 SourceOf = Callable[[int, int, int], tuple[Any, Any]]
-"""Returns the image that a pair of images was made from, and its mask or None (PIL), by number, height and width."""
+"""Returns the source image of a pair of images, and its mask or None (PIL), by number, height and width."""
 AGAINST = ("psnr_db", "ssim", "match", "clip_similarity", "lpips")
 _MAX_OTHERS = 12
 
@@ -150,7 +150,7 @@ def _against_source(picture: Any, source: tuple[Any, Any]) -> dict[str, float]:
 def _liken(
     pairs: list[dict[str, Any]], dir_a: Path, dir_b: Path, source_of: SourceOf, clip: ClipScorer
 ) -> None:
-    """Add how like its own source each image is, and how like the others."""
+    """Add each image's similarity to its own source, and to the others."""
     for side, folder in (("a", dir_a), ("b", dir_b)):
         for k, row in enumerate(pairs):
             image = open_image(folder / row["name"])

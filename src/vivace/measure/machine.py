@@ -89,7 +89,7 @@ def torch_type(device: object) -> str:
 
 
 def visible_gpus() -> list[Place]:
-    """Return the GPUs that this process may use, with the number that NVML and nvidia-smi give them, if NVML is there.
+    """Return the GPUs that this process may use, numbered as NVML and nvidia-smi do, if NVML is there.
 
     Without NVML the number is PyTorch's, which CUDA_VISIBLE_DEVICES changes. UUIDs are the same everywhere.
     """

@@ -16,7 +16,7 @@ from vivace.technique import COMPONENTS, component_of
 
 
 class MemoryMeter:
-    """Create it before the model is loaded, call `loaded` after the recipe is applied, and `read` at the end."""
+    """Memory of the model and of the call. Create it before loading; call `loaded` after the recipe, `read` last."""
 
     def __init__(self, device: str) -> None:
         self._device = device

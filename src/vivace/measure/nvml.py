@@ -20,7 +20,7 @@ from vivace.spec.record import GpuWindow
 
 INTERVAL_S = 0.2
 LEAST_WINDOW_S = 1.0
-"""The counter moves about ten times a second, so that a shorter window would be off by more than a few per cent."""
+"""Seconds of the shortest window: the counter moves about ten times a second, and a shorter one is off by per cents."""
 # NVML's bits of `nvmlDeviceGetCurrentClocksThrottleReasons`. An idle GPU's low clocks are no throttling.
 _THROTTLES = {
     0x4: "power cap",
@@ -69,14 +69,14 @@ class NvmlGpu:
         return None if millijoules is None else millijoules / 1000
 
     def num_processes(self) -> int | None:
-        """Return the number of processes that compute on it."""
+        """Return the number of processes that compute on the GPU."""
         try:
             return len(self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         except self._nvml.NVMLError:
             return None
 
     def identity(self) -> tuple[int | None, str]:
-        """Return its index among all GPUs of the host, and its UUID."""
+        """Return the GPU's index among all of the host, and its UUID."""
         uuid = self._nvml.nvmlDeviceGetUUID(self._handle)
         index = self._get(self._nvml.nvmlDeviceGetIndex)
         return None if index is None else int(index), uuid.decode() if isinstance(uuid, bytes) else uuid
@@ -123,7 +123,7 @@ def opened_gpu() -> Iterator[NvmlGpu | str | None]:
 
 
 def gpu_index(uuid: str) -> int | None:
-    """Return the number of a GPU among all of the host; None without NVML."""
+    """Return the index of a GPU among all of the host; None without NVML."""
     try:
         import pynvml
     except ImportError:

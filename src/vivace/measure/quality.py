@@ -137,7 +137,7 @@ def match(image: Pixels, reference: Pixels) -> float:
 
 
 def aligned(image: Pixels, reference: Pixels) -> Pixels:
-    """Undo a shift by up to 2 pixels, if that is all that differs: scorers dislike it, though nothing is lost.
+    """Undo a shift by up to 2 pixels, if nothing else differs: scorers dislike it, though nothing is lost.
 
     Where pixels are missing, the edge is repeated.
     """
@@ -157,7 +157,7 @@ THUMBNAIL = 16
 
 
 def thumbnail(image: Pixels) -> Pixels:
-    """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of what it covers.
+    """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of its area.
 
     Values that are not finite count as black.
     """
@@ -201,7 +201,7 @@ _LEAST_ERROR = 255.0**2 / 1e10  # 100 dB, for equal pixels
 
 
 def _grown(white: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
-    """Return a mask that is larger by so many pixels on each side."""
+    """Return a mask enlarged by a number of pixels on each side."""
     grown = white
     for axis in (0, 1):
         padded = np.pad(grown, [(by, by) if a == axis else (0, 0) for a in (0, 1)])

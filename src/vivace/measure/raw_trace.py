@@ -1,4 +1,4 @@
-"""What a torch.profiler trace holds, read from the profiler's own list of events.
+"""Events of a torch.profiler trace, read from the profiler's own list.
 
 `trace.events()` makes a Python object of each and sorts them into a tree, which for the 190,000 events of an image of
 SDXL takes longer than the image.

@@ -24,7 +24,7 @@ class ClipScorer:
     openai/clip-vit-large-patch14; only differences between recipes are meaningful.
 
     A model may ask for several views of each image, whose embeddings are averaged: `zooms` in its config.json, e.g.
-    [0.98, 1.0, 1.02]. Without it, an image is seen once, as it is.
+    [0.98, 1.0, 1.02]. Without it, an image is scored once, as it is.
 
     Raises:
         UnknownModel: the folder does not hold a CLIP model, or asks for zooms other than 1 to 9 from 0.9 to 1.1.
@@ -109,7 +109,7 @@ class ClipScorer:
 
 
 def middle(image: Any) -> Any:
-    """Cut off most of what the processor cuts anyway, of a PIL image with sides of more than 4 to 1.
+    """Cut off most of the parts that the processor cuts anyway, of a PIL image with sides of more than 4 to 1.
 
     It resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
     """

@@ -1,4 +1,4 @@
-"""What this machine has and whether the hub answers, known in a second and without torch."""
+"""The state of this machine, and whether the hub answers, known in a second and without torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pathlib import Path
 from vivace.hardware import this_gpu
 
 _PATIENCE_S = 0.8
-"""After which a hub that is silent is reported."""
+"""Seconds after which a silent hub is reported."""
 _LATE_S = 10.0
-"""After which a hub that is silent is given up."""
+"""Seconds after which vivace stops waiting for a silent hub."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What this machine has.
+    """The state of this machine.
 
     Attributes:
         gpu: name of the NVIDIA GPU that PyTorch can use; None without one.
@@ -37,7 +37,7 @@ class Surroundings:
         hub: address of the Hugging Face hub.
         hub_cache: folder of its cache.
         is_offline: whether HF_HUB_OFFLINE forbids the network.
-        has_token: whether somebody is logged in there.
+        has_token: whether the user is logged in there.
     """
 
     gpu: str | None
@@ -74,7 +74,7 @@ class Surroundings:
         return not self.is_offline and self._hub.within(_PATIENCE_S) is None
 
     def hub_answers_late(self) -> bool:
-        """Wait longer for a hub that is silent, and return whether it takes a connection."""
+        """Wait longer for a silent hub, and return whether it takes a connection."""
         return bool(self._hub.within(_LATE_S))
 
     def is_hub_empty(self, repository: str) -> bool:
@@ -83,7 +83,7 @@ class Surroundings:
 
 
 def surroundings() -> Surroundings:
-    """Return what this machine has."""
+    """Return the state of this machine."""
     import psutil
     from huggingface_hub import constants, get_token
 
@@ -110,7 +110,7 @@ def surroundings() -> Surroundings:
 
 
 class Connecting:
-    """A connection to the host of an address, or to the proxy on the way to it, that is being tried.
+    """A connection attempt to the host of an address, or to the proxy on the way to it.
 
     Looking up a name may take half a minute where there is no network, so a thread does it and is left behind.
     """
@@ -124,7 +124,7 @@ class Connecting:
         threading.Thread(target=self._connect, daemon=True).start()
 
     def within(self, seconds: float) -> bool | None:
-        """Return whether it took a connection within so many seconds of the first try; None if it is still tried."""
+        """Return whether it took a connection within some seconds of the first try; None if it is still trying."""
         is_done = self._done.wait(max(0.0, self._began + seconds - time.monotonic()))
         return self._reached if is_done else None
 

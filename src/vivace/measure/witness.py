@@ -14,8 +14,6 @@ from typing import Any
 
 from vivace.errors import UnknownModel
 
-MODEL_TYPE = "blip"
-
 
 class Witness:
     """Any BLIP model for image-text matching in a local folder (transformers' format, safetensors only).

@@ -118,11 +118,11 @@ def calibrated_limit(model: str, scorer: str) -> float | None:
 
 
 def _name(identity: str) -> str:
-    """Return NAME of NAME@REVISION; a name may hold another "@", of a revision on the hub."""
+    """Return NAME of NAME@REVISION; a name may contain another "@", of a revision on the hub."""
     return identity.rpartition("@")[0] or identity
 
 
 def file_of(model: str, scorer: str) -> Path:
-    """Return where the calibration of a scorer for a model is kept, both NAME@REVISION."""
+    """Return the file of a scorer's calibration for a model, both NAME@REVISION."""
     digest = hashlib.sha256(f"{model}\n{scorer}".encode()).hexdigest()[:32]
     return cache_folder() / "witness" / f"{digest}.json"

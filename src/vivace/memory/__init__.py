@@ -1,1 +1,1 @@
-"""What a model takes under a recipe, predicted from shapes alone."""
+"""Predictions of a model's memory under a recipe, from shapes alone."""

@@ -1,4 +1,4 @@
-"""How much memory recipes need that save some: estimated from the prediction of the model as it is published.
+"""Memory of recipes that save some, estimated from the prediction of the published model.
 
 `vivace.memory.predict` runs a recipe on a pipeline without weights, which takes seconds. Which of a dozen recipes
 fit a card follows, to a few percent, from one such prediction: the bytes of each component by its precision, where each

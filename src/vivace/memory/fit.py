@@ -21,7 +21,7 @@ RESERVE_BYTES = 1_000_000_000
 An assumption.
 """
 _WORTH_IT = 0.99
-"""A change counts only if it lowers the memory to less than this share."""
+"""Share of the memory below which a change counts."""
 _SMALLEST = 256
 """Smallest proposed side, pixels."""
 _FREE, _UNKNOWN = 1.0, 0.9
@@ -201,7 +201,7 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
 
 
 def _aimed(recipe: str, encoder: str | None) -> str:
-    """Return a declared recipe, aimed at the model's largest text encoder; without one at what else it names."""
+    """Return a declared recipe for the model's largest text encoder; without one, for its other targets."""
     if encoder is None:
         return recipe.replace(f",{LARGEST_ENCODER}", "")
     return recipe.replace(LARGEST_ENCODER, encoder)

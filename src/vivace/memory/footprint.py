@@ -1,4 +1,4 @@
-"""Track the bytes that a call would hold on a GPU, while it runs on meta tensors: nothing is computed or stored.
+"""Track the bytes that a call would allocate on a GPU, while it runs on meta tensors: nothing is computed or stored.
 
 Every tensor that an operation returns is counted by the rules of the caching allocator until its storage is freed. So
 tensors that a caller's frame still references count, and in-place operations add nothing. Three allocations inside
@@ -24,7 +24,7 @@ from vivace.memory.meta_outputs import MetaOutputs
 from vivace.memory.work import Operations
 
 CUBLAS_WORKSPACE = 32 * 2**20
-"""On Hopper; 8 MiB on older GPUs. Source: PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""
+"""Bytes on Hopper; 8 MiB on older GPUs. Source: PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""
 NCHW_WORKSPACE = 1.5
 """Workspace of a convolution in NCHW, as a multiple of its input and output together. The kernels work on NHWC, so at
 least both are transposed. The factor is fitted, not derived: with it the peaks of SD 1.5, SDXL and FLUX.1-dev measured
@@ -180,7 +180,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
             footprint.made(result)
             return result
 
-    class Fuse(TorchFunctionMode):  # type: ignore[misc]
+    class FusedOperations(TorchFunctionMode):  # type: ignore[misc]
         """Operations that are a single kernel on a GPU, but several on meta tensors."""
 
         def __torch_function__(
@@ -199,7 +199,7 @@ def _modes(footprint: Footprint) -> tuple[Any, Any]:
                 return torch.empty_like(args[0], memory_format=torch.contiguous_format)
             return func(*args, **kwargs)
 
-    return Follow(), Fuse()
+    return Follow(), FusedOperations()
 
 
 def _convolve(footprint: Footprint, inputs: Any, weight: Any, result: Any) -> Any:

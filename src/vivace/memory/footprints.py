@@ -1,4 +1,4 @@
-"""What the catalogue's models need and compute as they are published, predicted once and shipped.
+"""Memory and operations of the catalogue's published models, predicted once and shipped.
 
 `python -m benchmarks.footprints` writes the file. With it `vivace recommend` knows what fits a GPU without building a
 model.
@@ -42,7 +42,7 @@ class Footprints(Spec):
 
 @cache
 def shipped() -> Footprints:
-    """Return what ships with vivace."""
+    """Return the predictions that ship with vivace."""
     return Footprints.model_validate_json(FILE.read_bytes())
 
 
@@ -52,5 +52,5 @@ def footprints() -> dict[str, Prediction]:
 
 
 def network(part: ComponentBytes) -> str:
-    """Return what identifies a network: its class and its number of parameters."""
+    """Return the identity of a network: its class and its number of parameters."""
     return f"{part.class_name} {part.num_parameters}"

@@ -24,7 +24,7 @@ class MetaOutputs:
         self._makes_outputs: dict[Any, bool] = {}
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what `func(*args, **kwargs)` returns, for an operator overload such as aten.add.Tensor."""
+        """Return the result of `func(*args, **kwargs)`, for an operator overload such as aten.add.Tensor."""
         if not self._only_makes_outputs(func):
             return func(*args, **kwargs)
         key = _key_of((func, args, tuple(kwargs.items())))
@@ -50,9 +50,9 @@ class MetaOutputs:
 
 
 def _key_of(value: Any) -> Hashable | None:
-    """Return what decides the outputs' layout; None if that is not known.
+    """Return the inputs that decide the outputs' layout; None if they are not known.
 
-    Tensors of no dimension are not known: whether one stands for a Python number, which decides type promotion, cannot
+    Scalars are not remembered: whether one represents a Python number, which decides type promotion, cannot
     be read.
     """
     import torch

@@ -1,4 +1,4 @@
-"""Predictions that were made before, kept on disk: importing diffusers and building a pipeline takes seconds.
+"""Earlier predictions, kept on disk: importing diffusers and building a pipeline takes seconds.
 
 A prediction depends on nothing but what its key holds: the model's configuration and tokenizers, the recipe with the
 content of its files, the size of the call, vivace's source, and the libraries. So does the answer that there is none:
@@ -29,11 +29,11 @@ from vivace.untrusted.files import open_plain
 _REFUSALS = (NoEffect, Unsupported, WorkloadError)
 _READ = {".json", ".txt", ".jinja", ".model"}
 MOST_KEPT = 2000
-"""Files of about 3 KB; the oldest half goes when there are more."""
+"""Number of files, of about 3 KB each; beyond it the oldest half is deleted."""
 
 
 def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
-    """Return what `predict` returns, from disk if it was asked for before.
+    """Return the result of `predict`, from disk if it was computed before.
 
     Args:
         request: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
@@ -100,7 +100,7 @@ def _installed() -> str:
 
 
 def _read(path: Path) -> Prediction | None:
-    """Return what was kept; None if nothing was, or it is damaged.
+    """Return the stored answer; None if there is none, or it is damaged.
 
     Raises:
         NoEffect, Unsupported, WorkloadError: that was the answer.

@@ -104,7 +104,7 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
 
 
 def _of_file(name: str) -> Weightless:
-    """Every checkpoint of a family has the same architecture."""
+    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture."""
     entry = contents_of(Path(name)).entry
     if Path(name).suffix == SUFFIX:
         raise Unsupported(

@@ -1,4 +1,4 @@
-"""What pipelines read of their tensors' values, for pipelines on the meta device, whose tensors have none.
+"""Replacements for the places where pipelines read values of tensors, which tensors on the meta device lack.
 
 Timesteps stay on the CPU. Where a pipeline reads masks or positions, the same is known from the prompts' tokens or the
 image's size. All patches are on the instance.
@@ -81,7 +81,7 @@ def _move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _without_mask(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Language models look whether the mask masks anything; without a cache of keys, whether there is none."""
+    """Drop the mask: language models check whether it masks anything, or without a key cache whether there is one."""
     mask = kwargs.get("attention_mask")
     if mask is None:
         return args, kwargs
@@ -160,7 +160,7 @@ def _with_image_last(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _qwen_edit_embeddings(
     pipe: Any, prompt: Any = None, image: Any = None, device: Any = None, dtype: Any = None
 ) -> Any:
-    """The same of QwenImageEditPipeline and its Plus, whose text encoder sees the images too.
+    """Replace the same in QwenImageEditPipeline and its Plus, whose text encoder sees the images too.
 
     The vision tower divides its attention by the size of the patches' grid, which therefore stays on the CPU. Which
     tokens are the images' is known from their place in the prompt's ids.

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 VAE_ENCODER = "vae_encoder"
-"""What encodes the images that a call starts from. Techniques know the VAE as one component."""
+"""Component that encodes the source images of a call. Techniques know the VAE as one component."""
 CONTROLNET = "controlnet"
 _TRACED_STEPS = 2
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Operations:
-    """FLOP of the operations that were called so far, by component and kind.
+    """FLOP of the operations so far, by component and kind.
 
     Attributes:
         calls: of each component.
@@ -63,7 +63,7 @@ class Operations:
 
     @contextmanager
     def attending(self) -> Iterator[None]:
-        """Count matmuls inside as attention's."""
+        """Count matmuls inside the context as attention's."""
         before, self._in_attention = self._in_attention, True
         try:
             yield
@@ -72,7 +72,7 @@ class Operations:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing inside: it was counted already."""
+        """Count nothing inside the context: it was counted already."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -80,12 +80,12 @@ class Operations:
             self._paused = before
 
     def enter(self, component: str) -> None:
-        """Count what is called from now on as a component's; "": as nobody's."""
+        """Count operations from now on as a component's; "": as nobody's."""
         self._component = component
 
     @contextmanager
     def inside(self, component: str) -> Iterator[None]:
-        """Count what is called inside as a call of a component."""
+        """Count operations inside the context as a call of a component."""
         before, self._component = self._component, component
         self.calls[component] += 1
         try:
@@ -97,7 +97,7 @@ class Operations:
         return Counter(self._flop)
 
     def repeat(self, added: Counter[tuple[str, Kind]]) -> None:
-        """Count operations again that are not called again."""
+        """Count operations again that are not executed again."""
         self._flop.update(added)
 
     def flop(self, component: str, kind: Kind) -> int:
@@ -146,7 +146,7 @@ def watch(pipe: DiffusionPipeline, operations: Operations) -> None:
 
 
 def work_of(pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Technique]) -> Work:
-    """Return what was counted on a GPU, with the precision that the techniques give to operations."""
+    """Return the work on a GPU, with the precision that the techniques give to operations."""
     work = []
     for name, module in _parts(pipe).items():
         if not operations.calls[name]:
@@ -194,7 +194,7 @@ def precisions(name: str, dtype: str, conv: str, recipe: Sequence[Technique]) ->
 
 
 def skips_work(recipe: Sequence[Technique]) -> bool:
-    """Whether a recipe computes less than is counted: hits of a step cache."""
+    """Whether a recipe computes less than is counted, by hits of a step cache."""
     return any(technique.stage is Stage.CACHE for technique in recipe)
 
 
@@ -273,7 +273,7 @@ def _repeated(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Of a tensor on the meta device."""
+    """Layout of a tensor on the meta device."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -290,5 +290,5 @@ class _Layout:
 
 
 def _shape(value: Any) -> str:
-    """Return what an input's shape is, or the value itself if it is no tensor."""
+    """Return an input's shape, or the value itself if it is no tensor."""
     return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)

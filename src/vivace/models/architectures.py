@@ -28,8 +28,6 @@ __all__ = [
 SD15_VAE = of_diffusers("AutoencoderKL", **KL, sample_size=512, scaling_factor=0.18215)
 # `force_upcast`: its activations overflow fp16, so the pipeline decodes in fp32 where the weights are fp16.
 SDXL_VAE = of_diffusers("AutoencoderKL", **KL, sample_size=1024, scaling_factor=0.13025, force_upcast=True)
-# madebyollin/sdxl-vae-fp16-fix: the same network, its weights rescaled so that fp16 is enough.
-SDXL_VAE_FP16_FIX = replaced(SDXL_VAE, force_upcast=False)
 PLAYGROUND_VAE = replaced(
     SDXL_VAE,
     scaling_factor=0.5,

@@ -1,4 +1,4 @@
-"""Check configurations before anything is built from them: what a published model could have, times ten.
+"""Check configurations before anything is built from them, with limits ten times those of published models.
 
 Libraries believe every number of a configuration. A million layers, zero groups or a tokenizer that pads to 10**30
 tokens become a loop without end, a division by zero or an endless allocation.
@@ -94,7 +94,7 @@ def check_files(
 
 
 def check_places(folder: Path, components: Iterable[str]) -> None:
-    """Raise UnusableModel for anything in a model's folder that is no file and no folder, or leads elsewhere.
+    """Raise UnusableModel for anything in a model's folder that is neither a file nor a folder, or leads elsewhere.
 
     Libraries look for more files than `check_files` is given, and would wait for a pipe, or read a device without end.
     """
@@ -115,7 +115,7 @@ def check_places(folder: Path, components: Iterable[str]) -> None:
 
 
 def check_numbers(config: Any, kind: str = "") -> None:
-    """Raise ValueError for the first number of a configuration that no published model could have, times ten.
+    """Raise ValueError for the first number of a configuration beyond ten times that of any published model.
 
     Args:
         kind: the file's name, for bounds that only tokenizers have.
@@ -177,7 +177,7 @@ def _check_shards(name: str, index: dict[str, Any], weights: Collection[str]) ->
 
 
 def _values(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every value of a configuration, objects and lists too, with the key that it stands under."""
+    """Yield every value of a configuration, objects and lists too, with its key."""
     left: list[tuple[str, Any]] = [("", config)]
     while left:
         key, value = left.pop()

@@ -32,7 +32,7 @@ _HALF_SDXL_BYTES = 6_940_000_000  # UNet 5.14 GB, text encoders 0.25 and 1.39, V
 
 
 def _tiny(name: str, summary: str, **own: object) -> Entry:
-    """A model that ships with vivace; docs/tinyworld.md describes its training and quality."""
+    """Return the entry of a model that ships with vivace; docs/tinyworld.md describes its training and quality."""
     common = {
         "licence": "Apache-2.0",
         "height": 128,
@@ -48,7 +48,7 @@ def _tiny(name: str, summary: str, **own: object) -> Entry:
 
 
 def _sdxl_base(**parts: object) -> Hub:
-    """SDXL 1.0, with some parts replaced."""
+    """Return the components of SDXL 1.0, with some replaced."""
     common = {
         "repo": "stabilityai/stable-diffusion-xl-base-1.0",
         "revision": "462165984030d82259a11f4367a4eed129e94a7b",
@@ -60,7 +60,7 @@ def _sdxl_base(**parts: object) -> Hub:
 
 
 def _sdxl(name: str, summary: str, **own: object) -> Entry:
-    """An entry of SDXL's architecture: SDXL's settings, changed by `own`."""
+    """Return an entry of SDXL's architecture: SDXL's settings, changed by `own`."""
     common = {
         "licence": _RAIL,
         "origin": _sdxl_base(),
@@ -79,7 +79,7 @@ def _sdxl(name: str, summary: str, **own: object) -> Entry:
 
 
 def _lightning(num_steps: int) -> Entry:
-    """From its card: Euler with trailing spacing, no guidance, as many steps as the checkpoint's name says.
+    """Return a Lightning model's entry, by its card: Euler, trailing spacing, no guidance, the name's steps.
 
     The UNet, not the LoRA: its quality is better according to the card, and merged they cost the same.
     """

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 RANDOM = "random"
-"""Stands for a ControlNet with random weights of the usual size: its images show nothing of the control."""
+"""Name of a ControlNet with random weights of the usual size: its images show nothing of the control."""
 _CLASSES = {"unet": "ControlNetModel", "transformer": "FluxControlNetModel"}
 _FLUX_BLOCKS = {"num_layers": 4, "num_single_layers": 10}
-"""Of diffusers' `FluxControlNetModel.from_transformer`, at most those of the transformer."""
+"""Blocks of diffusers' `FluxControlNetModel.from_transformer`, at most those of the transformer."""
 _SPREAD = 0.02
-"""Of the layers that are zero before training; with zeros a ControlNet changes nothing."""
+"""Standard deviation of the layers that are zero before training; with zeros a ControlNet changes nothing."""
 
 
 def find_controlnet(name: str | None) -> str:

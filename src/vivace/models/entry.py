@@ -36,7 +36,7 @@ class Hub(Spec):
     """A Hugging Face hub repository in diffusers' format.
 
     revision: a commit, tag or branch; None is the main branch.
-    variants: weight variants in order of preference; "fp16" stands for files like model.fp16.safetensors. Weights
+    variants: weight variants in order of preference; "fp16" means files like model.fp16.safetensors. Weights
         without a variant come last. None: half precision, in the dtype that suits the denoiser.
     parts: components that other repositories provide instead.
     lora: a LoRA that is merged into the denoiser's weights, so that it adds no cost per step.

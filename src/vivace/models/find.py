@@ -34,7 +34,7 @@ SYNTHETIC = "synthetic:"
 TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
-"""Of files of models, and of those that people take for one."""
+"""Suffixes of files of models, and of those that people take for one."""
 _SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
@@ -58,7 +58,7 @@ class LocatedModel:
     architecture: the model is built from this with random weights, instead of from files.
     contents: what is in a single file.
     same_as: the embedded model whose weights a folder has.
-    saved: what a folder that `vivace save` wrote says of itself.
+    saved: the description in a folder that `vivace save` wrote.
     """
 
     model: Model
@@ -79,7 +79,7 @@ class LocatedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed of the model's files, and what in them is not used; to be shown."""
+        """Notes for the user on what was assumed of the model's files, and what in them is not used."""
         if self.saved is not None:
             return (f"{Path(self.model.name).name} is {self.saved.model.name} with {self.saved.recipe.text}",)
         if self.contents is None:
@@ -243,7 +243,7 @@ def _embedded(entry: Entry, origin: Embedded) -> LocatedModel:
 
 
 def _published_as(repo: str) -> Entry | None:
-    """Return the catalogue's entry of a repository: how its model is meant to be run; None if it has none."""
+    """Return the catalogue's entry of a repository, with the intended settings of its model; None if it has none."""
     for entry in CATALOGUE.values():
         origin = entry.origin
         if isinstance(origin, Hub) and origin.repo == repo and not origin.parts and origin.lora is None:
@@ -371,7 +371,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
 
 
 def _with_configuration(model: Model, file: Path, contents: Contents) -> LocatedModel:
-    """Find a file of SD 2, whose configuration must lie beside it: it says what the model predicts.
+    """Find a file of SD 2, whose configuration must lie beside it: it tells the prediction type.
 
     Raises:
         UnusableModel: the configuration contradicts the file.

@@ -1,4 +1,4 @@
-"""What a folder of diffusers' format cannot say of itself: how vivace's own models are meant to be run.
+"""Defaults that diffusers' format has no place for: the intended settings of vivace's own models.
 
 An export writes it beside the model as `vivace.json`. Without that file a folder is recognised by its weights, or, if
 it was trained further, by its denoiser's configuration.

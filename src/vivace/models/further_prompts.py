@@ -72,4 +72,4 @@ FURTHER_PROMPTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
 }
-"""By prompt set; sets without an entry are drawn at further seeds."""
+"""Further prompts by prompt set; sets without an entry are drawn at further seeds."""

@@ -17,7 +17,7 @@ KEPT_TYPES = (
 """Types that diffusers keeps in memory as they are, and dequantises in each call."""
 FLOAT_TYPES = ("F32", "F16")
 _ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
-"""Keys of ComfyUI-GGUF's for tensors that were reshaped so that their rows have whole blocks."""
+"""Keys of ComfyUI-GGUF for tensors that were reshaped so that their rows have whole blocks."""
 _MAX_READS = 2_000_000
 """Limit on numbers and names read from a header: a tensor takes about six, FLUX.1 has fewer than a thousand tensors."""
 

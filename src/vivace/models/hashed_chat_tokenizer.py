@@ -20,7 +20,7 @@ _TOKENS = re.compile(rf"{_MARK}|\n+|[^\W\d_]{{1,14}}|\d|[^\w\s]|_")
 """A mark, newlines, a word, a digit or a sign make one token: large vocabularies hold most words."""
 
 IMAGE_MARK = "<|image_pad|>"
-"""Stands for a token of a picture in the texts of Qwen's models."""
+"""Text that stands for an image's token in the texts of Qwen's models."""
 
 Message = dict[str, Any]
 
@@ -152,7 +152,7 @@ def chat_tokenizer_for(config: Any, length: int) -> HashedChatTokenizer | None:
     last = text.vocab_size - (1001 if text.vocab_size > 100_000 else 1)
     kind = config.model_type
     if kind in ("qwen3", "qwen2_5_vl", "qwen3_vl"):
-        # No word may have the id that stands for a token of an image.
+        # No word may have the id of an image's token.
         last = min(last, getattr(config, "vision_start_token_id", last + 1) - 1)
         marks = {IMAGE_MARK: config.image_token_id} if hasattr(config, "image_token_id") else {}
         return HashedChatTokenizer(length, 0, last, start=(), padding=0, template=_qwen, marks=marks)

@@ -14,7 +14,7 @@ from vivace.models.hashed_chat_tokenizer import IMAGE_MARK, Encoded, HashedChatT
 from vivace.models.quiet import quiet
 
 _MIN_PIXELS, _MAX_PIXELS = 3136, 12_845_056
-"""Of the preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct and Qwen/Qwen-Image-Edit."""
+"""Limits of the preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct and Qwen/Qwen-Image-Edit."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class HashedProcessor:
     Attributes:
         tokenizer: of the same model.
         images: makes patches of images, as transformers does.
-        place: the id that stands for a token of an image, whose embedding the vision tower replaces.
+        place: the id of an image's token, whose embedding the vision tower replaces.
         merged: patches that make one token.
     """
 
@@ -51,7 +51,7 @@ class HashedProcessor:
     def apply_chat_template(
         self, messages: list[Message], *, tokenize: bool = True, return_dict: bool = True, **_: Any
     ) -> list[list[int]]:
-        """Return the ids of a conversation that is not yet to be replied to, as the only one of a list.
+        """Return the ids of a conversation that still awaits its reply, as the only one of a list.
 
         Qwen-Image 2.1 asks for the length of its first turn.
         """

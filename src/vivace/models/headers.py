@@ -18,7 +18,7 @@ from vivace.untrusted.files import open_plain, parse_json
 from vivace.untrusted.reading import reading
 
 _MAX_HEADER = 16_000_000
-"""Bytes. Published headers have less than 1 MB; the format's own limit is 100 MB."""
+"""Most bytes of a header. Published headers have less than 1 MB; the format's own limit is 100 MB."""
 _HUBS_FILES = "blobs"
 """The folder of the hub's cache that has the files themselves."""
 _START = 64  # bytes that tell a file's format
@@ -58,7 +58,7 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return what the writer of a safetensors file noted in its header; empty for a GGUF file.
+    """Return the metadata that the writer of a safetensors file put into its header; empty for a GGUF file.
 
     Raises:
         UnusableModel: as `read_header`.

@@ -19,7 +19,7 @@ _NOT_LOADED = {
 
 @dataclass(frozen=True)
 class LocatedJudge:
-    """A model that scores images, and how it is asked: as a CLIP, or as a BLIP for image-text matching."""
+    """A model that scores images, and how it is queried: as a CLIP, or as a BLIP for image-text matching."""
 
     kind: JudgeKind
     scorer: LocatedScorer
@@ -70,7 +70,7 @@ def _of_name(name: str, download: bool) -> LocatedJudge:
 
 
 def _model_type(name: str) -> object:
-    """Return what the config.json of a folder says; None if there is none."""
+    """Return the model type in a folder's config.json; None if there is none."""
     try:
         config = read_json(user_path(name) / "config.json")
     except (OSError, ValueError):

@@ -167,7 +167,7 @@ def _from_files(located: LocatedModel, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _lacking(located: LocatedModel) -> Iterator[None]:
-    """Say in words that a single file lacks weights: diffusers then fails to copy those that it never read."""
+    """Explain that a single file lacks weights: diffusers then fails to copy those that it never read."""
     try:
         yield
     except NotImplementedError as error:
@@ -239,7 +239,7 @@ def _set_scheduler(pipe: Any, scheduler: SamplerEntry) -> None:
 def explained(
     located: LocatedModel, problem: str = "does not load"
 ) -> contextlib.AbstractContextManager[None]:
-    """Turn what libraries raise about a model into UnusableModel; out of memory stays as it is.
+    """Turn libraries' errors about a model into UnusableModel; out of memory stays as it is.
 
     Failures of a model that ships with vivace, or of one with random weights, are vivace's own, and stay too.
     """
@@ -270,7 +270,7 @@ def precision(located: LocatedModel, device: str) -> str:
 
 
 def _convert(component: Any, dtype: Any) -> None:
-    """Convert all parameters to one precision, since libraries disagree on what fp16 files on disk mean.
+    """Convert all parameters to one precision, since libraries disagree about fp16 files on disk.
 
     Excepted are modules that their authors keep in fp32 because they overflow otherwise (T5's output projections).
     """

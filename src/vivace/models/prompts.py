@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NUM_SEEDS = 3
 NUM_DEFAULT = 6
-"""Prompts of a model where none are given: the fewest that have an interval, and so a verdict on quality."""
+"""Number of prompts of a model by default: the fewest that have an interval, and so a verdict on quality."""
 
 PROMPT_SETS: dict[str, tuple[str, ...]] = {
     # Covers every colour, shape, relation and background of the embedded models, each attribute more than once.

@@ -35,7 +35,7 @@ def count(module: Any, class_name: str) -> int:
 
 
 def _embedders(number: int) -> Rules:
-    """Of timestep, guidance, pooled text: two layers each, and their sum has unit second moment."""
+    """Gains of timestep, guidance, pooled text: two layers each, and their sum has unit second moment."""
     return [
         (r"(timestep|guidance)_embedder\.linear_1", SINUSOID),
         (r"_embedder\.linear_2", SILU / math.sqrt(number)),

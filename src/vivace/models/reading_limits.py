@@ -1,4 +1,4 @@
-"""Limits on reading a model that somebody else made.
+"""Limits on reading a foreign model.
 
 vivace checks configurations and headers before a library sees them, but cannot foresee everything that libraries do
 with them: loop, allocate, or abort the process. So another process watches the one that reads, until the model is read.
@@ -26,12 +26,12 @@ class ReadingLimits(ProcessLimits):
 
     @classmethod
     def of(cls, located: LocatedModel) -> ReadingLimits:
-        """Return the limits that follow from the size of a model's weights."""
+        """Return the limits for a model of this size."""
         return cls.of_bytes(num_bytes({path.name: path for path in located.weights if path.is_file()}))
 
     @classmethod
     def of_weights_in(cls, folder: Path) -> ReadingLimits:
-        """Return the same of a folder whose weights are beside its configuration."""
+        """Return the limits for a folder whose weights are beside its configuration."""
         return cls.of_bytes(num_bytes({path.name: path for path in folder.glob("*.safetensors")}))
 
     @classmethod

@@ -178,7 +178,7 @@ def choose(
 
 
 def _variants(files: Iterable[str]) -> dict[str | None, list[str]]:
-    """Return complete sets of weights by variant; None stands for weights without a variant."""
+    """Return complete sets of weights by variant; None means weights without a variant."""
     variants: dict[str | None, list[str]] = {}
     totals: dict[str | None, int] = {}
     for file in sorted(files):

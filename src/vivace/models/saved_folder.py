@@ -1,4 +1,4 @@
-"""Folders that `vivace save` wrote: what `vivace.json` says of them, and whether their files are those."""
+"""Folders that `vivace save` wrote: the content of `vivace.json`, and whether their files are unchanged."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MAX_BYTES = 20_000_000
 _AGAIN = "save the model again with `vivace save`"
 _BLOCK = 1 << 22  # bytes that are read at a time
 _READERS = 8
-"""Files that are hashed at once."""
+"""Number of files that are hashed at once."""
 
 
 def read_saved(folder: Path) -> SavedModel | None:
-    """Return what a folder says of itself; None for one that `vivace save` did not write.
+    """Return the description of a folder; None for one that `vivace save` did not write.
 
     Raises:
         UnusableModel: it was saved by a newer version, or says something else than `vivace save` writes.
@@ -75,7 +75,7 @@ def entry_of(folder: Path, saved: SavedModel, pipeline: str) -> Entry | None:
 
 
 def check_contents(folder: Path, saved: SavedModel) -> None:
-    """Raise UnusableModel for the first file of a saved folder that is missing, new, or not the one that was written.
+    """Raise UnusableModel for the first file of a saved folder that is missing, new, or changed.
 
     Every file is read as a whole.
     """

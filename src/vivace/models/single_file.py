@@ -50,7 +50,7 @@ _UNET_MODULES = ("input_blocks.", "middle_block.", "output_blocks.", "out.", "ti
 _UNETS = ("sd15", "sdxl", SD2, "playground")
 _PREFIX_OF_DIFFUSERS = "model.diffusion_model."
 _WIDTH_OF_FLUX = 3072
-"""The only one that diffusers converts."""
+"""The only width that diffusers converts."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _contents_of(
 
 
 def _denoiser(names: TensorNames, entry: str) -> dict[str, str]:
-    """Return the names of the denoiser's tensors in the file, and without their prefix."""
+    """Return the names of the denoiser's tensors in the file, with and without their prefix."""
 
     def is_own(own: str, name: str) -> bool:
         if names.prefix:
@@ -184,7 +184,7 @@ def _is_read_by_diffusers(path: Path, names: TensorNames, row: Signature, tensor
 
 
 def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signature) -> str:
-    """Return how many tensors are neither weights that are read nor marks that are, and what they are called."""
+    """Return the number of tensors that are neither read nor known marks, and their names."""
     is_flux = row.entry is not None and row.entry.startswith("flux")
     parts = () if row.component is not None else _PARTS_OF_FLUX if is_flux else _PARTS_OF_UNETS
     left = [
@@ -205,7 +205,7 @@ def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signat
 
 
 def _hint(path: Path, row: Signature) -> str:
-    """Return what a file's name says that its tensors cannot."""
+    """Return what a file's name tells and its tensors do not."""
     name = path.name.lower()
     if row.entry == "flux-dev" and "kontext" in name:
         return (
@@ -226,11 +226,11 @@ _ASSUMED = {
     "flux2-klein-4b": "no tensor says whether it is distilled: read as the one that draws in 4 steps",
     "flux2-klein-9b": "no tensor says whether it is distilled: read as the one that draws in 4 steps",
 }
-"""What is assumed of files of some models."""
+"""Assumptions about files of some models."""
 
 
 def _stored(path: Path, codes: Mapping[str, Codes], tensors: Mapping[str, Any]) -> str:
-    """Return what becomes of weights that are not stored as they are."""
+    """Return how weights are read that are not stored plainly."""
     if path.suffix == SUFFIX:
         other = Counter(
             about["dtype"] for about in tensors.values() if about["dtype"] not in (*KEPT_TYPES, *FLOAT_TYPES)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "source_images"
 NUM_DEFAULT = len(PROMPT_SETS["tinyworld"])
 _TOLERATED_CUT = 0.01
-"""Share of a image's side that may be cut off silently: sizes are multiples of 8 or 16 pixels."""
+"""Share of an image's side that may be cut off silently: sizes are multiples of 8 or 16 pixels."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SourceImages:
 
 @dataclass(frozen=True)
 class Files:
-    """The files that a user gave, by what they are."""
+    """The files that a user passed, by their roles."""
 
     images: Sequence[str] = ()
     masks: Sequence[str] = ()
@@ -62,7 +62,7 @@ class Files:
 
 @dataclass
 class _Found:
-    """Images before they are fitted."""
+    """Images before they are fitted to a size."""
 
     kind: Literal["image", "mask", "control"]
     flag: str
@@ -72,7 +72,7 @@ class _Found:
 
 
 def check_files(task: Task | None, files: Files, strength: float | None) -> Task:
-    """Return the task that files mean, having checked that they go together.
+    """Return the task of a set of files, having checked that they go together.
 
     Args:
         task: as asked; None if it was not.
@@ -127,7 +127,7 @@ def source_images_of(
         WorkloadError: the numbers of files do not match, or a mask has another size than its image.
         UsageError: a file cannot be read as an image.
     """
-    images = list(_given(task, files)) if files else list(_default(task))
+    images = list(_read_files(files)) if files else list(_default(task))
     for each in images:
         if files and len(each.pictures) not in (1, num_prompts):
             raise WorkloadError(
@@ -158,7 +158,7 @@ def source_images_of(
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """Which sizes a model takes.
+    """Limits of a model's sizes.
 
     Attributes:
         multiple: of height and width, pixels.
@@ -172,7 +172,7 @@ class PixelLimits:
     width: int
 
     def size_of(self, image: Image | Size | None, height: int | None, width: int | None) -> tuple[int, int]:
-        """Return height and width of a workload; those that were asked for are kept, and checked elsewhere."""
+        """Return height and width of a workload; requested ones are kept, and checked elsewhere."""
         if image is None or (height is not None and width is not None):
             return height or self.height, width or self.width
         ratio = image.width / image.height
@@ -201,7 +201,7 @@ def fit(image: Image, height: int, width: int) -> Image:
 
 
 def sha_of(image: Image) -> str:
-    """Return the sha256 of a image's pixels: mode, size and rows, so that it does not depend on a file format."""
+    """Return the sha256 of an image's pixels: mode, size and rows, so that it does not depend on a file format."""
     head = f"{image.mode} {image.width}x{image.height}\n".encode()
     return hashlib.sha256(head + image.tobytes()).hexdigest()
 
@@ -246,20 +246,20 @@ def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def opened(task: Task, files: Files) -> tuple[list[Image], list[Image]]:
+def opened(files: Files) -> tuple[list[Image], list[Image]]:
     """Return the images of files, and their masks, as they are.
 
     Raises:
         WorkloadError: a mask has another size than its image, or is black.
         UsageError: a file cannot be read as an image.
     """
-    images = list(_given(task, files))
+    images = list(_read_files(files))
     _check_masks(images)
     by_kind = {each.kind: each.pictures for each in images}
     return by_kind.get("image", []), by_kind.get("mask", [])
 
 
-def _given(task: Task, files: Files) -> Iterator[_Found]:
+def _read_files(files: Files) -> Iterator[_Found]:
     for read in (
         _Found("image", "--image", files.images),
         _Found("mask", "--mask", files.masks),
@@ -322,7 +322,7 @@ def _check_masks(pictures: Sequence[_Found]) -> None:
 
 
 def _note(each: _Found, index: int, image: Image, height: int, width: int) -> str:
-    """Return what fitting does to a user's image; empty if hardly anything is cut off."""
+    """Return how fitting changes a user's image; empty if hardly anything is cut off."""
     if each.kind == "mask" or image.size == (width, height):
         return ""
     scale = max(width / image.width, height / image.height)

@@ -1,4 +1,4 @@
-"""Which pipeline of diffusers does which task with a model's weights.
+"""The pipelines of diffusers for the tasks of a model's weights.
 
 Read without torch and diffusers; a test compares the table with the installed diffusers. The plain weights of a model
 do image-to-image and inpainting: their pipelines differ in how they begin, and in what they do between two steps.
@@ -46,7 +46,7 @@ PIPELINES: dict[str, dict[Task, str]] = {
     "QwenImageEditPipeline": {"edit": "QwenImageEditPipeline"},
     "QwenImageEditPlusPipeline": {"edit": "QwenImageEditPlusPipeline"},
 }
-"""By the pipeline that a model is published for: the pipelines of its other tasks."""
+"""Pipelines of a model's other tasks, by the pipeline that it is published for."""
 EDITS = tuple(name for name, of in PIPELINES.items() if "edit" in of)
 """Pipelines whose weights are trained to edit an image; they have no text-to-image of their own here."""
 _ONE_A_CALL = ("QwenImageEditPlusPipeline",)
@@ -57,7 +57,7 @@ _CUTS_OFF = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 
 @dataclass(frozen=True)
 class InputNames:
-    """What a task's pipeline calls its images; "" for one that it does not take."""
+    """Names of the images in a task's pipeline; "" for one that it does not take."""
 
     image: str = ""
     mask: str = ""
@@ -124,17 +124,17 @@ def check_installed(pipeline: str, model: str) -> None:
 
 
 def rounds_up(pipeline: str) -> bool:
-    """Return whether a share of a step counts as one: `strength` of the steps is rounded up, or cut off."""
+    """Return whether a share of a step counts as one: `strength` of the steps is rounded up, or down."""
     return pipeline not in _CUTS_OFF
 
 
 def task_of(kind: str) -> Task:
-    """Return what a pipeline class does with a model's weights."""
+    """Return the task of a pipeline class with a model's weights."""
     return next((task for own in PIPELINES.values() for task, name in own.items() if name == kind), "text")
 
 
 def names_of(pipeline: str, task: Task) -> InputNames:
-    """Return what the images are called in the call of a task's pipeline.
+    """Return the names of the images in the call of a task's pipeline.
 
     Args:
         pipeline: that class, or the one that the model is published for.
@@ -145,7 +145,7 @@ def names_of(pipeline: str, task: Task) -> InputNames:
 
 
 def for_task(pipe: DiffusionPipeline, kind: str, controlnet: str | None = None) -> Any:
-    """Return a pipeline of another class with the same components; the old one shares them, and is not to be used.
+    """Return a pipeline of another class with the same components, which the old one shares and must not use again.
 
     Args:
         kind: the name of a pipeline class of diffusers.

@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.1
 
 
 def kill(pid: int) -> None:
-    """Kill a process; without POSIX those that it started, too. That it has ended already is no error."""
+    """Kill a process; without POSIX its descendants, too. A process that has already ended is no error."""
     if is_posix():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -29,7 +29,7 @@ def kill(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process with those that it started. That it has ended already is no error."""
+    """Kill a process and its group. A process that has already ended is no error."""
     if is_posix():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
@@ -37,7 +37,7 @@ def kill_group(pid: int) -> None:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill a process and all that descend from it, where there are no process groups."""
+    """Kill a process and its descendants, where there are no process groups."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""Do something in a forked child of this process."""
+"""Run a function in a forked child of this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def fork_child(work: Callable[[], int], *, failed: int = 1) -> int:
-    """Fork a child that does `work` and exits with the status that it returns, and return the child's id.
+    """Fork a child that does `work` and exits with its return value as status; return the child's id.
 
     Args:
         failed: the child's status if `work` raises. Nothing is printed then.
@@ -33,7 +33,7 @@ def status_of_child(pid: int) -> int:
 
 
 def in_each_child(call: Callable[[], object]) -> None:
-    """Call something in each child that is forked from now on, by whomever. Nothing where nobody can fork."""
+    """Register a function for every child forked from now on, by any caller. Does nothing where nobody can fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
 

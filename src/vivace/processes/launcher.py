@@ -146,7 +146,7 @@ class Launcher:
             raise
 
     def _await_end(self) -> None:
-        """Read the events of a request that was given up until it has ended; stop the worker if it does not."""
+        """Read the events of an abandoned request until it has ended; stop the worker if it does not."""
         assert self._process is not None
         deadline = time.monotonic() + _GRACE_S
         while (event := self._events.next(deadline)) is not None and event.get("event") != TIMEOUT:
@@ -194,7 +194,7 @@ class Launcher:
 
 
 class _Running:
-    """A request that runs."""
+    """A request in progress."""
 
     def __init__(self, log: Path, deadline: float) -> None:
         self.log = log
@@ -214,7 +214,7 @@ class _Running:
             self._limits.follow(event)
 
     def kill_if_over(self, worker: int) -> None:
-        """Kill the process if its time has passed or it used too much."""
+        """Kill the process if its time is over or it exceeded its limits."""
         if time.monotonic() < self._deadline:
             if self._limits.is_excessive():
                 kill_group(self._limits.pid)

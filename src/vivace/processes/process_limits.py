@@ -1,4 +1,4 @@
-"""Limits on what a process uses until it has done something, and a watch that holds it to them."""
+"""Limits on a process until its next event, and a watch that enforces them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What a process may use."""
+    """Limits of a process."""
 
     seconds: float
     num_bytes: float
 
     def excess(self, pid: int, seconds: float) -> str | None:
-        """Return what a process used too much of, `seconds` after it began; None if it is within the limits."""
+        """Return which limit a process exceeded, `seconds` after it began; None if it is within all."""
         import psutil
 
         if seconds > self.seconds:
@@ -49,7 +49,7 @@ class LimitWatch:
         self._since = time.monotonic()
 
     def next_look(self, deadline: float) -> float:
-        """Return when to look at the process again, `deadline` at the latest."""
+        """Return when to check the process again, `deadline` at the latest."""
         return deadline if self._limits is None else min(deadline, time.monotonic() + LOOK_EVERY_S)
 
     def is_excessive(self) -> bool:

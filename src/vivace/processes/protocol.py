@@ -1,4 +1,4 @@
-"""What a worker is sent and what it sends: requests and events, each one line of JSON."""
+"""Requests to a worker and its events, each one line of JSON."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class EventReader:
             self._buffer += chunk
 
     def _chunk(self, seconds: float) -> bytes | None:
-        """Return what is written next, b"" when the pipe is closed, or None if nothing comes in time."""
+        """Return the next bytes, b"" when the pipe is closed, or None if nothing comes in time."""
         if self._chunks is not None:
             try:
                 chunk = self._chunks.get(timeout=seconds) if seconds else self._chunks.get_nowait()

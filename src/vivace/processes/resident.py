@@ -33,7 +33,7 @@ def serve_requests(
     prepare: Callable[[], None],
     gpu_works_in_a_child: Callable[[], bool],
 ) -> None:
-    """Serve the requests of this process, as its arguments say, until its input ends.
+    """Serve requests as the arguments of this process say, until its input ends.
 
     Args:
         parse: turns a line into a request.
@@ -73,7 +73,7 @@ def open_events() -> TextIO:
 
 
 def print_to(log: str) -> None:
-    """Write what this process prints from now on to a file."""
+    """Redirect the output of this process to a file from now on."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)

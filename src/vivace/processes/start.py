@@ -1,4 +1,4 @@
-"""Start a process that is spoken to through pipes.
+"""Start a process with pipes to talk to it.
 
 It leads a session of its own, or a process group on Windows: Ctrl-C on the terminal does not reach it, and it can be
 killed together with the processes that it starts.

@@ -1,4 +1,4 @@
-"""What this system offers for processes, and what takes the place of what it lacks."""
+"""This system's abilities for processes, and the replacements for those that it lacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 
 NO_FORK = "VIVACE_NO_FORK"
-"""The environment variable that keeps from POSIX calls where there are some, so that other systems can be tried."""
+"""The environment variable that disables POSIX calls, so that other systems can be tried."""
 
 
 def is_without_fork() -> bool:
@@ -30,7 +30,7 @@ def can_fork() -> bool:
 
 
 def limitations() -> list[str]:
-    """Return what this system lacks, and what that means for commands; empty on Linux."""
+    """Return the abilities that this system lacks, and the consequences for commands; empty on Linux."""
     lacks = []
     if not can_fork():
         why = f"{NO_FORK} is set" if is_without_fork() else "this system cannot fork"

@@ -165,11 +165,11 @@ def gaps(trace: Trace) -> list[Gap]:
         Gap(
             component=component,
             before=before,
-            count=len(found_),
-            idle_s=sum(idle for idle, _ in found_) * _US,
-            host_late_s=sum(late for _, late in found_) * _US,
+            count=len(gaps_of_place),
+            idle_s=sum(idle for idle, _ in gaps_of_place) * _US,
+            host_late_s=sum(late for _, late in gaps_of_place) * _US,
         )
-        for (component, before), found_ in sums.items()
+        for (component, before), gaps_of_place in sums.items()
     ]
     return sorted(rows, key=lambda row: (-row.host_late_s, -row.idle_s))
 
@@ -243,7 +243,7 @@ def _operator_of(event: DeviceEvent) -> HostEvent | None:
 
 
 class _Families:
-    """Families of a trace's events, each found once: what an event is inside of decides first."""
+    """Families of a trace's events, each looked up once: the events around one decide first."""
 
     def __init__(self) -> None:
         self._known: dict[HostEvent, str | None] = {}
@@ -278,7 +278,7 @@ def _last_component(trace: Trace) -> str:
 
 
 def _shared(span: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
-    """Return how much of a range the others cover, which are in order and apart from each other."""
+    """Return how much of a range the sorted, disjoint others cover."""
     index = bisect_right(others, span[0], key=lambda other: other[1])
     total = 0.0
     while index < len(others) and others[index][0] < span[1]:

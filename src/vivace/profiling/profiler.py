@@ -48,7 +48,7 @@ def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside the context, where many objects are made that stay: to look at them takes seconds."""
+    """Disable garbage collection inside the context, where many lasting objects are made: scans take seconds."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Read what torch.profiler recorded from its own objects; the trace that it can write takes many times as long.
+"""Read torch.profiler's own objects; the trace that it can write takes many times as long.
 
 What is known of an event differs by its list. `events()` tells the thread as the operating system numbers it, and has
 the GPU's events that nothing launched; the event tree alone tells the addresses of allocations.
@@ -28,7 +28,7 @@ from vivace.profiling.trace import (
 _MEMORY = "[memory]"
 _INSTANTS = (_MEMORY, "[OutOfMemory]")
 _CUDA_CALL = re.compile(r"cu(da)?[A-Z]\w*")
-"""Of the runtime and the driver. PyTorch 2.11 does not tell the kind of an event; operators' names have a namespace."""
+"""Prefixes of calls of the runtime and the driver. PyTorch 2.11 gives events no kind; operators have a namespace."""
 _TO_HOST = "Memcpy DtoH"
 _COPY = "cudaMemcpyAsync"
 _SYNCHRONISING = (*SYNCHRONISING, "cudaMemcpy")
@@ -90,7 +90,7 @@ def _allocations(results: Any, zero: int) -> Iterator[MemoryEvent]:
 
 
 def read_waits(results: Any) -> list[Wait]:
-    """Return what made the host wait, or would on a GPU, inside the call.
+    """Return the events that made the host wait, or would on a GPU, inside the call.
 
     Args:
         results: `kineto_results` of a profile that exposes the metadata of events, which tell the bytes of a copy.
@@ -136,7 +136,7 @@ def read_waits(results: Any) -> list[Wait]:
 
 
 def _looked_at(events: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the events of which waits are made, with their names; some names cannot be read (see `_place`)."""
+    """Yield the events that may be waits, with their names; some names cannot be read (see `_place`)."""
     for event in events:
         try:
             name = event.name()
@@ -147,7 +147,7 @@ def _looked_at(events: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def python_calls(results: Any, times: Iterable[int]) -> list[PythonCall]:
-    """Return the Python calls around some moments (nanoseconds), callers before what they call.
+    """Return the Python calls around some moments (nanoseconds), callers before callees.
 
     Of the event tree, which has an event for each function that was called, only the branches around them are read.
     """

@@ -1,4 +1,4 @@
-"""The events of one call, put together: what is inside of what, which component ran, which call launched a kernel.
+"""The events of one call, linked: what contains what, which component ran, which call launched a kernel.
 
 Times are microseconds. torch.profiler's own table counts a kernel for the operator that launched it, again under its
 own name, and once more under every label that spans it on the GPU's timeline, so that percentages exceed 100. Here
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 LABEL = "vivace "
-"""Begins the names of vivace's own labels: "vivace call", "vivace component denoiser"."""
+"""Prefix of vivace's own labels: "vivace call", "vivace component denoiser"."""
 CALL_LABEL = LABEL + "call"
 COMPONENT_LABEL = LABEL + "component "
 OTHER_COMPONENT = "other"
@@ -44,7 +44,7 @@ class HostEvent:
     component: str = OTHER_COMPONENT
 
     def ancestors(self) -> Iterator[HostEvent]:
-        """Yield the events that this one is inside of, the innermost first, without vivace's labels."""
+        """Yield the events that contain this one, the innermost first, without vivace's labels."""
         event = self.parent
         while event is not None:
             if event.kind != "label":

@@ -1,4 +1,4 @@
-"""`vivace prove`: does this faster thing still draw the same, as good, and as it is asked?
+"""`vivace prove`: does a faster side still draw the same images, as good ones, and follow its requests?
 
 Two sides are compared image by image, A being the reference: recipes, folders, Python functions, images endpoints,
 ComfyUI servers. `sides` reads how they are written, `sources` prepares them; `recipe`, `folder`, `function`, `endpoint`

@@ -19,7 +19,7 @@ from vivace.stats import Equivalence, EquivalenceTest, equivalence
 
 
 class Standing(StrEnum):
-    """What a witness says of B beside A."""
+    """A witness's judgement of B beside A."""
 
     SAME = "same"
     WORSE = "worse"
@@ -29,7 +29,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True)
 class WitnessResult:
-    """What a witness says.
+    """The result of one witness.
 
     Attributes:
         a, b: mean values.
@@ -54,7 +54,7 @@ _CAP = 1.0  # of the margin: one lost image counts as an image of something else
 
 
 def witness_results(pairs: Sequence[PairFigures], limits: dict[str, float]) -> list[WitnessResult]:
-    """Return what each witness says.
+    """Return the result of each witness.
 
     Args:
         limits: share of the reference's margin that must be kept, by the name of each model that reads prompts.
@@ -150,7 +150,7 @@ def _of_images(pairs: Sequence[PairFigures], witness: ImageWitness) -> WitnessRe
 
 
 def _of_prompts(pairs: Sequence[PairFigures], name: str, limit: float) -> WitnessResult | None:
-    """Return what a model says that reads prompts; None if the reference's images do not fit their prompts either."""
+    """Return a prompt-reading model's result; None if the reference's images do not fit their prompts either."""
     scored = [pair for pair in pairs if name in pair.a.scores and name in pair.b.scores]
     if not scored:
         return None

@@ -1,4 +1,4 @@
-"""Honest server? Whether a source does what it is asked for, each with the request that shows it."""
+"""Honest server? Whether a source follows its requests, each with the request that shows it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class ServerCheck:
-    """A check: what should hold, whether it does, what was seen, and the request that shows it."""
+    """A check: what should hold, whether it does, the observation, and the request that shows it."""
 
     name: str
     status: Status
@@ -47,7 +47,7 @@ class ServerCheck:
 
 
 def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> ProofAnswer:
-    """Return whether a source does what it is asked for.
+    """Return whether a source follows its requests.
 
     Args:
         findings: what is wrong with its images as a set.
@@ -174,7 +174,7 @@ def _refusal(endpoint: Endpoint, body: dict[str, Any], name: str, otherwise: str
 
 
 def _together_check(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> ServerCheck:
-    """Check that a request gives its own image beside another one, after all the requests that were wrong."""
+    """Check that a request gets its own image beside another one, after all invalid requests."""
     name = "two requests at once give each its own image"
     body = endpoint.body(job.prompt, job.seed, job.settings)
     request = endpoint.curl(body)

@@ -1,4 +1,4 @@
-"""What every source of images has in common: one image for a prompt, a seed and settings."""
+"""The shared part of all sources of images: one image for a prompt, a seed and settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class DrawingFailed(Exception):
-    """One image could not be drawn; the message says why. The others go on.
+    """One image could not be drawn; the message says why. The others continue.
 
     Args:
         request: what was sent, to be repeated by hand.
@@ -45,7 +45,7 @@ SETTINGS = ("height", "width", "num_inference_steps", "guidance_scale")
 
 @dataclass(frozen=True)
 class DrawnImage:
-    """An image file as it came.
+    """An image file as received.
 
     Attributes:
         faults: what the file can no longer show, e.g. "not finite".

@@ -129,7 +129,7 @@ class Endpoint:
         return send_patiently(self.url, body, self._timeout_s, self._key)
 
     def _contents(self, answer: HttpAnswer) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
-        """Return the images of an answer, and what was remarkable about it.
+        """Return the images of an answer, and remarks on it.
 
         Raises:
             ValueError, NoAnswer: there are none.
@@ -173,7 +173,7 @@ def _decoded(text: str) -> bytes:
 
 
 def with_model(side: EndpointSide, timeout_s: float = 30.0, key: str | None = None) -> EndpointSide:
-    """Return an endpoint with the name of its model: the one that was given, else the only one that the server lists.
+    """Return an endpoint with the name of its model: the configured one, else the only one that the server lists.
 
     It is asked before anything is drawn, so that a server that is not there costs no time.
 

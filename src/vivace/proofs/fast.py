@@ -1,7 +1,7 @@
 """Fast? The seconds of B's images beside A's of the same prompt, seed and size, from the run that drew them.
 
 The first image of each size after a side is opened is a warm-up and has no seconds. A is drawn before B, and a machine
-gets warmer or busier meanwhile; so for the claim A is drawn again after B, and the answer must hold against both. A
+gets warmer or busier meanwhile; so for the claim A is drawn again after B, and the answer must hold for both. A
 server's seconds hold encoding and transfer, as its users wait for both.
 """
 
@@ -21,13 +21,13 @@ from vivace.report.value_text import count
 from vivace.stats import Equivalence, EquivalenceTest, equivalence
 
 MARGIN = math.log(1.05)
-"""Of the logarithm of the ratio: up to 5 % more time is not slower."""
+"""Margin of the logarithm of the ratio: up to 5 % more time is not slower."""
 _LEAST_S = 1e-6
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The answer, and what it rests on.
+    """The answer, with its evidence.
 
     Attributes:
         a_s, b_s: median seconds an image; None if they were not measured.
@@ -121,7 +121,7 @@ def _is_no_slower(test: EquivalenceTest) -> bool:
 
 
 def _answer(before: EquivalenceTest, after: EquivalenceTest, medians: str, num_untimed: int) -> ProofAnswer:
-    """Return the answer, which holds against A as it was drawn before B and after it.
+    """Return the answer, which holds for A as drawn before B and after it.
 
     Args:
         num_untimed: prompts whose only image is a warm-up, or failed.

@@ -60,7 +60,7 @@ class PairFigures:
 
     Attributes:
         settings: that were asked for.
-        size: that was asked for; "" if all images are asked for at the same size.
+        size: the requested one; "" if all images have the same.
         against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
         reason: why they cannot be compared pixel by pixel; "" if they were.
     """
@@ -133,7 +133,7 @@ def compare_pair(
     """Return the figures of B's image against A's.
 
     Args:
-        names_size: whether images are asked for at several sizes.
+        names_size: whether images are requested at several sizes.
     """
     size = f"{job.settings.width}x{job.settings.height}" if names_size else ""
     pair = PairFigures(job.prompt, job.seed, a, b, job.settings, size)
@@ -152,7 +152,7 @@ def add_scores(
     name: str,
     score: Callable[[Sequence[Any], Sequence[str]], Any],
 ) -> None:
-    """Add to each image how well it fits its own prompt and, on average, the others.
+    """Add to each image its scores with its own prompt and, on average, with the others.
 
     Args:
         images: each with its prompt.

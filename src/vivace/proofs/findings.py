@@ -1,4 +1,4 @@
-"""What is wrong with images as a set: broken ones, the same one twice, those of another seed or prompt."""
+"""Faults of the images as a set: broken ones, duplicates, those of another seed or prompt."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _SURELY = 0.98
-"""Match from which a single image is another one's; below, simple images may be alike by chance."""
+"""Match from which a single image counts as another one's; below it, simple images may be alike by chance."""
 RequestOf = Callable[[PairFigures], str]
 """Returns the request that drew an image, or ""."""
 
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """Something wrong, in words, with an example, and a request that shows it, or ""."""
+    """A fault in words, with an example, and a request that shows it, or ""."""
 
     summary: str
     example: str
@@ -51,12 +51,12 @@ def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFin
 
 
 def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
-    """Return the pairs of which B's image is broken and A's is not."""
+    """Return the pairs whose image of B is broken and of A is not."""
     return [pair for pair in pairs if pair.b.faults and not pair.a.faults]
 
 
 def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
-    """Return which of B's images are the same though A's differ, and what B seems to ignore."""
+    """Return which of B's images are equal though A's differ, and which setting B seems to ignore."""
     groups: dict[str, list[PairFigures]] = {}
     for pair in pairs:
         if pair.b.is_there and not pair.b.faults:

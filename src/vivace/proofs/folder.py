@@ -1,4 +1,4 @@
-"""A folder of images as one side of a proof: which image is of which prompt and seed.
+"""A folder of images as one side of a proof, with each image's prompt and seed.
 
 Images that `vivace generate` wrote say so themselves. All others are counted: image k, in the order of their names,
 is of prompt k, and after the last prompt the next seed begins.
@@ -26,7 +26,7 @@ class FolderImages:
     """The images of a folder, by their names in natural order.
 
     Attributes:
-        facts: what each says of itself: prompt, seed, size, ...; empty for most images.
+        facts: each image's own metadata: prompt, seed, size, ...; empty for most images.
     """
 
     folder: Path
@@ -35,7 +35,7 @@ class FolderImages:
 
     @property
     def say_their_prompts(self) -> bool:
-        """Whether every image says its prompt and seed, each of them once."""
+        """Whether every image names its prompt and seed, each of them once."""
         pairs = [(facts.get("prompt"), facts.get("seed", "")) for facts in self.facts]
         return len(set(pairs)) == len(pairs) and all(
             prompt and seed.isascii() and seed.isdigit() for prompt, seed in pairs
@@ -43,7 +43,7 @@ class FolderImages:
 
     @property
     def settings(self) -> Settings:
-        """The settings that all images say of themselves."""
+        """The settings that all images name in their own metadata."""
         size = self._shared("size").partition("x")
         steps, guidance = self._shared("num_inference_steps"), self._shared("guidance_scale")
         try:
@@ -57,7 +57,7 @@ class FolderImages:
             return Settings()
 
     def by_facts(self) -> dict[tuple[str, int], Path]:
-        """Return the images by the prompt and seed that they say of themselves."""
+        """Return the images by the prompt and seed in their own metadata."""
         return {
             (facts["prompt"], int(facts["seed"])): self.folder / name
             for name, facts in zip(self.names, self.facts, strict=True)

@@ -65,7 +65,7 @@ class Function:
 
 
 def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return what a function returned as a PIL image, and what an image file cannot show.
+    """Return a function's result as a PIL image, and any loss in an image file.
 
     Raises:
         DrawingFailed: it is no image.

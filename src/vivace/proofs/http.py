@@ -37,7 +37,7 @@ class NoConnection(NoAnswer):
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What a server answered.
+    """A server's answer.
 
     Attributes:
         seconds: of the last try.
@@ -136,7 +136,7 @@ def has_same_host(url: str, other: str) -> bool:
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Return what opens an address. A proxy would not reach a server on this host."""
+    """Return an opener of addresses without a proxy, which would not reach a server on this host."""
     if urlsplit(url).hostname in _HERE:
         return urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
     return urllib.request.build_opener(_NoRedirects)

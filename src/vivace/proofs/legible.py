@@ -20,12 +20,12 @@ from vivace.stats import Equivalence, EquivalenceTest, equivalence
 MARGIN = 0.05
 """Share of the letters by which B's images may miss more than A's on average."""
 _ILLEGIBLE = 0.5
-"""Share of the letters missed in A's images from which on its words count as not written."""
+"""Share of the letters missed in A's images from which its words count as not written."""
 
 
 @dataclass(frozen=True)
 class ImageText:
-    """What was read in an image, and the share of the letters asked for that it misses."""
+    """The text read in an image, and the share of the requested letters that it misses."""
 
     read: str
     missed: float
@@ -53,7 +53,7 @@ class WordsPair:
 
 @dataclass(frozen=True)
 class Legibility:
-    """The answer, and what it rests on.
+    """The answer, with its evidence.
 
     Attributes:
         pairs: those whose images are both there, the ones in which B loses most first.
@@ -70,7 +70,7 @@ class Legibility:
 
 
 def left_out(reason: str) -> Legibility:
-    """Return that nothing was read, and why."""
+    """Return an answer without readings, with the reason."""
     return Legibility(ProofAnswer(ProofVerdict.LEFT_OUT, reason))
 
 

@@ -1,4 +1,4 @@
-"""The images in which words were lost, as they are printed."""
+"""The images in which words were lost, as printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lost_most(legibility: Legibility) -> list[WordsPair]:
 
 
 def read_in_words(text: ImageText) -> str:
-    """Return what was read in an image, e.g. “OPFN”, 25 % missed."""
+    """Return the text read in an image, e.g. “OPFN”, 25 % missed."""
     read = " ".join(text.read.split())
     if not read:
         return "nothing is read"

@@ -33,7 +33,7 @@ def main_jobs(prepared: Prepared) -> list[DrawJob]:
 
 
 def own_jobs(prepared: Prepared) -> list[DrawJob]:
-    """Return A's images for its own distances: the same again; another seed, where all have the same one."""
+    """Return A's images for its own distances: repetitions; another seed, where all have the same one."""
     if not prepared.a.draws:
         return []
     jobs = [replace(job, repeat=1) for job in main_jobs(prepared)[:_NUM_REPEATS]]
@@ -77,7 +77,7 @@ def probes(prepared: Prepared) -> list[Probe]:
 
 
 def reference_probes(prepared: Prepared) -> list[Probe]:
-    """Return those that A draws too, since not every model has guidance, or more than one step."""
+    """Return the probes that A draws too, since not every model has guidance, or more than one step."""
     if not prepared.a.draws:
         return []
     return [probe for probe in probes(prepared) if probe.name in ("num_inference_steps", "guidance_scale")]
@@ -89,7 +89,7 @@ def _probe(first: DrawJob, name: str, before: float, after: float) -> Probe:
 
 
 def _other_size(settings: Settings) -> tuple[int, int] | None:
-    """Return a width and a height of another aspect ratio; None if nothing says the size."""
+    """Return a width and a height of another aspect ratio; None if the size is unknown."""
     if settings.width is None or settings.height is None:
         return None
     grid = _GRID if settings.height >= 4 * _GRID else _SMALL_GRID

@@ -1,4 +1,4 @@
-"""What a proof found: every figure, the verdicts, and the exit code."""
+"""The result of a proof: every figure, the verdicts, and the exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUESTIONS: dict[Claim, str] = {
     "fast": "Fast?",
 }
 METRICS = {"psnr_db": (0.0, 100.0), "ssim": (-1.0, 1.0), "match": (-1.0, 1.0), "lpips": (0.0, 10.0)}
-"""The metrics that a mean may be limited of, and between which values."""
+"""The metrics whose mean may be limited, and the range of each limit."""
 PROVEN, FAILED, CANNOT_TELL = 0, 1, 4
 
 
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class FailUnder:
-    """A limit on the mean of a metric, and what was reached."""
+    """A limit on the mean of a metric, and the value that was reached."""
 
     metric: str
     limit: float
@@ -127,7 +127,7 @@ class Proof:
 
     @property
     def exit_code(self) -> int:
-        """0 if the claims are proven, 1 if one failed, 4 if that cannot be told or images are missing."""
+        """0 if the claims are proven, 1 if one failed, 4 if that is undecided or images are missing."""
         if self.verdict is ProofVerdict.FAILED:
             return FAILED
         return PROVEN if self.verdict is ProofVerdict.PROVEN and not self.failures else CANNOT_TELL
@@ -151,7 +151,7 @@ class Proof:
 
     @property
     def _added(self) -> str:
-        """What the headline says beside the images."""
+        """Return the headline's additions to the answer about the images."""
         text = ""
         if self.honest.verdict is ProofVerdict.FAILED:
             text += f"; {self.honest.reason}"

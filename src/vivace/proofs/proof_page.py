@@ -59,7 +59,7 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class WitnessLine:
-    """What a witness says, as it is printed."""
+    """A witness's result, as printed."""
 
     witness: str
     a: str
@@ -83,7 +83,7 @@ class LoadLine:
 
 @dataclass(frozen=True)
 class PairedLine:
-    """A paired figure of both sides, as it is printed."""
+    """A paired figure of both sides, as printed."""
 
     pairs: int
     a: str

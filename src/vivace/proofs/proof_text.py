@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 _MOST = 12
-"""Failures that are listed; the others are counted."""
+"""Number of failures that are listed; the others are counted."""
 
 
 def lines(proof: Proof) -> Iterator[str]:
@@ -48,7 +48,7 @@ def lines(proof: Proof) -> Iterator[str]:
 
 
 def described(proof: Proof) -> str:
-    """Return what was drawn, e.g. "13 prompts × 3 seeds, 512 × 512 px, 20 steps, guidance 7.5"."""
+    """Return a description of the images, e.g. "13 prompts × 3 seeds, 512 × 512 px, 20 steps, guidance 7.5"."""
     if not proof.knows_prompts:
         return f"{count(len(proof.pairs), 'pair')} of images, paired by name"
     parts = [f"{count(proof.num_prompts, 'prompt')} × {count(proof.num_seeds, 'seed')}"]
@@ -65,7 +65,7 @@ def described(proof: Proof) -> str:
 
 
 def distance_rows(proof: Proof) -> list[tuple[str, int, dict[str, float]]]:
-    """Return the distances of B's images to A's, and A's own: what, the number of pairs, and mean metrics."""
+    """Return the distances of B's images to A's, and A's own: the kind, the number of pairs, and mean metrics."""
     compared = [pair.against for pair in proof.pairs if pair.against]
     rows = [
         ("B against A", len(compared), means(compared)),
@@ -77,7 +77,7 @@ def distance_rows(proof: Proof) -> list[tuple[str, int, dict[str, float]]]:
 
 
 def metric(name: str, value: float | None) -> str:
-    """Return a metric as it is printed."""
+    """Return a metric as printed."""
     if value is None:
         return "–"
     if math.isinf(value):

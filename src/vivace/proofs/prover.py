@@ -1,4 +1,4 @@
-"""`vivace.prove`: what the command `vivace prove` does, in this process."""
+"""`vivace.prove`: the command `vivace prove` in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vivace.spec.sizes import Size
 from vivace.spec.study import WorkloadRequest
 
 FOLDER = "prove"
-"""Of the store, for images."""
+"""Folder of images in the store."""
 
 
 def prove(
@@ -125,7 +125,7 @@ def prove(
 def find_judges(
     prepared: Prepared, claims: Sequence[Claim], scorer: str | None, witness: str | None
 ) -> Judges:
-    """Return what judges the images.
+    """Return the judges of the images.
 
     Raises:
         UsageError, Unsupported, UnknownModel: what a claim needs is not there.
@@ -139,7 +139,7 @@ def find_judges(
 
 
 def _check(claims: Sequence[str], fail_under: Mapping[str, float], prompt_set: str | None) -> None:
-    """Raise UsageError for a name that there is not, or a limit that no image reaches."""
+    """Raise UsageError for an unknown name, or a limit that no image reaches."""
     for kind, names, allowed in (
         ("claim", claims, get_args(Claim)),
         ("metric", tuple(fail_under), tuple(METRICS)),

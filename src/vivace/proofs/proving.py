@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 OnProgress = Callable[[Letter, int, int], None]
 """Called with the side, how many of its images are done, and their number."""
 _MOST_IN_A_ROW = 5
-"""Failures in a row after which a side is not asked for the rest."""
+"""Consecutive failures after which a side is not asked for the rest."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a proof is judged.
+    """Settings of a proof's judgement.
 
     Attributes:
         claims: that decide the exit code; empty for those that apply.
@@ -89,7 +89,7 @@ def draw_side(
     *,
     again: bool = False,
 ) -> None:
-    """Draw what is missing of a side. An image that cannot be drawn is kept with its reason.
+    """Draw the missing images of a side. An image that cannot be drawn is kept with its reason.
 
     Args:
         again: draw A's images once more, for their seconds.
@@ -134,7 +134,7 @@ def conclude(
     options: Options,
     is_read: Callable[[], None] = lambda: None,
 ) -> Proof:
-    """Compare what both sides have drawn, and decide. Requests of an endpoint's own checks are sent now.
+    """Compare both sides' images, and decide. Requests of an endpoint's own checks are sent now.
 
     Args:
         is_read: called when the judges' models are loaded.
@@ -348,7 +348,7 @@ def _notes(prepared: Prepared, pairs: Sequence[PairFigures], own: OwnDistances, 
 
 
 def _size_note(side: str, images: Sequence[ReadImage], pairs: Sequence[PairFigures]) -> list[str]:
-    """Return whether a side's images have another size than was asked for."""
+    """Return a note if a side's images do not have the requested size."""
     asked_for = [(pair.settings.width, pair.settings.height) for pair in pairs]
     off = [
         (image.size, size)
@@ -362,5 +362,5 @@ def _size_note(side: str, images: Sequence[ReadImage], pairs: Sequence[PairFigur
 
 
 def open_store(prepared: Prepared, folder: Path, reuse: bool = False) -> ProofStore:
-    """Return the folder of what is compared; see `ProofStore`."""
+    """Open the folder of a comparison's images; see `ProofStore`."""
     return ProofStore(folder, prepared.identity, reuse)

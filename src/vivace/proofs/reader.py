@@ -1,4 +1,4 @@
-"""What reads the text in images: PP-OCRv6 by RapidOCR, whose wheel holds the networks, so nothing is downloaded."""
+"""The reader of text in images: PP-OCRv6 by RapidOCR, whose wheel has the networks, so nothing is downloaded."""
 
 from __future__ import annotations
 

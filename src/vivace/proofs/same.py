@@ -1,4 +1,4 @@
-"""Same image? How near B's images are to A's, beside how near A's are to each other.
+"""Same image? How near B's images are to A's, compared with how near A's are to each other.
 
 itself     as near as the reference is to itself: as its own repetition, or different by rounding alone
 near       the reference's contrast is reproduced (`match` of 0.9 or more)
@@ -51,7 +51,7 @@ class OwnDistances:
 
     @property
     def repeats_exactly(self) -> bool | None:
-        """Whether the reference draws the same twice; None if it was not tried."""
+        """Whether the reference draws the same image twice; None if it was not tried."""
         return all(math.isinf(m["psnr_db"]) for m in self.repeats) if self.repeats else None
 
     @property

@@ -19,7 +19,7 @@ from vivace.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, WITNESS_LIMIT
 
 @dataclass(frozen=True)
 class Judges:
-    """The models that score images, and what reads the text in them.
+    """The models that score images, and the reader of the text in them.
 
     Attributes:
         reader: None if it is not installed, or no prompt asks for words.
@@ -84,7 +84,7 @@ def _find_clip(prepared: Prepared, scorer: str | None) -> tuple[LocatedScorer | 
 def add_all_scores(
     pairs: Sequence[PairFigures], judges: Judges, is_read: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """Score all images by all models; return the share of the margin that must be kept by each model's name.
+    """Score all images by all models; return the share of the margin that must be kept, by the model's name.
 
     Args:
         is_read: called when the models are loaded.

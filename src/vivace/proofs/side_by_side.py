@@ -57,7 +57,7 @@ class PageRow:
 
 
 def rows_of(proof: Proof) -> list[PageRow]:
-    """Return the rows that are shown, the worst first."""
+    """Return the rows of the page, the worst first."""
     rows: list[PageRow] = []
     left = MAX_BYTES
     for pair in sorted(proof.pairs, key=lambda pair: _order(pair, proof))[:MAX_ROWS]:
@@ -122,7 +122,7 @@ def _row(pair: PairFigures, proof: Proof) -> PageRow:
 
 
 def rows_of_words(legibility: Legibility) -> list[PageRow]:
-    """Return the images in which B loses most of the words that were asked for."""
+    """Return the images in which B loses most of the requested words."""
     return [
         PageRow(
             words.label,
@@ -160,12 +160,12 @@ def _difference(a: Pixels, b: Pixels) -> PageImage:
 
 
 def counts(proof: Proof) -> list[tuple[str, int]]:
-    """Return how many images are how near."""
+    """Return the number of images by nearness."""
     levels = [nearness(pair.against, proof.own) for pair in proof.pairs if pair.against]
     return [(level.value, levels.count(level)) for level in Nearness if level in levels]
 
 
 def order_in_words(rows: Sequence[PageRow], proof: Proof) -> str:
-    """Return which rows are shown."""
+    """Return a sentence on which rows the page has."""
     total = len(proof.pairs)
     return "The worst first." if len(rows) == total else f"The worst {len(rows)} of {total}."

@@ -18,24 +18,24 @@ from vivace.errors import UsageError, VivaceError
 from vivace.load_testing.aiperf import read_aiperf
 from vivace.load_testing.rows import LoadRow, RequestSettings, read_rows, write_rows
 from vivace.load_testing.stages import LoadPlan, measure
-from vivace.load_testing.target import Target, Variant, with_model
+from vivace.load_testing.target import LoadTarget, Variant, with_model
 from vivace.proofs.probes import main_jobs
 from vivace.proofs.sides import EndpointSide
 from vivace.proofs.sources import ImageSource, Prepared
 from vivace.proofs.store import Letter, ProofStore
 
 LEAST_REQUESTS = 8
-"""One for each client."""
+"""Least number of requests: one for each client."""
 _CLIENTS = (LEAST_REQUESTS,)
 _FRACTIONS = (0.8,)
 _SLO_FACTOR = 3.0
 OnLoad = Callable[[str], object]
-"""Told which load begins, in words."""
+"""Called with the description of the load that begins."""
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What load is put on the endpoints.
+    """The loads to put on the endpoints.
 
     Attributes:
         num_requests: of each load; None for none.
@@ -57,7 +57,7 @@ class SideLoad:
 
 
 def check_loads(prepared: Prepared, request: LoadRequest) -> None:
-    """Raise what is wrong with a request before anything is drawn.
+    """Raise an error for an invalid request before anything is drawn.
 
     Raises:
         UsageError: a side is no images endpoint.
@@ -77,7 +77,7 @@ def check_loads(prepared: Prepared, request: LoadRequest) -> None:
 def measure_loads(
     prepared: Prepared, store: ProofStore, request: LoadRequest, on_load: OnLoad = lambda text: None
 ) -> list[SideLoad]:
-    """Return the loads on both sides. Those that the store keeps are not measured again."""
+    """Return the loads on both sides. Stored loads are not measured again."""
     slo_s = _slo(prepared, store)
     loads = [
         SideLoad(_upper(letter), read_aiperf(folder, f"{source.side.text} (AIPerf)", slo_s))
@@ -125,7 +125,7 @@ def _measured(
     return measure(target, plan, side.text, settings, list(kept), report, progress)
 
 
-def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> Target:
+def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> LoadTarget:
     settings = prepared.settings
     fields = {name: value for name, value in side.fields.items() if name != "model"}
     fields |= {name: settings.call[name] for name in _FIELDS if name in settings.call}
@@ -134,7 +134,7 @@ def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> Target:
         for each in prepared.settings_by_size
         if each.width is not None and each.height is not None
     ]
-    return Target(
+    return LoadTarget(
         url=side.url,
         model=side.fields.get("model"),
         fields=fields,
@@ -149,7 +149,7 @@ _FIELDS = ("num_inference_steps", "guidance_scale")
 
 
 def _slo(prepared: Prepared, store: ProofStore) -> float | None:
-    """Return the longest good latency; None if A's is not known, and with several sizes, of which each has its own."""
+    """Return the longest good latency; None if A's is unknown, and with several sizes, which each have their own."""
     if len(prepared.settings_by_size) > 1:
         return None
     images = [store.image("a", job) for job in main_jobs(prepared)]

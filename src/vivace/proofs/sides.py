@@ -1,4 +1,4 @@
-"""The two sides of a proof, as they are written on the command line.
+"""The two sides of a proof, as written on the command line.
 
     MODEL:RECIPE                   tiny-sd:baseline, org/repo@main:bf16+fp8, synthetic:sd15:bf16; without a recipe: the
                                    baseline
@@ -79,7 +79,7 @@ Side = RecipeSide | FolderSide | EndpointSide | FunctionSide | ComfySide
 
 
 def parse_side(text: str) -> Side:
-    """Return what a side is.
+    """Parse a side of a proof.
 
     Raises:
         UsageError, RecipeError: it is none of the forms above.
@@ -167,7 +167,7 @@ def _comfyui(text: str) -> ComfySide:
 
 
 def _value(text: str) -> Any:
-    """Return a value of a query as JSON, where it is some: 4, true, {"scale": 1}; else as text."""
+    """Return a value of a query, parsed as JSON where possible: 4, true, {"scale": 1}; else as text."""
     try:
         return parse_json(text)
     except ValueError:

@@ -39,7 +39,7 @@ OnNote = Callable[[str], object]
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """What is to be drawn, and how.
+    """The images to draw, and how.
 
     Attributes:
         prompts: None for the prompt set.
@@ -78,19 +78,19 @@ class ImageSource:
 
     @property
     def draws(self) -> bool:
-        """Whether it can draw more than it has: the same again, other settings."""
+        """Whether it can draw new images: repetitions, other settings."""
         return self.images is None
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What is known of its settings."""
+        """Its settings, as far as they are known."""
         if self.located is not None:
             return self.located.defaults
         return {} if self.images is None else self.images.settings.call
 
     @property
     def identity(self) -> str:
-        """What its images are kept under."""
+        """The key of its images in the store."""
         if self.located is not None:
             return f"{self.located.model.name}@{self.located.model.revision}:{_recipe(self.side)}"
         if self.images is not None:
@@ -122,7 +122,7 @@ class Prepared:
 
     @property
     def identity(self) -> str:
-        """What the images of both sides are kept under."""
+        """The key of both sides' images in the store."""
         return json.dumps(
             {
                 "a": self.a.identity,
@@ -144,7 +144,7 @@ class Prepared:
 
     @property
     def shows_something(self) -> bool:
-        """Whether the images show what prompts ask for; those of random weights show nothing."""
+        """Whether the images follow their prompts; those of random weights show nothing."""
         return not any(s.located is not None and s.located.model.is_synthetic for s in (self.a, self.b))
 
     @property
@@ -157,7 +157,7 @@ class Prepared:
         is_read: Callable[[], None] = lambda: None,
         on_note: OnNote = lambda text: None,
     ) -> Drawer:
-        """Return what draws a side."""
+        """Return a drawer of a side."""
         side = source.side
         if isinstance(side, RecipeSide):
             return self._recipe_drawer(side, self.settings, is_read, on_note)
@@ -182,11 +182,11 @@ class Prepared:
         return Endpoint(source.side, self.request.timeout_s, self.key(source))
 
     def key(self, source: ImageSource) -> str | None:
-        """Return what requests to a side bear."""
+        """Return the key of requests to a side."""
         return self.request.key_a if source is self.a else self.request.key_b
 
     def check_sizes(self, side: RecipeSide) -> None:
-        """Raise what is wrong with one of the sizes for a model.
+        """Raise an error if one of the sizes does not suit a model.
 
         Raises:
             WorkloadError: the model does not draw it.
@@ -232,7 +232,7 @@ def prepare(a: str, b: str, request: DrawRequest) -> Prepared:
 
 
 def _first_settings(request: DrawRequest, sources: Sequence[ImageSource]) -> Settings:
-    """Return the settings that were asked for, with the first of several sizes."""
+    """Return the requested settings, with the first of several sizes."""
     settings = request.settings
     if not request.sizes:
         return settings
@@ -248,7 +248,7 @@ def _first_settings(request: DrawRequest, sources: Sequence[ImageSource]) -> Set
 
 
 def _code_of(side: Side) -> str:
-    """Return a digest of the file that says what a side draws, if there is one."""
+    """Return a digest of the file that defines a side, if there is one."""
     path = None
     if isinstance(side, ComfySide):
         path = user_path(side.workflow)
@@ -275,7 +275,7 @@ def _source(text: str, key: str | None) -> ImageSource:
 
 
 def _check(prepared: Prepared, source: ImageSource) -> None:
-    """Raise what is wrong with a side before anything is drawn."""
+    """Raise an error for an invalid side before anything is drawn."""
     if source.draws and not prepared.knows_prompts:
         raise UsageError(
             f"{source.side.text}: what to draw? The folder's images do not say their prompts; add --prompts FILE"
@@ -295,7 +295,7 @@ def _recipe(side: Side) -> str:
 def _pairs(
     sources: Sequence[ImageSource], request: DrawRequest, prompt_set: str
 ) -> tuple[tuple[Pair, ...], bool]:
-    """Return what is drawn, and whether its prompts are known."""
+    """Return the prompts and seeds to draw, and whether the prompts are known."""
     folders = [source.images for source in sources if source.images is not None]
     if request.prompts is None and request.prompt_set is None and folders:
         if all(images.say_their_prompts for images in folders):

@@ -1,4 +1,4 @@
-"""The answer to "Fast?" as it is printed: the latency of both sides, and a line for each load."""
+"""The answer to "Fast?" as printed: the latency of both sides, and a line for each load."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def load_in_words(load: SideLoad) -> str:
 
 
 def name_of(row: LoadRow) -> str:
-    """Return what a load is called, with the rate of users and its program."""
+    """Return the name of a load, with the rate of users and its program."""
     rate = "" if row.rate is None else f" ({row.rate:.3g}/s)"
     by = " by AIPerf" if row.client.get("engine") == "aiperf" else ""
     return f"{row.stage.name}{rate}{by}"
 
 
 def in_time(loads: Sequence[SideLoad]) -> str:
-    """Return which images are in time; "" where no load says."""
+    """Return a note on which images are in time; "" where no load has a limit."""
     slos = sorted({round(slo, 3) for load in loads if load.row is not None for slo in load.row.slo_s})
     return " or ".join(f"{slo:g} s" for slo in slos)
 

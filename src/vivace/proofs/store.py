@@ -1,4 +1,4 @@
-"""The folder of one proof: the images as they came, by content, and a JSON line for each.
+"""The folder of one proof: the images as received, by content, and a JSON line for each.
 
 An interrupted run goes on: what is drawn is kept at once. A run that ended is begun anew by the same command, since
 what a server draws today says nothing of tomorrow; with `reuse` its images are taken.
@@ -31,7 +31,7 @@ _MAX_BYTES = 500_000_000
 
 @dataclass(frozen=True)
 class KeptImage:
-    """An image that was drawn, or why it was not.
+    """An image, or the reason why it was not drawn.
 
     Attributes:
         path: of its file; None if it was not drawn.
@@ -77,7 +77,7 @@ class ProofStore:
         self.num_resumed = sum(image.path is not None for image in self._images.values())
 
     def image(self, side: Letter, job: DrawJob) -> KeptImage | None:
-        """Return an image, or why there is none; None if it was never tried."""
+        """Return an image, or the reason why there is none; None if it was never tried."""
         return self._images.get(_key(side, job))
 
     def is_drawn(self, side: Letter, job: DrawJob) -> bool:
@@ -85,7 +85,7 @@ class ProofStore:
         return image is not None and image.path is not None
 
     def keep(self, side: Letter, job: DrawJob, image: DrawnImage) -> None:
-        """Keep an image at once."""
+        """Store an image at once."""
         kept = self.keep_file(image)
         self._append(
             side,
@@ -100,14 +100,14 @@ class ProofStore:
         )
 
     def keep_file(self, image: DrawnImage) -> KeptImage:
-        """Keep only the file of an image, which is drawn anew each time."""
+        """Store only the file of an image, which is drawn anew each time."""
         sha256 = hashlib.sha256(image.content).hexdigest()
         path = self._path(sha256, image.suffix)
         write_new(path, image.content)
         return KeptImage(path, sha256, image.seconds, image.faults, image.notes)
 
     def keep_failure(self, side: Letter, job: DrawJob, failure: DrawingFailed) -> None:
-        """Keep why an image was not drawn; a later run tries again."""
+        """Store the reason why an image was not drawn; a later run tries again."""
         self._append(side, job, {"reason": str(failure), "request": failure.request})
 
     def loads_file(self, side: Letter) -> Path:
@@ -115,7 +115,7 @@ class ProofStore:
         return self.folder / _LOADS["ab".index(side)]
 
     def reload(self) -> None:
-        """Read what another process has kept."""
+        """Read the entries that another process has stored."""
         self._images = self._read()
 
     def end(self) -> None:
@@ -147,7 +147,7 @@ class ProofStore:
         return images
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines; one that is not whole, as an interruption leaves it, is dropped from the file."""
+        """Yield the lines; an incomplete one, as an interruption leaves it, is dropped from the file."""
         path = self.folder / _LINES
         if not path.exists():
             return
@@ -180,7 +180,7 @@ class ProofStore:
         return self.folder / "images" / f"{Path(sha256).name}{Path(suffix).name}"
 
     def _clear(self) -> None:
-        """Remove what this class has written, and nothing else."""
+        """Remove the files of this class, and nothing else."""
         for path in (self.folder / "images").iterdir():
             if _IMAGE.fullmatch(path.name):
                 path.unlink(missing_ok=True)

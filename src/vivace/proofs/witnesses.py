@@ -1,4 +1,4 @@
-"""Witnesses of quality that need no model: what a viewer notices first when a decoder, a scale or a dtype is wrong.
+"""Witnesses of quality that need no model: the first things to notice when a decoder, a scale or a dtype is wrong.
 
     sharpness    variance of the Laplacian of the luminance (see `measure.quality`); a blurring decoder lowers it
     contrast     standard deviation of the luminance
@@ -47,7 +47,7 @@ class ImageWitness:
     higher: str
 
     def difference(self, a: float, b: float) -> float:
-        """Return how far B's value is from A's, on the scale of the margin."""
+        """Return the distance of B's value from A's, on the scale of the margin."""
         if not self.is_ratio:
             return b - a
         least = _LEAST[self.name]
@@ -60,7 +60,7 @@ class ImageWitness:
         return f"×{math.exp(-self.margin):.2f} to ×{math.exp(self.margin):.2f}"
 
     def in_words(self, difference: float) -> str:
-        """Return a difference as it is printed: a ratio, or a signed number."""
+        """Return a difference as printed: a ratio, or a signed number."""
         return f"×{math.exp(difference):.2f}" if self.is_ratio else f"{difference:+.1f}"
 
 

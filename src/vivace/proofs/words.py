@@ -1,4 +1,4 @@
-"""The words that a prompt asks for, and how far what was read in an image is from them.
+"""The words that a prompt asks for, and the distance of a text read in an image from them.
 
 Asked for is what stands in quotes: "…", “…”, „…“, «…», »…«, ‹…›, 「…」, 『…』, ‘…’ and '…'. Apostrophes and
 marks of inches quote nothing. Letters and digits are compared; case, spaces and punctuation are not: they are easily
@@ -41,7 +41,7 @@ def words_of(prompt: str) -> tuple[str, ...]:
 
 
 def letters(text: str) -> str:
-    """Return what is compared of a text: its letters and digits, in lower case."""
+    """Return the compared part of a text: its letters and digits, in lower case."""
     composed = unicodedata.normalize("NFKC", text).casefold()
     return "".join(c for c in composed if unicodedata.category(c)[0] in "LMN")
 
@@ -49,7 +49,7 @@ def letters(text: str) -> str:
 def share_missed(texts: tuple[str, ...], read: str) -> float:
     """Return the share of the letters that are missing or wrong: 0 if every word can be read, at most 1.
 
-    Of each word it is the edit distance to the part of what was read that is nearest to it, so other text in the image,
+    Of each word it is the edit distance to the nearest part of the text that was read, so other text in the image,
     and the order of lines, do not count.
     """
     words = [letters(word) for text in texts for word in text.split()]

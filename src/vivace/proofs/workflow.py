@@ -87,7 +87,7 @@ class Workflow:
         return places
 
     def _texts_before(self, link: Any, visited: set[str]) -> Iterator[Place]:
-        """Yield the texts from which an input comes: of the node it is linked to, else of those before it."""
+        """Yield the texts that feed an input: of the node that it is linked to, else of those before it."""
         number = str(link[0]) if isinstance(link, list) and link else ""
         if number in visited or number not in self._nodes:
             return
@@ -113,13 +113,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _texts(nodes: dict[str, Any]) -> str:
-    """Return all texts in inputs, as one."""
+    """Return all texts in inputs, joined."""
     values = [value for node in nodes.values() for value in node["inputs"].values()]
     return "\n".join(value for value in values if isinstance(value, str))
 
 
 def _replaced(value: Any, values: dict[str, Any]) -> Any:
-    """Return an input with its placeholders filled; one that is nothing else gets a number."""
+    """Return an input with its placeholders filled; a placeholder alone becomes a number."""
     if not isinstance(value, str):
         return value
     for name, content in values.items():

@@ -12,7 +12,7 @@ from vivace.techniques import ALIASES
 
 
 def describe(technique: type[Technique], machine: Machine | None) -> dict[str, Any]:
-    """Name, usage, knobs, targets, aliases, and what of it runs on `machine` (None: left out)."""
+    """Return name, usage, knobs, targets, aliases, and the variants that run on `machine` (None: left out)."""
     knobs = [_knob(name, field) for name, field in technique.knobs().items()]
     inside = ", ".join(_usage(k) for k in knobs)
     return {
@@ -32,7 +32,7 @@ def describe(technique: type[Technique], machine: Machine | None) -> dict[str, A
 
 
 def _usage(knob: dict[str, Any]) -> str:
-    """ "fp32|fp16|bf16" for a required choice, "karras=False" for a knob with a default, else the knob's name."""
+    """Return "fp32|fp16|bf16" for a required choice, "karras=False" for a knob with a default, else the knob's name."""
     if not knob["required"]:
         return f"{knob['name']}={knob['default'] if knob['default'] != '' else repr('')}"
     choices = knob["choices"][:4]
@@ -41,7 +41,7 @@ def _usage(knob: dict[str, Any]) -> str:
 
 
 def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]:
-    """What there is to choose from, what each does to weights and products, and why it is unsupported on the machine,
+    """Return the choices, how each treats weights and products, and why it is unsupported on the machine,
     if so.
 
     That is the technique with each choice of its first knob (or a typical value of it), and with each choice of its
@@ -62,18 +62,18 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
 
 
 def variants(technique: type[Technique]) -> dict[str, Technique]:
-    """Return what there is to choose from, as `states` lists it, by its recipe."""
+    """Return the choices, as `states` lists them, by their recipes."""
     return {text: technique(**knobs) for text, knobs in _variants(technique).items()}
 
 
 def choices(technique: Technique) -> tuple[object, ...]:
-    """Return which variant a technique is: its name, and the knobs that are choices, whatever its numbers are."""
+    """Return the variant of a technique: its name, and the knobs that are choices, whatever its numbers are."""
     knobs = technique.knobs()
     return (technique.name, *(getattr(technique, name) for name, field in knobs.items() if _choices(field)))
 
 
 def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
-    """Knobs by the recipe that says so, e.g. {"compile(default)": ..., "compile(blocks=repeated)": ...}."""
+    """Return knobs by their recipe, e.g. {"compile(default)": ..., "compile(blocks=repeated)": ...}."""
     if not technique.knobs():
         return {technique.name: {}}
     first, *others = technique.knobs()
@@ -102,7 +102,7 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
 
 
 def _completion(technique: type[Technique], knobs: dict[str, Any], others: list[str]) -> dict[str, Any]:
-    """The other knob that these need beside them: a scheme that is not of the default library names its own."""
+    """Return the knob that these need beside them: a scheme outside the default library names its own."""
     if _valid(technique, knobs) is None:
         for name in others:
             for choice in _choices(technique.knobs()[name]):
@@ -141,12 +141,12 @@ def _knob(name: str, field: Any) -> dict[str, Any]:
 
 
 def _default(value: Any) -> Any:
-    """As a recipe writes it, if it is a list."""
+    """Return a default as a recipe writes it, if it is a list."""
     return print_value(value) if isinstance(value, tuple) else value
 
 
 def _typical(name: str, field: Any) -> Any:
-    """The default, a value worth tuning, or for a text that only the user knows its name: PATH."""
+    """Return the default, a value worth tuning, or for a text that only the user knows its name: PATH."""
     if not field.is_required():
         return field.default
     return next(iter(_tune(field)), name.upper())

@@ -51,7 +51,7 @@ class Recipe:
 
     @classmethod
     def from_spec(cls, spec: RecipeSpec) -> Recipe:
-        """The recipe of a Trial or Record.
+        """Return the recipe of a Trial or Record.
 
         Raises:
             RecipeError: this version of vivace lacks a technique or a knob of it.
@@ -68,7 +68,7 @@ class Recipe:
 
     @property
     def spec(self) -> RecipeSpec:
-        """As a Trial holds it."""
+        """The recipe as a Trial stores it."""
         return RecipeSpec(
             text=self.text,
             techniques=tuple(technique.call for technique in self.techniques),
@@ -86,7 +86,7 @@ class Recipe:
 
     @property
     def announced_sizes(self) -> tuple[Size, ...]:
-        """Sizes of images that its techniques prepare for one by one, the smallest first."""
+        """Sizes of images that its techniques prepare one by one, the smallest first."""
         return tuple(dict.fromkeys(size for t in self.techniques for size in t.announced_sizes))
 
     @property
@@ -100,7 +100,7 @@ class Recipe:
         )
 
     def pinned(self) -> Recipe:
-        """The same, with the identity of every file that a technique reads (see `Technique.pinned`).
+        """Return the recipe with the identity of every file that a technique reads (see `Technique.pinned`).
 
         Raises:
             UnusableModel, Unsupported: a file cannot be read or found.
@@ -115,7 +115,7 @@ class Recipe:
         return self.text
 
     def with_(self, *added: Technique) -> Recipe:
-        """With more techniques.
+        """Return the recipe with more techniques.
 
         Raises:
             RecipeError: one of them conflicts with another.
@@ -123,11 +123,11 @@ class Recipe:
         return Recipe.of((*self.techniques, *added))
 
     def without(self, *removed: str | Technique) -> Recipe:
-        """Without these techniques: by name all of that name, by value that one."""
+        """Return the recipe without some techniques: by name all of that name, by value that one."""
         return Recipe(tuple(t for t in self.techniques if t.name not in removed and t not in removed))
 
     def replacing(self, *added: Technique) -> Recipe:
-        """With techniques in the place of those that own the same slots.
+        """Return the recipe with techniques in the place of those that own the same slots.
 
         Raises:
             RecipeError: one of them conflicts with what remains.
@@ -137,12 +137,12 @@ class Recipe:
 
 
 def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
-    """Sorted by place, then target, then name; techniques that differ only in knobs by their text."""
+    """Return techniques sorted by place, then target, then name; those that differ only in knobs by their text."""
     return tuple(sorted(techniques, key=lambda t: (t.place, t.targets, t.name, t.text)))
 
 
 def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
-    """Techniques that own the same slot of a component, or of which one excludes a trait that another provides."""
+    """Yield pairs that own the same slot of a component, or of which one excludes a trait of the other."""
     owners: dict[tuple[str, str], int] = {}
     for position, technique in enumerate(techniques):
         for slot, target in sorted(technique.slots):
@@ -173,7 +173,7 @@ def _breaks(rule: Rule, technique: Technique, other: Technique, all_: tuple[Tech
 
 
 def _where(technique: Technique) -> Iterable[str]:
-    """The components that it works on; a technique of the call works on all."""
+    """Return the components that a technique works on; a technique of the call works on all."""
     return technique.targets or COMPONENTS
 
 

@@ -134,7 +134,7 @@ def _instance(
 
 
 def _kinds(field: FieldInfo) -> set[object]:
-    """The types that a knob takes: {float} for float, {float, NoneType} for float | None."""
+    """Return the types of a knob: {float} for float, {float, NoneType} for float | None."""
     return set(get_args(field.annotation)) or {field.annotation}
 
 
@@ -144,7 +144,7 @@ def _choices(field: FieldInfo) -> list[str]:
 
 
 def _expectation(key: str, technique: type[Technique]) -> str:
-    """ "steps must be a whole number from 1 to 1000", from the field's own declaration."""
+    """Return "steps must be a whole number from 1 to 1000", from the field's own declaration."""
     field = technique.model_fields[key]
     choices = _choices(field)
     if choices:
@@ -161,7 +161,7 @@ def _expectation(key: str, technique: type[Technique]) -> str:
 
 
 def _limits(field: FieldInfo) -> list[Any]:
-    """The range of a knob. Of an optional number pydantic keeps it inside the number's own annotation."""
+    """Return the range of a knob. Of an optional number pydantic keeps it inside the number's own annotation."""
     limits = list(field.metadata)
     for argument in get_args(field.annotation):
         limits += getattr(argument, "__metadata__", ())

@@ -20,12 +20,12 @@ from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recommendation.answer import LeftOut, RecipeFigures, Recommendation
 from vivace.recommendation.criteria import GOALS, Criteria, Goal, parse_size
-from vivace.recommendation.figures import basis_of, figures_of, limit_of
 from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
 from vivace.recommendation.own_steps import at_own_steps
 from vivace.recommendation.predicted_tables import Card, fits_published, predicted_table, typical_gpu
 from vivace.recommendation.ranking import Ranked, pooled
+from vivace.recommendation.recipe_figures import basis_of, figures_of, limit_of
 from vivace.recommendation.row_filter import RowFilter
 from vivace.recommendation.sentences import assessed, next_commands, quality_of, why_lost
 from vivace.recommendation.speed_limit import chip_limit
@@ -97,7 +97,7 @@ def recommend(
 
 
 def checked_gpu(name: str, recorded: Iterable[str]) -> str:
-    """Return the name of a GPU that vivace knows, of one that the user's own records are of, or "cpu".
+    """Return the name of a GPU that vivace knows, of a GPU in the user's own records, or "cpu".
 
     Raises:
         UsageError: it is none of these.
@@ -110,7 +110,7 @@ def checked_gpu(name: str, recorded: Iterable[str]) -> str:
 
 
 def _own_task(model: str) -> Task:
-    """Return what a model of the catalogue is published for; of others it is not known without looking at files."""
+    """Return the task that a model of the catalogue is published for; unknown for others without looking at files."""
     entry = CATALOGUE.get(model.strip().lower().removeprefix(SYNTHETIC))
     return "text" if entry is None else own_task(entry.pipeline)
 
@@ -132,8 +132,8 @@ def recommend_from(
     """Return the best recipe by the given tables alone; see `recommend`.
 
     Args:
-        card: the GPU to fit; None for the one that is asked about, or this machine's.
-        published: what the model needs without a recipe; None for what is known of the catalogue's.
+        card: the GPU to fit; None for the requested one, or this machine's.
+        published: the model's needs without a recipe; None for the catalogue's figures.
         with_predictions: rank what nothing was measured of, too.
     """
     candidates = list(tables)
@@ -181,7 +181,7 @@ def recommend_from(
 
 
 def _card(criteria: Criteria) -> Card | None:
-    """Return the GPU to fit: the one that was asked about, or this machine's, or a usual one of the given memory."""
+    """Return the GPU to fit: the requested one, or this machine's, or a usual one with the requested memory."""
     if criteria.gpu is not None:
         gpu = known_gpu(criteria.gpu)
         return None if gpu is None else Card(gpu, gpu.memory_bytes)
@@ -196,14 +196,14 @@ def _card(criteria: Criteria) -> Card | None:
 
 
 def _least(card_bytes: float, max_bytes: float | None) -> float:
-    """Return the memory that a recipe may take, with the reserve."""
+    """Return the memory limit of a recipe, with the reserve."""
     return card_bytes if max_bytes is None else min(card_bytes, max_bytes + RESERVE_BYTES)
 
 
 def _answered(
     answer: Recommendation, best: RankedTable, weighed: Sequence[RankedTable], kin: Kin, judge: RowFilter
 ) -> Recommendation:
-    """Return the answer of a table, with what others say."""
+    """Return the answer of a table, with the notes of others."""
     choice = best.choice
     assert choice is not None
 

@@ -1,4 +1,4 @@
-"""The answer: a recipe with what it stands on, what it costs, what lost against it, and how sure this is."""
+"""The answer: a recipe with its evidence, its costs, the runner-up, and how sure it is."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _titled(text: str, label: str) -> str:
 
 
 class RecipeFigures(Spec):
-    """The figures of a recipe in the table that the answer stands on; None where they are not known.
+    """The figures of a recipe in the table of the answer; None where they are not known.
 
     Attributes:
         same_picture: whether it keeps the image of the table's baseline.
         gain: the speed-up over the table's baseline.
         score: what the goal ranks by, over the table's baseline; more is better.
         latency: seconds per image on the GPU that was asked about, at the basis' number of steps: predicted where
-            `predicted_from` is not None; None where no time of that can be told.
+            `predicted_from` is not None; None where that time is unknown.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
         measured_s: seconds per image on that GPU.
         cost_per_1000: of a thousand images, in the price's currency; only for the GPU that was asked about.
@@ -61,7 +61,7 @@ class RecipeFigures(Spec):
 
 
 class Basis(Spec):
-    """The table that the answer stands on.
+    """The table that the answer rests on.
 
     Attributes:
         model: whose records they are: the model's own, or another one's of its family.
@@ -85,12 +85,12 @@ class Basis(Spec):
 
     @property
     def is_direct(self) -> bool:
-        """Whether it was measured on the GPU that was asked about, or none was."""
+        """Whether it was measured on the requested GPU, or none was requested."""
         return self.near in ("same", "any")
 
 
 class LeftOut(Spec):
-    """A recipe that was not ranked, and why.
+    """A recipe that was not ranked, and the reason.
 
     Attributes:
         label: the source's name of the row.
@@ -110,7 +110,7 @@ class LeftOut(Spec):
 
 
 class Elsewhere(Spec):
-    """What another source says: its best recipe among those that are allowed.
+    """Another source's best recipe among those that are allowed.
 
     Attributes:
         gains_more: whether it gained more over the published model, by a record of vivace's on the same generation of
@@ -193,7 +193,7 @@ class Recommendation(Spec):
     next: tuple[str, ...] = ()
 
     def figures(self, recipe: str) -> RecipeFigures | None:
-        """Return what the answer's source says of a recipe in canonical form; None if it was not ranked."""
+        """Return the figures of a recipe in canonical form in the answer's source; None if it was not ranked."""
         return next((figures for figures in self.ranking if figures.recipe == recipe), None)
 
     def to_json(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _SLOW_FIRST = 3  # times a later call
 
 
 def text_of(answer: Recommendation) -> str:
-    """Return the answer in plain words, one labelled paragraph for each thing to know."""
+    """Return the answer in plain words, one labelled paragraph for each subject."""
     lines = list(_head(answer))
     for label, paragraph in _paragraphs(answer):
         lines += labelled(label, paragraph, _LABEL)
@@ -128,7 +128,7 @@ def _gain(answer: Recommendation, chosen: RecipeFigures, baseline: RecipeFigures
 
 
 def _predicted(answer: Recommendation, chosen: RecipeFigures, baseline: RecipeFigures) -> str:
-    """Return what a recipe is predicted to take, with the range and what the model as published would take."""
+    """Return a recipe's predicted time with its range, and the published model's."""
     if chosen.latency is None:
         return "unknown"
     text = f"{predicted_of(chosen)}"
@@ -169,7 +169,7 @@ def _memory(chosen: RecipeFigures, baseline: RecipeFigures, is_cpu: bool) -> str
 
 
 def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
-    """Report what was left out: all that is not known to fit, and otherwise what would have been better."""
+    """Report the recipes left out: all without known memory, and otherwise those that would have been better."""
     unknown = [candidate.title for candidate in answer.left_out if candidate.kind == "memory unknown"]
     if unknown:
         yield "unknown", f"not known to fit: {few(unknown, _MOST)}"

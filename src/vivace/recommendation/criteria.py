@@ -1,4 +1,4 @@
-"""What is asked of a recommendation."""
+"""Criteria of a recommendation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNITS = {
 
 
 class Criteria(Spec):
-    """What is asked.
+    """The criteria of a question.
 
     Attributes:
         model: a name of the catalogue, `synthetic:NAME`, or whatever the records call it.

@@ -1,4 +1,4 @@
-"""What fits a card, for `vivace plan`: the ranking of `vivace recommend`, and the first of it that is predicted to fit.
+"""What fits a card, for `vivace plan`: the ranking of `vivace recommend`, and its first recipe predicted to fit.
 
 The ranking's memory is recorded, or estimated to a few percent. Before a recipe is proposed, its memory is predicted as
 `vivace plan --recipe` does, which takes seconds.
@@ -29,9 +29,9 @@ from vivace.recommendation.predicted_tables import Card
 from vivace.studies.published_tables import published_tables
 
 MOST_TRIED = 5
-"""Recipes whose memory is predicted, at most; each takes seconds."""
+"""Most recipes whose memory is predicted; each takes seconds."""
 _ESTIMATE_ERROR = 0.03
-"""Of an estimate of memory: what may fit is predicted, and what does not is dropped."""
+"""Relative error of a memory estimate: recipes that may fit are predicted, others are dropped."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fitting:
 
     @property
     def others(self) -> tuple[RecipeFigures, ...]:
-        """What else is ranked and fits, the best first; its memory is recorded or estimated."""
+        """The other ranked recipes that fit, the best first; their memory is recorded or estimated."""
         mine = resolve(self.chosen.recipe)
         return tuple(
             figures
@@ -63,7 +63,7 @@ class Fitting:
 def fitting(
     model: Weightless, published: Prediction, card: Card, on_attempt: Callable[[str], None]
 ) -> Fitting | None:
-    """Return what fits a card that is too small for the model as it is published; None if nothing of the ranking does.
+    """Return the recipes that fit a card too small for the published model; None if none of the ranking does.
 
     Args:
         published: the prediction of the model without a recipe.
@@ -85,7 +85,7 @@ def fitting(
 def prediction_of(
     model: Weightless, recipe: Recipe, published: Prediction, recorded_bytes: float | None
 ) -> Prediction:
-    """Return the prediction of a recipe; of what cannot be predicted, such as CUDA graphs, an upper estimate.
+    """Return the prediction of a recipe; an upper estimate where none can be made, as for CUDA graphs.
 
     That is the recipe without the technique, with a step's activations once more, which a graph's pool keeps; or what
     is recorded, if it is more.
@@ -109,7 +109,7 @@ def prediction_of(
 
 
 def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
-    """Return the recommendation for a card, by what ships with vivace."""
+    """Return the recommendation for a card, by the records that ship with vivace."""
     criteria = Criteria(
         model=name,
         gpu=card.gpu.name,
@@ -123,7 +123,7 @@ def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
 
 
 def _is_of(table: EvidenceTable, name: str, published: Prediction) -> bool:
-    """Whether a table's images have the size and the number that is planned. A model's own size has all its tables."""
+    """Whether a table has the planned size and number of images. A model's own size has all its tables."""
     size, shipped = (published.height, published.width), footprints().get(name.removeprefix(SYNTHETIC))
     is_own_size = shipped is not None and size == (shipped.height, shipped.width)
     return published.batch == 1 and (is_own_size or (table.height, table.width) in ((None, None), size))

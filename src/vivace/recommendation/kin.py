@@ -1,4 +1,4 @@
-"""Which models are alike: the same architecture, or the same kind as an embedded model, whose images are judged."""
+"""Models that are alike: the same architecture, or the same kind as an embedded model, whose images are judged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, find_model
 
 FEW = 8
-"""A model of so few steps is distilled: what skips steps helps it as little as another model of few steps."""
+"""Most steps of a distilled model: skipping steps helps it as little as another model of few steps."""
 
 
 @dataclass(frozen=True)
 class Kin:
-    """A model, as far as other models' records may speak for it.
+    """A model, and how far other models' records apply to it.
 
     Attributes:
         name: without "synthetic:".
@@ -55,7 +55,7 @@ def _is_transformer(pipeline: str) -> bool:
 
 
 def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
-    """Return what is known of a model by its name, without downloading anything.
+    """Return the kin of a model by its name, without downloading anything.
 
     Args:
         recorded: models that have records; they need not be found.

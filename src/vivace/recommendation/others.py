@@ -1,4 +1,4 @@
-"""What else there is to say: other sources, other models, and which evidence is missing."""
+"""Further notes: other sources, other models, and missing evidence."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from vivace.hardware import Near
 from vivace.recommendation.answer import Elsewhere, OtherModel
-from vivace.recommendation.figures import basis_of, figures_of
 from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.ranking import NOISE
+from vivace.recommendation.recipe_figures import basis_of, figures_of
 from vivace.recommendation.row_filter import RowFilter
 from vivace.recommendation.weighing import RankedTable
 from vivace.spec.workload import Task
@@ -19,7 +19,7 @@ _MOST_NEARER = 2
 
 
 def safe_choice(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Elsewhere | None:
-    """Return the best that keeps the image, if the chosen recipe changes it without proof of its quality."""
+    """Return the best recipe that keeps the image, if the chosen one changes it without proof of its quality."""
     assert best.choice is not None
     chosen = figures_of(best.choice.chosen, best, judge)
     if chosen.same_picture or (chosen.judged is not None and chosen.judged.gate is Gate.PASSED):
@@ -38,7 +38,7 @@ def safe_choice(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFil
 
 
 def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Iterator[Elsewhere]:
-    """Yield what other tables advise, the best evidence first; once for each source, model and GPU.
+    """Yield the advice of other tables, the best evidence first; once for each source, model and GPU.
 
     What gains most by a record on a GPU of the same generation has a place among them, if it gains more than the chosen
     recipe: it is worth trying.
@@ -60,7 +60,7 @@ def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowF
             best_by_place[key] = source
     direct = [source for source in best_by_place.values() if not source.is_transferred]
     transferred = [source for source in best_by_place.values() if source.is_transferred]
-    shown = direct[:_MOST_ELSEWHERE]
+    listed = direct[:_MOST_ELSEWHERE]
     faster = [
         source
         for source in direct
@@ -69,9 +69,9 @@ def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowF
         and source.gain_over(best) > 1 + NOISE
     ]
     most = max(faster, key=lambda source: source.gain_over(best), default=None)
-    if most is not None and most not in shown:
-        shown = [*shown[:-1], most]
-    for source in [*shown, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
+    if most is not None and most not in listed:
+        listed = [*listed[:-1], most]
+    for source in [*listed, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
         assert source.choice is not None
         figures = figures_of(source.choice.chosen, source, judge)
         if source.table.gpu != best.table.gpu:
@@ -117,7 +117,7 @@ def fewer_steps(best: RankedTable, weighed: Sequence[RankedTable]) -> OtherModel
 def missing_evidence(
     weighed: Sequence[RankedTable], kin: Kin, gpu: str | None, best: RankedTable | None, task: Task = "text"
 ) -> tuple[str, ...]:
-    """Describe which evidence there is not, from the model's own on this GPU downwards."""
+    """Describe the missing evidence, from the model's own on this GPU downwards."""
     weighed = [source for source in weighed if source.table.kind != "predicted"]
     own = [source for source in weighed if not source.is_transferred and len(source.table.compared) > 1]
     sentences = []
@@ -130,7 +130,7 @@ def missing_evidence(
         sentences.append(f"no record compares recipes on {what}{family_note}")
     if gpu is None:
         sentences.append(
-            "no GPU was named, and this machine has none: the answer is for what it was measured on"
+            "no GPU was named, and this machine has none: the answer is for the GPU of its records"
         )
     elif own and not any(source.near is Near.SAME for source in own):
         names = list(dict.fromkeys(source.table.gpu for source in own if source.near is Near.GENERATION))

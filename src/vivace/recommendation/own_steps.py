@@ -1,4 +1,4 @@
-"""Times at the number of steps that a model is used with, where a record timed fewer or more."""
+"""Times at a model's usual number of steps, where a record timed fewer or more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vivace.techniques.steps import Steps
 def at_own_steps(table: EvidenceTable, kin: Kin) -> EvidenceTable:
     """Return a record of vivace's at the model's own number of steps: each row's steps take proportionally longer.
 
-    A row of which the record does not know what its steps take, or whose recipe sets their number, has no time and no
+    A row without the time of its steps in the record, or whose recipe sets their number, has no time and no
     gain there. Tables of other models, the user's own, and published ones stay as they are.
     """
     own = kin.steps
@@ -32,7 +32,7 @@ def _scaled(row: EvidenceRow, factor: float, timed_steps: int) -> EvidenceRow:
     if row.latency is None:
         return row
     if row.steps_s is None or _sets_steps(row.recipe):
-        why = f"timed with {timed_steps} steps, and what these take is not known"
+        why = f"timed with {timed_steps} steps, whose share of the time is not known"
         if _sets_steps(row.recipe):
             why = f"compared with {timed_steps} steps of the model"
         return row.model_copy(

@@ -1,7 +1,7 @@
-"""What a model takes on a GPU that nothing was measured on, or whose memory is too small for it: a predicted table.
+"""Predicted tables of a model for a GPU without measurements, or with too little memory for it.
 
 Its rows are what vivace's records have of other GPUs, projected by data sheets, and recipes that save memory, whose
-memory is estimated (`vivace.memory.estimate`) and whose time is that of the model with what is known of their gain, and
+memory is estimated (`vivace.memory.estimate`) and whose time is that of the model with their known gain, and
 of copies from the host. All are marked as predicted. `vivace recommend` and `vivace plan --card` rank by it.
 """
 
@@ -20,8 +20,8 @@ from vivace.memory.footprints import footprints
 from vivace.memory.predict import Prediction
 from vivace.recommendation.kin import Kin
 from vivace.recommendation.projection import around, by_operations, on_chip
+from vivace.recommendation.recorded_speeds import Speeds, known_speeds
 from vivace.recommendation.speed_limit import flop_of_call
-from vivace.recommendation.speeds import Speeds, known_speeds
 from vivace.spec.recipe import BASELINE
 from vivace.stats import Interval
 from vivace.technique import DENOISERS
@@ -29,18 +29,18 @@ from vivace.technique import DENOISERS
 PLACE = "vivace's prediction"
 BY_OPERATIONS = "its operations"
 _HOST_GB_S = {"Blackwell": 50.0, "Hopper": 50.0, "Ada": 22.0, "Ampere": 22.0}
-"""What a GPU copies from pinned memory: PCIe 5.0 x16 (an H200: 53 GB/s with offload(group, stream=True) of FLUX), 4.0,
+"""Rates of copies from pinned memory: PCIe 5.0 x16 (an H200: 53 GB/s with offload(group, stream=True) of FLUX), 4.0,
 and of older ones 3.0."""
 _OLDER_HOST_GB_S = 11.0
 _WHOLE_SHARE = 0.5
-"""offload(model) copies at half that rate: an H200 took 1.75 s for FLUX's 34 GB."""
+"""Share of that rate at which offload(model) copies: an H200 took 1.75 s for FLUX's 34 GB."""
 _TYPICAL = (
     "RTX 3050", "RTX 4060", "RTX 3080", "RTX 4070", "RTX 4080", "RTX 4000 Ada", "RTX 4090", "RTX 5090", "RTX 6000 Ada",
     "H100", "RTX PRO 6000", "H200", "B200", "B300",
 )  # fmt: skip
 _GAINS = {"compile": 1.2, "quantize(int8)+compile": 1.1, "quantize(nf4)+compile": 1.0, "quantize(fp8)+compile": 1.4,
           "quantize(int8)": 0.75, "quantize(nf4)": 0.5}  # fmt: skip
-"""Speed-ups of what no record of the model or its family has: the lower ones of those of other families."""
+"""Speed-ups where no record of the model or its family has any: the lower ones of other families."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ def typical_gpu(num_bytes: float) -> Gpu:
 
 
 def fits_published(published: Prediction, num_bytes: float) -> bool:
-    """Whether the model fits as it is published."""
+    """Whether the published model fits."""
     return published.needed_bytes + RESERVE_BYTES <= num_bytes
 
 
 def predicted_table(
     kin: Kin, card: Card, tables: Sequence[EvidenceTable], published: Prediction | None = None
 ) -> EvidenceTable | None:
-    """Return what is predicted for a GPU; None for models whose needs are not known.
+    """Return the predicted table of a GPU; None for models of unknown needs.
 
     Args:
         tables: what is recorded, at the model's own number of steps.
@@ -119,7 +119,7 @@ def _is_evidence(table: EvidenceTable, kin: Kin, gpu: Gpu) -> bool:
 
 
 def _base_seconds(published: Prediction, tables: Iterable[EvidenceTable], chip: Chip) -> tuple[Interval, str]:
-    """Return the seconds of the published model, if it fitted, and the GPU whose record says so; "" for none."""
+    """Return the seconds of the published model, as if it fitted, and the GPU of their record; "" for none."""
     flop = flop_of_call(published)
     for table in sorted(
         tables, key=lambda table: (near(chip.name, table.gpu), table.rows[0].recipe != BASELINE)
@@ -135,7 +135,7 @@ def _base_seconds(published: Prediction, tables: Iterable[EvidenceTable], chip: 
 def _projected_rows(
     published: Prediction, base: Interval, tables: Sequence[EvidenceTable], chip: Chip
 ) -> Iterator[EvidenceRow]:
-    """Yield what was recorded on other GPUs, the nearest last, with its times on this one."""
+    """Yield the rows recorded on other GPUs, the nearest last, with their times on this one."""
     flop = flop_of_call(published)
     for table in sorted(tables, key=lambda table: -near(chip.name, table.gpu)):
         there = known_gpu(table.gpu)
@@ -160,7 +160,7 @@ def _projected_rows(
 def _saving_rows(
     kin: Kin, published: Prediction, base: tuple[Interval, str], chip: Chip
 ) -> Iterator[EvidenceRow]:
-    """Yield the published model, and what saves memory, with estimated memory and times."""
+    """Yield the published model, and recipes that save memory, with estimated memory and times."""
     speeds = known_speeds(kin.name)
     seconds, origin = base
     for saving in savings(published):
@@ -231,7 +231,7 @@ def _gain(saving: Saving, speeds: Speeds) -> float:
 
 
 def _copies_s(saving: Saving, published: Prediction, chip: Chip) -> float:
-    """Return the seconds that copies from the host take in a call."""
+    """Return the seconds of a call's copies from the host."""
     if saving.offloading is None:
         return 0.0
     rate = 1e9 * _HOST_GB_S.get(chip.architecture, _OLDER_HOST_GB_S)

@@ -1,4 +1,4 @@
-"""What a time that was measured on one GPU says of another one, by their data sheets.
+"""Projection of a time measured on one GPU to another one, by their data sheets.
 
 A call is arithmetic, which takes longer in proportion on a slower chip, and the rest: waiting for the host, which does
 not depend on the chip, and for memory, which does. How the rest divides is not known, so the answer is an interval.
@@ -18,9 +18,9 @@ EFFICIENCY = 0.6
 """Share of a chip's rate with fp32 accumulation that matmuls and attention of a model reach together (an H200: 0.5 to
 0.7 of a compiled FLUX's call, docs/performance/flux.md)."""
 _UNCERTAINTY = 1.6
-"""Times that nothing but operations predicts may be wrong by this factor either way."""
+"""Factor by which times predicted from operations alone may be wrong, either way."""
 _HOST_S = 0.015
-"""What a host takes to launch the kernels of a network's call (an H200 waits 19 ms for each step of SD 1.5)."""
+"""Seconds that a host takes to launch the kernels of a network's call (an H200 waits 19 ms for each step of SD 1.5)."""
 _BITS = {"fp8": 8, "int8": 8, "mxfp8": 8, "nvfp4": 4}
 
 
@@ -36,7 +36,7 @@ def fewest_bits(recipe: str) -> int:
 
 
 def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str) -> Interval:
-    """Return the seconds that a call takes on a chip, by those that it took on another one.
+    """Return the seconds of a call on a chip, from those on another one.
 
     Args:
         flop: operations of the call, as the model is published.
@@ -52,7 +52,7 @@ def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str
 
 
 def by_operations(flop: float, calls: int, here: Chip) -> Interval:
-    """Return the seconds of what nothing is recorded of anywhere.
+    """Return the seconds of a recipe without any record.
 
     Args:
         calls: of networks; each waits for the host, too.
@@ -61,10 +61,10 @@ def by_operations(flop: float, calls: int, here: Chip) -> Interval:
 
 
 def around(seconds: float) -> Interval:
-    """Return a time that nothing but operations predicts, with its uncertainty."""
+    """Return a time predicted from operations alone, with its uncertainty."""
     return Interval(seconds, seconds / _UNCERTAINTY, seconds * _UNCERTAINTY)
 
 
 def _rate(chip: Chip, bits: int) -> float:
-    """TFLOP/s with fp32 accumulation, as PyTorch multiplies. fp8 of GeForce is halved by it as bf16 is."""
+    """Return TFLOP/s with fp32 accumulation, as PyTorch multiplies. It halves fp8 of GeForce, as it does bf16."""
     return chip.bf16 * {16: chip.half, 8: chip.eight, 4: chip.four}[bits] / chip.half

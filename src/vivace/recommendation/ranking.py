@@ -1,4 +1,4 @@
-"""Rank the rows of a table by a goal, and say which cannot be told from the best."""
+"""Rank the rows of a table by a goal, and find those that cannot be told from the best."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vivace.recommendation.criteria import Goal
 from vivace.stats import ONE_ROUND_MARGIN, Interval
 
 NOISE = 0.03
-"""Figures without an interval that differ by less are taken for the same."""
+"""Relative difference below which figures without an interval count as equal."""
 MEMORY_NOISE = 0.01
-"""Peaks of an allocator that differ by less are taken for the same."""
+"""Relative difference below which peaks of an allocator count as equal."""
 MIN_CALLS = 6
-"""Fewer timed calls say nothing about how much calls differ."""
+"""Least number of timed calls that tell how much calls differ."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A row with what the goal ranks it by, relative to the table's baseline; more is better.
+    """A row with its score by the goal, relative to the table's baseline; more is better.
 
     Attributes:
         noise: scores without an interval that differ by less, relatively, are taken for the same.
@@ -35,7 +35,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Selection:
-    """The best row, and what lost against it.
+    """The best row, and the rows that lost against it.
 
     Attributes:
         chosen: the simplest of those that cannot be told from the best.
@@ -103,7 +103,7 @@ def is_tie(ranked: Ranked, other: Ranked) -> bool:
 def rank(
     table: EvidenceTable, rows: Sequence[EvidenceRow], goal: Goal
 ) -> tuple[list[Ranked], list[tuple[EvidenceRow, str]]]:
-    """Return the rows with scores, and those that the goal has no figure of, with the reason."""
+    """Return the rows with scores, and those without a figure for the goal, with the reason."""
     ranked, without = [], []
     reference = table.rows[0]
     spreads = _spreads(table) if goal == "stability" else {}
@@ -136,7 +136,7 @@ def gain_of(row: EvidenceRow, table: EvidenceTable) -> Interval | None:
 
 
 def spread_ratio(row: EvidenceRow, *, by_p99: bool) -> float | None:
-    """Return p99 over the median of a row's calls, or the longest over the shortest; None if they say nothing."""
+    """Return p99 over the median of a row's calls, or the longest over the shortest; None for too few calls."""
     spread = row.spread
     if spread is None:
         return None

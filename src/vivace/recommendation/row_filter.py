@@ -1,4 +1,4 @@
-"""Which recipes of a table are allowed: what fits, what keeps the quality, what the hardware can do."""
+"""The allowed recipes of a table: those that fit, keep the quality, and run on the hardware."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _out(row: EvidenceRow, kind: Reason, why: str) -> LeftOut:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Decides which rows of tables are allowed.
+    """A filter of tables' rows.
 
     Attributes:
-        kin: the model that is asked about.
-        gpu: the GPU that is asked about; None for any.
+        kin: the requested model.
+        gpu: the requested GPU; None for any.
         card: its memory, which is a limit as well; None if it is not known.
         is_small: whether the model as published is known not to fit it.
     """
@@ -47,7 +47,7 @@ class RowFilter:
     is_small: bool = False
 
     def left_out(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> LeftOut | None:
-        """Return why a row is not ranked; None if it is."""
+        """Return the reason why a row is not ranked; None if it is."""
         if not row.is_known:
             why = row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else "")
             return _out(row, "not measured", why)
@@ -56,7 +56,7 @@ class RowFilter:
         return self._memory(row) or self._quality(row, table)
 
     def _memory(self, row: EvidenceRow) -> LeftOut | None:
-        """Return why a row does not fit, or is not known to; None if it fits."""
+        """Return the reason why a row does not fit, or is not known to; None if it fits."""
         limit = self.criteria.max_bytes
         if row.peak_bytes is None:
             if limit is not None or self.is_small:
@@ -70,8 +70,8 @@ class RowFilter:
             return _out(row, "memory", why)
         return None
 
-    def judged(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
-        """Return what is known of a row's images: its own, or those of an embedded model of the kind.
+    def judgement_of(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
+        """Return the judgement of a row's images: its own, or that of an embedded model of the kind.
 
         A recipe is one with another if the techniques that change the image are the same.
         """
@@ -81,11 +81,11 @@ class RowFilter:
             # A published score has no interval, and a threshold skips other steps with other weights.
             judged = self._of_kind(row, table) or judged
         if judged is None or self.criteria.limits is None or table.kind == "own":
-            return judged  # a store's rows were judged by the limits that are asked for
+            return judged  # a store's rows were judged by the requested limits
         return held_to(judged, self.criteria.limits, keeps)
 
     def _of_kind(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
-        """Return what an embedded model of the kind says of a recipe whose weights were random."""
+        """Return an embedded model's judgement of a recipe whose weights were random."""
         changing = changing_part(row.recipe)
         if table.kind == "published" and (changing is None or compares_values(changing)):
             return None  # with other weights the same threshold skips other steps
@@ -109,10 +109,10 @@ class RowFilter:
         return mine is not None and mine == changing_part(table.baseline)
 
     def _quality(self, row: EvidenceRow, table: EvidenceTable) -> LeftOut | None:
-        """Return why a row's images rule it out; None if they do not."""
+        """Return the reason why a row's images rule it out; None if they do not."""
         if row.recipe == table.baseline:
             return None
-        judged, keeps = self.judged(row, table), self.keeps(row, table)
+        judged, keeps = self.judgement_of(row, table), self.keeps(row, table)
         if judged is not None and judged.gate is Gate.FAILED:
             return _out(row, "quality", f"its images fail: {judged.reason}")
         if self.criteria.same_picture and not keeps:
@@ -129,7 +129,7 @@ class RowFilter:
         )
 
     def _hardware(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> str:
-        """Return why a recipe that was measured elsewhere cannot run on the asked GPU; "" if it can, or is unknown."""
+        """Return why a recipe measured elsewhere cannot run on the requested GPU; "" if it can, or is unknown."""
         try:
             recipe = resolve(row.recipe)
         except RecipeError as error:
@@ -152,7 +152,7 @@ def refused(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
 
 
 def unknown_speed(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
-    """Return why a time of another GPU says nothing of a recipe on this one; "" if it does."""
+    """Return why another GPU's time does not apply to a recipe on this one; "" if it does."""
     names = [t.text for t in recipe if t.made_for not in (None, capability)]
     if not names:
         return ""
@@ -164,7 +164,7 @@ def _has_failed(judged: JudgedQuality | None) -> bool:
 
 
 def held_to(judged: JudgedQuality, limits: Limits, same_picture: bool) -> JudgedQuality:
-    """Return the judgement by other limits than those that the images were judged by."""
+    """Return the judgement by other limits than those of the quality pass."""
     if judged.is_lost:
         return judged
     clip = limits.for_scorer(ONE_VIEW).clip

@@ -1,4 +1,4 @@
-"""What an answer says: the cost in quality, why the runner-up lost, how sure this is, and what to run next."""
+"""Sentences of an answer: the cost in quality, why the runner-up lost, how sure this is, and what to run next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def quality_of(answer: Recommendation) -> str:
-    """Return what is known of the chosen recipe's images."""
+    """Return a sentence on the chosen recipe's images."""
     chosen, basis = answer.chosen, answer.basis
     assert chosen is not None
     assert basis is not None
@@ -56,7 +56,7 @@ def figure_of(figures: RecipeFigures, answer: Recommendation, over: str = "") ->
     """Return a recipe's figure for the goal: "1.83x [1.70, 1.97] over baseline, 2.74 s".
 
     Args:
-        over: the baseline, where it has to be told.
+        over: the baseline, where it has to be named.
     """
     goal = answer.criteria.goal
     if goal == "memory":
@@ -88,7 +88,7 @@ def figure_of(figures: RecipeFigures, answer: Recommendation, over: str = "") ->
 
 
 def predicted_of(figures: RecipeFigures) -> str:
-    """Return a time that was not measured on the GPU that is asked about, and what it is from."""
+    """Return a time that was not measured on the requested GPU, and its origin."""
     parts = []
     if figures.latency is not None:
         parts.append(f"about {seconds(figures.latency.point)} predicted")
@@ -143,7 +143,7 @@ def why_lost(answer: Recommendation) -> str:
 
 
 def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
-    """Return how sure an answer is, with what speaks against it."""
+    """Return how sure an answer is, with the objections to it."""
     basis, chosen = answer.basis, answer.chosen
     assert basis is not None
     assert chosen is not None
@@ -213,13 +213,13 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
 
 
 def _with_several_sizes(answer: Recommendation) -> Gpu | None:
-    """Return the GPU that was named without saying which of its sizes of memory it has; None if that is clear."""
+    """Return a named GPU that is sold with several sizes of memory, if the name does not say which; else None."""
     gpu = None if answer.criteria.gpu is None else known_gpu(answer.criteria.gpu)
     return gpu if gpu is not None and gpu.is_size_assumed else None
 
 
 def _differing(answer: Recommendation) -> str:
-    """Return a GPU on which a source as good names another recipe; "" if there is none."""
+    """Return a GPU on which an equally good source names another recipe; "" if there is none."""
     basis = answer.basis
     for other in answer.elsewhere:
         is_alike = basis is not None and (other.basis.kind, other.basis.model) == (basis.kind, basis.model)
@@ -236,7 +236,7 @@ def _differing(answer: Recommendation) -> str:
 def next_commands(
     answer: Recommendation, tried: frozenset[str] = frozenset(), *, is_disturbed: bool = False
 ) -> tuple[str, ...]:
-    """Return what to run next, the most useful first.
+    """Return the commands to run next, the most useful first.
 
     Args:
         is_disturbed: some of those records cannot be compared, so they have to be measured again.
@@ -278,7 +278,7 @@ def next_commands(
 
 
 def _bench(answer: Recommendation, recipes: list[str]) -> str:
-    """Return the command that measures recipes on the model, with what the goal and the quality need."""
+    """Return the command that measures recipes on the model, with the options that the goal and the quality need."""
     model = answer.criteria.model.strip()
     if set(recipes) == {BASELINE}:
         recipes = [*recipes, "compile"]
@@ -298,7 +298,7 @@ def _bench(answer: Recommendation, recipes: list[str]) -> str:
 
 
 def where(basis: Basis) -> str:
-    """Return the place of a table in words: whose it is, where, on what, and how much was measured."""
+    """Return the place of a table in words: its owner, place, device, and the amount of measurements."""
     whose = {
         "own": f"your records in {basis.place}",
         "committed": f"vivace's record {basis.place}",
@@ -319,7 +319,7 @@ def where(basis: Basis) -> str:
 
 
 def elsewhere_of(elsewhere: Elsewhere, answer: Recommendation) -> str:
-    """Return what another source says, marked where it is about another model or GPU."""
+    """Return another source's advice, marked where it is about another model or GPU."""
     differs = {"model": elsewhere.basis.model != answer.model, "GPU": not elsewhere.basis.is_direct}
     other = [word for word, is_other in differs.items() if is_other]
     marked = f"another {' and '.join(other)}; " if other else ""

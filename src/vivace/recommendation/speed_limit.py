@@ -1,4 +1,4 @@
-"""The time that a model's denoising steps take at least on a GPU, from counts and data sheets."""
+"""The least time of a model's denoising steps on a GPU, from counts and data sheets."""
 
 from __future__ import annotations
 

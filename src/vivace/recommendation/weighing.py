@@ -1,4 +1,4 @@
-"""Weigh tables: how near each is to what is asked, what it advises, and which one to follow."""
+"""Weigh tables: how near each is to the question, its advice, and which one to follow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vivace.stats import Interval
 
 @dataclass(frozen=True)
 class RankedTable:
-    """A table with how near it is to what is asked, and what it advises.
+    """A table with its nearness to the question, and its advice.
 
     Attributes:
         order: of evidence, the best first.
@@ -64,7 +64,7 @@ class RankedTable:
         return self.choice.chosen.score.point / published
 
     def gain_over(self, other: RankedTable) -> float:
-        """Return how many times as good as another table's chosen row this one's is.
+        """Return the ratio of the chosen row's score to that of another table's.
 
         Both over the baseline, if they have one recipe as theirs; else over the model as published.
         """
@@ -195,7 +195,7 @@ def _is_faster_sister(source: RankedTable, first: RankedTable) -> bool:
 
 
 def projected(row: EvidenceRow, of: RankedTable, gpu: str) -> Interval | None:
-    """Return the seconds of a row of another GPU's table on a GPU; None if that cannot be told."""
+    """Return the projected seconds of another GPU's row on a GPU; None if they cannot be projected."""
     here, there = known_gpu(gpu), known_gpu(of.table.gpu)
     if row.latency is None or here is None or there is None:
         return None
@@ -225,7 +225,7 @@ def _first(weighed: Sequence[RankedTable]) -> RankedTable | None:
 
 
 def _speaks_beside(source: RankedTable, first: RankedTable) -> bool:
-    """Whether evidence may be followed in the place of one that has nothing better than the published model.
+    """Whether evidence may be followed in the place of a table that has nothing better than the published model.
 
     Of the same GPU, also if it is about another model of the family; of another GPU, if the first one is as well.
     """
@@ -233,7 +233,7 @@ def _speaks_beside(source: RankedTable, first: RankedTable) -> bool:
 
 
 def _improves(source: RankedTable) -> bool:
-    """Whether a table advises more than the published model."""
+    """Whether a table's advice is better than the published model."""
     return source.choice is not None and source.choice.chosen.row.num_techniques > 0
 
 
@@ -254,7 +254,7 @@ def _best_of(usable: Sequence[RankedTable]) -> RankedTable | None:
 
 
 def _gain(source: RankedTable, others: Sequence[RankedTable]) -> tuple[bool, float]:
-    """Return whether a table's gain over the model as published is known, and the gain over that or its baseline."""
+    """Return whether a table's gain over the published model is known, and that gain or the one over its baseline."""
     goal = source.goal
     if goal == "stability" or source.choice is None or _has_published(source):
         return True, source.score
@@ -274,7 +274,7 @@ def _gain(source: RankedTable, others: Sequence[RankedTable]) -> tuple[bool, flo
 
 
 def over_published(source: RankedTable, others: Sequence[RankedTable]) -> float | None:
-    """Return the chosen row's speed-up over the published model by another record; None if its own table says it.
+    """Return the chosen row's speed-up over the published model by another record; None if its own table has it.
 
     None too if no record does. That may have another number of steps: of its time, that of the steps is scaled.
     """
@@ -292,14 +292,14 @@ def _has_published(source: RankedTable) -> bool:
 
 
 def _absolute(row: EvidenceRow, goal: Goal) -> float | None:
-    """Return a row's peak in bytes or its seconds an image, whichever the goal looks at."""
+    """Return a row's peak in bytes or its seconds an image, whichever the goal is about."""
     if goal == "memory":
         return row.peak_bytes
     return None if row.latency is None else row.latency.point
 
 
 def _with_steps(table: EvidenceTable, steps: int | None) -> float | None:
-    """Return the seconds an image that the published model takes with another number of steps; None if unknown."""
+    """Return the published model's seconds an image with another number of steps; None if unknown."""
     base = table.rows[0]
     if base.latency is None or base.steps_s is None or not table.steps or not steps:
         return None
@@ -307,7 +307,7 @@ def _with_steps(table: EvidenceTable, steps: int | None) -> float | None:
 
 
 def _workload(table: EvidenceTable) -> tuple[object, ...]:
-    """Return what two tables share whose times can be compared, but for the number of steps."""
+    """Return the conditions that two tables with comparable times share, except the number of steps."""
     return (
         table.kind,
         table.model,

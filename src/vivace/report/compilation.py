@@ -1,4 +1,4 @@
-"""The one-off cost of compilation, and the number of images after which it is paid back."""
+"""The one-off cost of compilation, and the number of images that pay it back."""
 
 from __future__ import annotations
 

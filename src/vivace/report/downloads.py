@@ -16,7 +16,7 @@ from vivace.report.rows import Row
 from vivace.report.table import render
 
 MAX_LINK_BYTES = 1_500_000
-"""Chromium saves links of up to 2 MB."""
+"""Largest link: Chromium saves links of up to 2 MB."""
 _TYPES = {"csv": "text/csv;charset=utf-8", "json": "application/json", "txt": "text/plain;charset=utf-8"}
 
 

@@ -62,7 +62,7 @@ def gpu_use(record: Record) -> GpuUse | None:
 
 
 def cost_per_1000(median_s: float, price_per_hour: float) -> float:
-    """Return what 1,000 images cost, in the currency of the price, on a machine that is never idle."""
+    """Return the cost of 1,000 images, in the currency of the price, on a machine that is never idle."""
     return 1000 * median_s * price_per_hour / 3600
 
 

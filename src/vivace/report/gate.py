@@ -12,9 +12,9 @@ from vivace.spec.record import HIDDEN, Record
 from vivace.stats import MIN_GROUPS, Gate, Interval, gate
 
 LOST = 0.5
-"""An image that keeps less of its CLIP margin shows something else."""
+"""Share of its CLIP margin below which an image shows something else."""
 MAX_FLAT_SHARE = 0.05
-"""A recipe with a larger share of flat images is broken. A model may leave the object out of one image in many."""
+"""Share of flat images above which a recipe is broken. A model may leave the object out of one image in many."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ _OF_ITSELF = ", which is what the baseline reaches against itself"
 
 
 def _judge_outside(fidelity: Fidelity, kept: KeptShare, limit: float) -> Judgement:
-    """Judge what is left of the sources outside of their masks, but ask for no more than the baseline leaves."""
+    """Judge how much of the sources outside of their masks is kept, but require no more than the baseline keeps."""
     minimum, relaxed = limit, ""
     reached = None if fidelity.outside_of_baseline is None else fidelity.outside_of_baseline.low
     if reached is not None and reached < minimum:
@@ -151,7 +151,7 @@ def _judge_outside(fidelity: Fidelity, kept: KeptShare, limit: float) -> Judgeme
 
 
 def _judge_margin(fidelity: Fidelity, name: str, minimum: float) -> Judgement:
-    """Judge what is kept of the margin of the CLIP model, for prompts or for sources, or of the second witness."""
+    """Judge the kept share of the margin of the CLIP model, for prompts or for sources, or of the second witness."""
     kept: KeptShare | None = getattr(fidelity, name)
     label = {
         "clip": "CLIP margin kept",
@@ -221,7 +221,7 @@ def _with_variety(judgements: Sequence[Judgement], fidelity: Fidelity, minimum: 
 
 
 def _among(share: VarietyShare, variety: Variety) -> str:
-    """Name what is compared, e.g. "differences between the closest seeds of each prompt (colours)"."""
+    """Name the compared differences, e.g. "differences between the closest seeds of each prompt (colours)"."""
     what = {
         ("seeds", False): "differences between seeds",
         ("seeds", True): "differences between the closest seeds of each prompt"

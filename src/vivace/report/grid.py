@@ -143,7 +143,7 @@ def _pictures(row: Row) -> dict[ImageKey, ImageRecord]:
 
 
 def _sources(row: Row, key: ImageKey, read_image: ImageReader) -> tuple[tuple[str, EmbeddedImage], ...]:
-    """Return the images that an image was made from, with their names; none for text."""
+    """Return the source images of an image, with their names; none for text."""
     source = row.record.trial.workload.source_of(key[0])
     if source is None:
         return ()
@@ -272,7 +272,7 @@ def _cells(
 def _note(
     row: Row, image: ImageRecord, reference: ImageRecord | None, cell: GridCell, is_worst: bool
 ) -> str | None:
-    """Return the caption of an image: its faults, and the figure that the recipe is held to."""
+    """Return the caption of an image: its faults, and the recipe's deciding figure."""
     parts = list(image.faults)
     figures = _by_image(row).get((image.sha256, reference.sha256 if reference else "", image.prompt))
     if not row.is_baseline and cell.difference_note == _IDENTICAL:

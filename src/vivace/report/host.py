@@ -9,7 +9,7 @@ from vivace.spec.record import Record
 from vivace.stats import Interval, LogMean, Verdict, verdict
 
 LEAST_CPU_SHARE = 0.9
-"""A process that gets less of its threads' time was held up by other programs."""
+"""Share of its threads' time below which a process was held up by other programs."""
 CPU_DRIFT = 1.25
 """A Python loop's time varies by a tenth on a quiet machine."""
 MOST_WAITING = 0.3
@@ -79,7 +79,7 @@ def stretch_of(total_s: float, busy_s: float | None, ratio: float | None) -> flo
 
 
 def most_stretch(ratio: float) -> float:
-    """Return a generous bound of what `stretch_of` cannot tell: the square of the CPU's change, over the whole call.
+    """Return a generous bound where `stretch_of` is unknown: the square of the CPU's change, over the whole call.
 
     Launches do not change exactly as the Python loop does (see MOST_WAITING), and part of a call does not wait at all.
     """
@@ -87,7 +87,7 @@ def most_stretch(ratio: float) -> float:
 
 
 def allowing_for(stretch: float, gain: LogMean, num_rounds: int) -> tuple[Interval, Verdict]:
-    """Return a speed-up's interval, widened by what the CPU's speed may have done, and a verdict that allows for it.
+    """Return a speed-up's interval, widened by the possible effect of the CPU's speed, and a matching verdict.
 
     Args:
         stretch: see `stretch_of`.

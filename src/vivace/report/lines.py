@@ -30,14 +30,14 @@ class TextLine:
 
     @property
     def verdict_rank(self) -> int:
-        """Where the verdict comes when the table is sorted: the faster the earlier, failed quality last."""
+        """Return the place of a verdict in the sorted table: the faster the earlier, failed quality last."""
         if self.row.failed_quality or self.row.verdict is None:
             return len(_VERDICTS) + self.row.failed_quality
         return _VERDICTS.index(self.row.verdict)
 
     @property
     def quality_rank(self) -> int:
-        """Where the quality comes when the table is sorted: passed, unclear, failed."""
+        """Return the place of the quality in the sorted table: passed, unclear, failed."""
         return 0 if self.quality is None else [gate.value for gate in _GATES].index(self.quality[0])
 
 

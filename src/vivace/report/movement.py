@@ -1,4 +1,4 @@
-"""How fast the machine was while each recipe was measured, from the baseline's own calls through a round."""
+"""Speed of the machine while each recipe was measured, from the baseline's own calls through a round."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def levels_of(baseline: Record) -> dict[int, Levels]:
 
 
 def moves_of(levels: dict[int, Levels]) -> list[float]:
-    """Return by how much the logarithm of the baseline's time changed from one measurement of a round to the next."""
+    """Return the changes of the logarithm of the baseline's time from one measurement of a round to the next."""
     return [later - earlier for points in levels.values() for (_, earlier), (_, later) in pairwise(points)]
 
 
 def baseline_beside(
     samples: dict[int, tuple[float, ...]], rounds: tuple[Round, ...], baseline: Record
 ) -> dict[int, tuple[float, ...]]:
-    """Return the baseline's samples by round, as they would be at the time of a recipe's rounds.
+    """Return the baseline's samples by round, corrected to the time of a recipe's rounds.
 
     Between two of the baseline's measurements its time is interpolated; without canaries nothing changes.
 

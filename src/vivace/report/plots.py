@@ -145,7 +145,7 @@ def _change(before: Interval, after: Interval) -> str:
 
 
 def breakdowns(rows: Sequence[Row]) -> tuple[Breakdown, ...]:
-    """Return where each measured recipe spends its time. Stages that no row has are left out."""
+    """Return each measured recipe's time by stage. Stages that no row has are left out."""
     measured = [(i, r) for i, r in enumerate(rows, 1) if r.stages_s]
     longest = max((sum(r.stages_s.values()) for _, r in measured), default=0.0)
     if longest <= 0:

@@ -1,4 +1,4 @@
-"""Quality: how close a recipe's images are to the baseline's. Whether that is close enough, `gate` says.
+"""Quality: how close a recipe's images are to the baseline's. Whether that is close enough, `gate` decides.
 
 Everything here is computed from the stored figures of single images when records are read, so limits can change later.
 """
@@ -34,7 +34,7 @@ class ComparedFigure:
 
 @dataclass(frozen=True)
 class Worst:
-    """The prompt whose images kept least: the highest share that any of them kept, and how many there are."""
+    """The prompt with the least kept: the highest share that any of its images kept, and their number."""
 
     prompt: str
     best: float
@@ -43,7 +43,7 @@ class Worst:
 
 @dataclass(frozen=True)
 class KeptShare:
-    """What images keep of the baseline's: of its CLIP margin, or of its contrast (`match`).
+    """The share of the baseline's that images keep: of its CLIP margin, or of its contrast (`match`).
 
     Attributes:
         mean: over all images, with its 95 % interval.

@@ -1,4 +1,4 @@
-"""How a comparison is measured again: the command with its whole workload, and the prompts as a file."""
+"""Measure a comparison again: the command with its whole workload, and the prompts as a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reproduction:
 
 
 def reproduction(rows: Sequence[Row]) -> Reproduction:
-    """Return how these rows, the baseline first, are measured again."""
+    """Return the command and prompts that measure these rows again, the baseline first."""
     workload = rows[0].record.trial.workload
     file = None
     if all(_is_line(prompt) for prompt in workload.prompts):

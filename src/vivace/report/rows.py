@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.report.compilation import Compilation, compilation
+from vivace.report.device_limit import Limit, limit_of
 from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
 from vivace.report.gate import Judgement, judge
 from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
 from vivace.report.latency import Latency, ends_of, latency_of
-from vivace.report.limit import Limit, limit_of
 from vivace.report.movement import baseline_beside, levels_of, moves_of
 from vivace.report.quality import Fidelity, fidelity, paired_figures
 from vivace.spec.figures import ImageFigures, NoiseFloor, QualityPass
@@ -68,17 +68,17 @@ class Row:
     gpu_busy_s: float | None = None
     """Seconds per image in which the GPU is busy; None on a CPU. The rest of the time it waits for the CPU."""
     limit: Limit | None = None
-    """How far it is from the device's limit; None without measured ceilings."""
+    """Distance from the device's limit; None without measured ceilings."""
     gpu: GpuUse | None = None
     """Energy, clocks and temperature over the timed calls; None on a CPU."""
     price_per_hour: float | None = None
-    """Of the machine, if it was asked what images cost."""
+    """Price of an hour of the machine, if the user gave one."""
     cpu_share: float | None = None
     """Share of its threads' time that the process got, in its worst round; None on a GPU, or if unknown."""
     cpu_ratio: float | None = None
     """Time of a fixed Python loop while this row was measured over its time during the baseline; None if unknown."""
     cpu_stretch: float | None = 1.0
-    """What the speed-up is multiplied by for a CPU as fast as the baseline's; None if that cannot be told."""
+    """Factor of the speed-up for a CPU as fast as the baseline's; None if unknown."""
 
     @property
     def model(self) -> str:
@@ -119,7 +119,7 @@ class Row:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether its time cannot be compared: other programs held it up, or the CPU's speed changed by so much.
+        """Whether its time cannot be compared: other programs held it up, or the CPU's speed changed too much.
 
         Where it is known how long the GPU waited for the CPU, the speed-up's interval allows for the change.
         """
@@ -145,7 +145,7 @@ class Row:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader must know before trusting the row."""
+        """Warnings to read before trusting the row."""
         warnings = list(self.record.rounds[0].warnings)
         if self.record.trial.model.is_synthetic:
             warnings.insert(0, RANDOM_WEIGHTS)

@@ -1,4 +1,4 @@
-"""The timed calls of each recipe in order, round by round, so that outliers and drift are seen.
+"""The timed calls of each recipe in order, round by round, so that outliers and drift are visible.
 
 All recipes share one scale, in percent of their own time: an unsteady recipe looks unsteady, however fast it is.
 """

@@ -48,11 +48,11 @@ class Point:
     label_y: float
     has_leader: bool
     is_below: bool
-    said: str
+    description: str
 
     @property
     def title(self) -> str:
-        return f"{self.number} {self.recipe}: {self.said}{'; failed quality' if self.failed else ''}"
+        return f"{self.number} {self.recipe}: {self.description}{'; failed quality' if self.failed else ''}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Value:
     doubtful: bool
     x: Interval
     y: Interval
-    said: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
     for number, row in measured:
         x, y = _speed(row, rows[0]), _quality(row, percent=measure.unit == "%")
         if x is not None and y is not None:
-            values.append(_value(number, row, x, y, f"{x.point:.2f}×, {_quality_said(y, measure.unit)}"))
+            values.append(_value(number, row, x, y, f"{x.point:.2f}×, {_quality_text(y, measure.unit)}"))
     return _plot("Speed and quality", "Upper right is better", about, values, measure)
 
 
@@ -191,13 +191,13 @@ def _quality(row: Row, *, percent: bool) -> Interval | None:
     return Interval(100 * kept.point, *ends)
 
 
-def _quality_said(value: Interval, unit: str) -> str:
+def _quality_text(value: Interval, unit: str) -> str:
     return f"CLIP kept {value.point:.1f} %" if unit else f"SSIM {value.point:.3f}"
 
 
-def _value(number: int, row: Row, x: Interval, y: Interval, said: str) -> Value:
+def _value(number: int, row: Row, x: Interval, y: Interval, description: str) -> Value:
     is_doubtful = row.judgement is not None and row.judgement.gate == "unclear"
-    return Value(number, row.recipe, _kind(row), row.failed_quality, is_doubtful, x, y, said)
+    return Value(number, row.recipe, _kind(row), row.failed_quality, is_doubtful, x, y, description)
 
 
 def memory_plot(values: Sequence[Value]) -> Plot | None:
@@ -249,7 +249,7 @@ def _scatter(name: str, width: int, height: int, values: Sequence[Value], measur
             label_y=label[1],
             has_leader=math.hypot(label[0] - x, label[1] - y) > 16,
             is_below=cut,
-            said=v.said,
+            description=v.description,
         )
         for v, (x, y), x_bar, y_bar, cut, label in zip(
             values, drawn, x_bars, y_bars, below, labels, strict=True

@@ -60,7 +60,7 @@ def fastest(rows: Sequence[Row]) -> Row | None:
 
 
 def standing(row: Row) -> str:
-    """Describe what is not known of a fast recipe's quality; empty if it passes."""
+    """Describe what is uncertain about a fast recipe's quality; empty if it passes."""
     if row.judgement is None or row.record.trial.model.is_synthetic:
         return "quality not judged"
     return "quality not proven" if _is_doubtful(row) else ""
@@ -83,7 +83,7 @@ def _equals(rows: Sequence[Row], best: Row) -> list[Row]:
 
 
 def _is_doubtful(row: Row) -> bool:
-    """Whether the quality was judged, and not found to pass."""
+    """Whether the quality was judged, and did not pass."""
     return row.judgement is not None and row.judgement.gate is not Gate.PASSED
 
 
@@ -166,7 +166,7 @@ def _unended(text: str | None) -> str:
 
 
 def noise_floor(baseline: Row) -> str:
-    """Say in one line how close the baseline is to itself; empty without a quality pass."""
+    """Describe in one line how close the baseline is to itself; empty without a quality pass."""
     floor, reached = baseline.floor, baseline.noise_floor
     if floor is None:
         return ""
@@ -252,7 +252,7 @@ def limit_in_words(row: Row) -> str:
 
 
 def gpu_in_words(row: Row) -> str:
-    """Describe what an image costs and what the GPU did: "812 J an image (counter), 590 W"; "" if neither is known."""
+    """Describe an image's energy and the GPU's state: "812 J an image (counter), 590 W"; "" if neither is known."""
     parts = []
     if row.cost_per_1000 is not None:
         parts.append(f"1,000 images cost {money(row.cost_per_1000)} at {row.price_per_hour:g} an hour")

@@ -53,7 +53,7 @@ _COLUMNS = (
 _LEFT = frozenset({"recipe", "verdict", "quality"})
 _GAP = 2
 _RECIPE_WIDTH = 32
-"""Characters that a recipe gets, if it needs them, before columns are left out."""
+"""Characters reserved for a recipe, if it needs them, before columns are left out."""
 _PIPE_WIDTH = 180  # characters, if standard output is a file or a pipe
 
 
@@ -73,10 +73,10 @@ def render(rows: Sequence[Row], format_: str) -> str:
 def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print the table to a terminal. Recipes break at a plus sign, figures never. Reasons and warnings follow."""
     cells = [_cells(row) for row in rows]
-    shown, recipe_width = _fitting([[heading for heading, _ in _COLUMNS], *cells], console.width)
+    kept, recipe_width = _fitting([[heading for heading, _ in _COLUMNS], *cells], console.width)
     TextTable(
-        tuple(_COLUMNS[i][0] for i in shown),
-        [[texts[i] for i in shown] for texts in cells],
+        tuple(_COLUMNS[i][0] for i in kept),
+        [[texts[i] for i in kept] for texts in cells],
         left=_LEFT,
         label_width=recipe_width,
         styles=["dim" if row.latency is None else "red" if row.failed_quality else None for row in rows],
@@ -89,7 +89,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 
 def _fitting(cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], int]:
-    """Return the columns with figures that fit a width, in characters, and what is left for the recipe.
+    """Return the columns with figures that fit a width, in characters, and the width left for the recipe.
 
     Args:
         cells: the headings, and the cells of each row.
@@ -164,9 +164,9 @@ def _markdown(rows: Sequence[Row]) -> str:
         _OUTSIDE: not any(row.fidelity and row.fidelity.outside_psnr_db for row in rows),
         _LIKE: not any(row.fidelity and row.fidelity.source_similarity for row in rows),
     }
-    shown = [i for i, (name, _) in enumerate(_COLUMNS) if not empty.get(name)]
-    texts = [[*(cells[i] for i in shown), _note(row)] for row in rows for cells in [_cells(row)]]
-    table = TextTable((*(_COLUMNS[i][0] for i in shown), "notes"), texts, is_code=True)
+    kept = [i for i, (name, _) in enumerate(_COLUMNS) if not empty.get(name)]
+    texts = [[*(cells[i] for i in kept), _note(row)] for row in rows for cells in [_cells(row)]]
+    table = TextTable((*(_COLUMNS[i][0] for i in kept), "notes"), texts, is_code=True)
     return "\n".join(table.markdown()) + "\n"
 
 
@@ -268,7 +268,7 @@ def _csv_fields(row: Row) -> dict[str, object]:
 
 
 def _csv_place(row: Row) -> dict[str, object]:
-    """Return which GPU a row is from: the place's, or the one that the rounds found themselves on."""
+    """Return the GPU of a row: the place's, or the one that its rounds reported."""
     place = row.record.environment.place
     if place is not None:
         return {"gpu_index": place.index, "gpu_uuid": place.uuid, "host": place.host}

@@ -1,4 +1,4 @@
-"""A table of texts, as a terminal, a text file, Markdown or CSV shows it."""
+"""A table of texts, for a terminal, a text file, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of texts. What others wrote may stand in it: no cell changes the table, or controls a terminal.
+    """A table of texts. Foreign text is safe in it: no cell changes the table, or controls a terminal.
 
     Attributes:
         left: headings of columns that are aligned to the left; the first one always is.
@@ -83,7 +83,7 @@ class TextTable:
 
 
 def markdown_lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table in Markdown, of cells that are Markdown already."""
+    """Return a table in Markdown; the cells are Markdown already."""
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
 

@@ -1,4 +1,4 @@
-"""How much images differ from each other, beside how much the baseline's do.
+"""Differences of images from each other, beside those of the baseline's.
 
 A recipe whose seeds all give one image is not as good as the baseline, however good that image is. Every image is
 stored with two descriptions: a thumbnail, and the embedding of the CLIP model that scored it. Two images are as far
@@ -47,7 +47,7 @@ _MOST_IMAGES = 400
 
 @dataclass(frozen=True)
 class VarietyShare:
-    """What is kept of the differences by one distance.
+    """The kept share of the differences by one distance.
 
     Attributes:
         among: "seeds" of a prompt, or "prompts".

@@ -1,4 +1,4 @@
-"""What a call of a pipeline is given: arguments that it accepts, prompts as it takes them, its size, its contexts."""
+"""Arguments of a pipeline's call: those that it accepts, prompts in its form, its size, its contexts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def generators_of(call: Call) -> dict[str, Any]:
 
 
 def with_size_of_image(
-    pipe: DiffusionPipeline, defaults: dict[str, Any], given: dict[str, Any]
+    pipe: DiffusionPipeline, defaults: dict[str, Any], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a call's defaults with the size of the image that it is given, unless it is given a size too.
+    """Return a call's defaults with the size of its image argument, unless the call has a size too.
 
     diffusers would stretch the image to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's
     would draw 1024x1024 pixels whatever the size.
@@ -48,12 +48,12 @@ def with_size_of_image(
     Args:
         given: the arguments of the call.
     """
-    sizes = _of_its_image(defaults, given)
-    return _area(pipe, sizes | given) | sizes
+    sizes = _of_its_image(defaults, arguments)
+    return _area(pipe, sizes | arguments) | sizes
 
 
 def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a call takes besides a prompt, for calls that calibrate: images that ship with vivace, of a size.
+    """Return the arguments of a call besides a prompt, for calls that calibrate: shipped images, in one size.
 
     Args:
         size: has the height and width, pixels.
@@ -62,18 +62,18 @@ def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, 
 
 
 def _area(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that make FLUX.1 Kontext draw the size that it is given."""
+    """Return the arguments that make FLUX.1 Kontext draw the requested size."""
     height, width = size.get("height"), size.get("width")
     if "max_area" not in call_parameters(pipe) or not height or not width:
         return {}
     return {"max_area": height * width, "_auto_resize": False}
 
 
-def _of_its_image(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    if "height" not in defaults or "height" in given or "width" in given:
+def _of_its_image(defaults: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    if "height" not in defaults or "height" in arguments or "width" in arguments:
         return defaults
     for name in _IMAGES:
-        image: Any = given.get(name)
+        image: Any = arguments.get(name)
         image = image[0] if isinstance(image, list) and image else image
         if hasattr(image, "convert"):  # PIL
             return defaults | {"width": image.size[0], "height": image.size[1]}
@@ -94,7 +94,7 @@ def why_no_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> str | None:
 
 
 def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
-    """Move a pipeline's ControlNet to the device, and cast what passes through it: it takes the denoiser's inputs.
+    """Move a pipeline's ControlNet to the device, and cast its inputs and outputs: it takes the denoiser's inputs.
 
     Techniques change the denoiser alone. The ControlNet is patched as an instance.
     """
@@ -125,7 +125,7 @@ def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
 
 
 def accepted_by(pipe: DiffusionPipeline) -> set[str]:
-    """Return the names of the arguments that the pipeline's call has a use for."""
+    """Return the names of the arguments that the pipeline's call uses."""
     parameters = call_parameters(pipe)
     scale = parameters.get("guidance_scale")
     # QwenImagePipeline warns of any scale, Flux2KleinPipeline of its own default.
@@ -141,7 +141,7 @@ def takes_prompts_first(pipe: DiffusionPipeline) -> bool:
 def as_the_pipeline_takes(
     pipe: DiffusionPipeline, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments with prompts by name where the pipeline takes another argument first.
+    """Return a call's arguments with prompts by name where the pipeline's first argument is another.
 
     Lists of prompts are copied: ZImagePipeline writes into the one that it is given.
     """

@@ -14,7 +14,7 @@ OnStep = Callable[[int, Any, int, int], None]
 
 
 class CallInProgress:
-    """The call in progress of a session: whether it was cancelled, and who follows it."""
+    """The call in progress of a session: whether it was cancelled, and its callback."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()

@@ -1,4 +1,4 @@
-"""Write a model's denoiser, with what a recipe makes of its weights, as one file that ComfyUI reads.
+"""Write a model's denoiser, with its weights as a recipe changes them, as one file that ComfyUI reads.
 
 Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
 granularity, because the format has one. They are rounded once, from the weights before they are quantised. What is no
@@ -30,7 +30,7 @@ from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.lora import Lora
 from vivace.techniques.prune import Prune
 from vivace.techniques.quantize import Quantize
-from vivace.untrusted.destinations import check_writable, fill_new, is_stream, is_taken
+from vivace.untrusted.destinations import check_writable, fill_new, is_stream, would_overwrite
 from vivace.untrusted.files import user_path
 
 SUFFIX = ".safetensors"
@@ -55,7 +55,7 @@ class WrittenDenoiser:
 
 @dataclass
 class _Parts:
-    """A recipe, divided by what becomes of its techniques."""
+    """A recipe, divided by the treatment of its techniques."""
 
     applied: list[Technique] = field(default_factory=list)
     quantize: Quantize | None = None
@@ -70,7 +70,7 @@ def write_denoiser(
     destination: Path,
     is_read: Callable[[], None] = lambda: None,
 ) -> WrittenDenoiser:
-    """Load a model, apply what changes its denoiser's weights, and write that in the authors' names.
+    """Load a model, apply the techniques that change its denoiser's weights, and write it in the authors' names.
 
     Args:
         device: torch's type of device on which LoRAs are merged.
@@ -121,7 +121,7 @@ def write_denoiser(
 def _check_destination(path: Path) -> None:
     if path.suffix != SUFFIX or is_stream(path):
         raise UsageError(f"{path} is no name of a {SUFFIX} file, which ComfyUI's loaders look for")
-    if is_taken(path):
+    if would_overwrite(path):
         raise _exists(path)
     check_writable(path)
 

@@ -1,4 +1,4 @@
-"""Encode prompts before a call, so that the text encoders are not part of what is timed."""
+"""Encode prompts before a call, so that the timed part has no text encoders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = {
 
 
 _INSTRUCTION = "complex_human_instruction"
-"""Sana's argument for what its language model is told to do with a prompt."""
+"""Sana's argument for the instruction to its language model."""
 
 
 def _names(pipeline: str, encoded: Any) -> tuple[str | None, ...] | None:
@@ -71,11 +71,11 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     accepted = inspect.signature(type(pipe).encode_prompt).parameters
     if "image" in accepted and name in EDITS:
         raise Unsupported(f"{name} encodes prompts together with images; measure with --text prompts")
-    given = {
+    arguments = {
         k: v for k, v in arguments.items() if k in accepted and not (k == "max_sequence_length" and v is None)
     }
     with torch.no_grad(), session.surroundings():
-        encoded = pipe.encode_prompt(**given)
+        encoded = pipe.encode_prompt(**arguments)
         names = _names(name, encoded)
         if names is None:
             raise Unsupported(f"{name} returns embeddings in an unknown format; measure with --text prompts")
@@ -85,6 +85,6 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         negative = session.arguments.get("negative_prompt")
         # True CFG: the negative prompt is encoded like a prompt.
         if negative is not None and "negative_prompt_embeds" not in names:
-            encoded = pipe.encode_prompt(**given | {"prompt": [negative] * len(prompts)})
+            encoded = pipe.encode_prompt(**arguments | {"prompt": [negative] * len(prompts)})
             embeddings |= {f"negative_{key}": value for key, value in zip(names, encoded, strict=True) if key}
     return embeddings

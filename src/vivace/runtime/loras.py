@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def set_lora(
     self: Session, path: str | None = None, *, scale: float | None = None, instead_of: str | None = None
 ) -> None:
-    """Exchange or rescale a LoRA that the recipe has loaded by `lora(PATH, hot=True)`, for the calls that follow.
+    """Exchange or rescale a LoRA that the recipe loaded by `lora(PATH, hot=True)`, for the calls that follow.
 
     Nothing is compiled or captured anew: the matrices are replaced in place. If it raises, nothing has changed.
 

@@ -77,7 +77,7 @@ def _sample_latents_in_fp32(vae: Any) -> None:
     @functools.wraps(encode)
     def encode_in_fp32(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         own = next(vae.encoder.parameters()).dtype
-        # Weights that are stored in 8 bits are cast, to the dtype of what they meet.
+        # Weights that are stored in 8 bits are cast, to the dtype of their inputs.
         output = encode(x.to(own) if own.is_floating_point and own.itemsize > 1 else x, *args, **kwargs)
         distribution = getattr(output, "latent_dist", None)
         if distribution is not None and hasattr(distribution, "parameters"):

@@ -1,4 +1,4 @@
-"""Open a session: of a model by name, or of a diffusers pipeline that is there already."""
+"""Open a session: of a model by name, or of an existing diffusers pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.pipelines import notes_on_versions, pipeline_for, stored_effects, with_stored
 from vivace.runtime.rollback import put_back_on_error
 from vivace.runtime.session import OnTechnique, Session
-from vivace.spec.recipe import BASELINE
 from vivace.spec.workload import Task
 from vivace.technique import ModelFacts, Placement, Request, Target
 
@@ -25,20 +24,8 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-def load(model: str, recipe: str = BASELINE, *, device: str = "auto", task: Task | None = None) -> Session:
-    """Load a model, apply a recipe and return the session.
-
-    Args:
-        model: e.g. "tiny-sd", "sdxl", "synthetic:sdxl" (its architecture with random weights), "org/repo@revision" on
-            the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
-        recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
-        device: "auto" (a GPU if there is one), "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
-        task: "image", "inpaint", "control" or "edit" for a session that is called with images: `image`,
-            `mask_image`, `strength`, ... of the diffusers pipeline; None for what the model is published for.
-
-    Raises:
-        UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
-    """
+def load_session(model: str, recipe: str, device: str, task: Task | None) -> Session:
+    """Load a model and apply a recipe; see `vivace.load`."""
     resolved = resolve(recipe)  # what is wrong with it comes before what is wrong with the model
     return open_session(find_model(model), resolved, choose_device(device), task=task)
 
@@ -98,7 +85,7 @@ def session_of(
         request=Request(
             prompts=tuple(prompts)
             or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
-            given=example_call(pipe, located.defaults | (defaults or {})),
+            inputs=example_call(pipe, located.defaults | (defaults or {})),
         ),
     )
     session = Session(pipe, recipe, target, on_technique)
@@ -108,20 +95,8 @@ def session_of(
     return session
 
 
-def apply(pipe: DiffusionPipeline, recipe: str = BASELINE, *, prompts: Sequence[str] = ()) -> Session:
-    """Apply a recipe to an existing diffusers pipeline, in place, and return the session.
-
-    Noise is drawn as diffusers does, in the dtype of the latents. `vivace.load` and `vivace.bench` draw it in fp32.
-
-    Args:
-        pipe: the pipeline; it is changed.
-        recipe: e.g. "bf16+cfg_cutoff(0.4)".
-        prompts: the prompts of later calls, for techniques that adapt to them: quantize(fp8_static).
-
-    Raises:
-        RecipeError, Unsupported, NoEffect: see `vivace.errors`. After an error the pipeline is as it was before,
-            unless weights have been changed already; then the message says so, and it must be loaded again.
-    """
+def apply_recipe(pipe: DiffusionPipeline, recipe: str, prompts: Sequence[str]) -> Session:
+    """Apply a recipe to a pipeline in place; see `vivace.apply`."""
     resolved = resolve(recipe)
     device = torch_type(getattr(pipe, "device", "cpu"))
     target = Target(

@@ -1,4 +1,4 @@
-"""What a session returns, for type checkers."""
+"""The return type of a session, for type checkers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class PipelineOutput(Protocol):
-    """What a diffusers pipeline returns.
+    """The return value of a diffusers pipeline.
 
     Attributes:
         images: one for each prompt; with another `output_type` than "pil" an array, a tensor or latents.

@@ -70,7 +70,7 @@ def _rebuild(located: LocatedModel, recipe: Recipe) -> Rebuild:
 
 
 def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
-    """Return a recipe with that of a saved folder, which its weights hold in part; unchanged for other models.
+    """Return a recipe with that of a saved folder, part of which its weights contain; unchanged for other models.
 
     Raises:
         UnusableModel: this version has no such recipe.
@@ -117,7 +117,7 @@ def precedes(technique: Technique, recipe: Recipe, stored: set[str]) -> Techniqu
 
 
 def stored_effects(located: LocatedModel) -> dict[str, Effect]:
-    """Return what techniques did to the weights of a saved folder, by their text; empty for other models."""
+    """Return the techniques' effects on the weights of a saved folder, by their text; empty for other models."""
     if located.saved is None:
         return {}
     return {
@@ -132,7 +132,7 @@ def stored_effects(located: LocatedModel) -> dict[str, Effect]:
 
 
 def notes_on_versions(located: LocatedModel) -> list[str]:
-    """Return which libraries have another version than where a folder was saved: images may differ in the last bits."""
+    """Return the libraries with another version than when a folder was saved: images may differ in the last bits."""
     if located.saved is None:
         return []
     then, now = located.saved.environment.libraries, library_versions()

@@ -25,7 +25,7 @@ from vivace.spec.workload import Workload
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A model, a recipe and what is drawn with them. Nothing is loaded yet.
+    """A model, a recipe and the images to draw. Nothing is loaded yet.
 
     Attributes:
         pictures: that the images start from; None for text.
@@ -54,7 +54,7 @@ class CheckedRequest:
         )
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        """Return what a call is given besides the session's defaults: prompts, generators and source images."""
+        """Return the arguments of a call besides the session's defaults: prompts, generators and source images."""
         images = {} if self.pictures is None else self.pictures.by_sha
         indices = [index for index, _, _ in call]
         sources = image_arguments(self.located.pipeline, self.workload, indices, images)

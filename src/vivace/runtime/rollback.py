@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from vivace.errors import VivaceError
-from vivace.technique.traits import traits_given, with_traits
+from vivace.technique.traits import traits_by_techniques, with_traits
 
 _DICTIONARIES = (dict, OrderedDict)
 _PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})
@@ -24,7 +24,7 @@ _PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})
 
 @contextmanager
 def put_back_on_error(pipe: Any) -> Iterator[None]:
-    """Put a pipeline back if an error ends this, or let the error say that it could not be."""
+    """Put a pipeline back if the block raises an error, or note in the error that it could not be."""
     before = Snapshot(pipe)
     try:
         yield
@@ -39,7 +39,7 @@ def put_back_on_error(pipe: Any) -> Iterator[None]:
 
 
 class Snapshot:
-    """What a pipeline, its scheduler and its modules refer to."""
+    """The references of a pipeline, its scheduler and its modules."""
 
     def __init__(self, pipe: Any) -> None:
         import torch
@@ -49,7 +49,7 @@ class Snapshot:
         scheduler = getattr(pipe, "scheduler", None)
         self._kind = type(scheduler)
         self._scheduler = scheduler
-        self._traits = [(part, traits_given(part)) for part in self._networks]
+        self._traits = [(part, traits_by_techniques(part)) for part in self._networks]
         self._plain = [
             _Attributes(owner, owner, weak=False) for owner in (pipe, scheduler) if owner is not None
         ]
@@ -77,7 +77,7 @@ class _Attributes:
     """The attributes of an object. Dictionaries among them keep their identity, since hooks are removed from them.
 
     Args:
-        holder: where they are put back; None: told later.
+        holder: where they are put back; None: set later.
         weak: whether weights and modules among them may be freed.
     """
 
@@ -90,7 +90,7 @@ class _Attributes:
         }
 
     def held(self) -> list[Any]:
-        """What is referred to weakly; None for what is freed."""
+        """Return the weakly referenced objects; None for those that are freed."""
         references = [
             *self._values.values(),
             *(item for part in self._inside.values() for item in part.values()),
@@ -133,7 +133,7 @@ def _contents(module: Any) -> dict[str, Hashable]:
 
 
 def _contents_of(attributes: _Attributes) -> dict[str, Hashable]:
-    """What identifies the weights now that the module had then."""
+    """Return the identity of a module's own weights as they are now."""
     inside = attributes._inside
     then = ({k: _strongly(v) for k, v in inside[part].items()} for part in ("_parameters", "_buffers"))
     return {name: _content(tensor) for name, tensor in _tensors(*then)}

@@ -1,4 +1,4 @@
-"""Images that a model's safety checker replaced by black ones. diffusers says so only in a field of its answer."""
+"""Images that a model's safety checker replaced by black ones. diffusers reports them only in a field of its output."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from vivace.untrusted.files import user_path
 from vivace.untrusted.reading import reason
 
 RECORDS = "records.jsonl"
-"""What was measured of the baseline and of the recipe, one record a line."""
+"""File of measured records, of the baseline and of the recipe, one a line."""
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".msgpack", ".onnx", ".h5")
 
 
@@ -62,7 +62,7 @@ def save(
     is_read: Callable[[], None] = lambda: None,
     proof: Sequence[Record] = (),
 ) -> Saved:
-    """Load a model, apply what changes its weights, and write all of it into a new folder.
+    """Load a model, apply the techniques that change its weights, and write all of it into a new folder.
 
     Args:
         device: torch's type of device that the weights are for: precision and layout depend on it.
@@ -203,7 +203,7 @@ def _sources(located: LocatedModel) -> dict[str, Path]:
 
 
 def _without_paths(folder: Path) -> None:
-    """Take out of configurations where they were read from: folders of this machine."""
+    """Remove the source paths from configurations: folders of this machine."""
     for path in folder.rglob("*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict) and content.pop("_name_or_path", None) is not None:

@@ -171,7 +171,7 @@ class Session:
 
     @property
     def applied(self) -> dict[str, Effect]:
-        """What each technique did, by its name and targets."""
+        """The change of each technique, by its name and targets."""
         return dict(self._applied)
 
     @property
@@ -257,7 +257,7 @@ class Session:
             yield
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
-        """Return what techniques observed during the calls so far."""
+        """Return the techniques' observations during the calls so far."""
         evidence: dict[str, int | float | str | list[str]] = {}
         for _, effect in self._applied:
             if effect.evidence is not None:

@@ -1,4 +1,4 @@
-"""A session of another task with the weights of one that is there."""
+"""A session of another task with the weights of an open one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmedSize:
-    """What warming did for one size.
+    """The result of warming one size.
 
     Attributes:
         size: None for the pipeline's own default.

@@ -1,4 +1,4 @@
-"""What techniques do at the end of each step, before the caller's own callback."""
+"""Techniques' callbacks at the end of each step, before the caller's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of one process take turns: what techniques set for a call, they set for the whole process.
+"""Turns of the sessions of one process: a technique's settings for a call hold for the whole process.
 
 Kernels of attention, TF32 and memory formats of the process are changed around a call and restored after it. Calls of
 several threads, of one session or of several, therefore wait for each other. In one thread sessions may be nested, as
@@ -49,7 +49,7 @@ def settings_of_a_turn() -> Iterator[ExitStack]:
 
 
 def _begin_anew() -> None:
-    """A forked child has one thread, which holds nothing."""
+    """Reset the lock: a forked child has one thread, which holds nothing."""
     global _TURN
     _TURN = threading.RLock()
     _ENTERED.clear()

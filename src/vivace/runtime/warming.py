@@ -1,4 +1,4 @@
-"""Compile a recipe's code ahead of its use, for one size or several, and bring code that another machine compiled."""
+"""Compile a recipe's code ahead of its use, for one size or several, and import code that another machine compiled."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Warmed:
-    """What warming did: for each size, the smallest first, and the artifact's content if one was asked for."""
+    """The result of warming: for each size, the smallest first, and the artifact's content on request."""
 
     sizes: tuple[WarmedSize, ...]
     artifact: bytes | None = None
 
     @property
     def first_call_s(self) -> float:
-        """Of all first calls together."""
+        """Seconds of all first calls together."""
         return sum(warmed.first_call_s for warmed in self.sizes)
 
     @property
     def graphs(self) -> int:
-        """How many graphs were compiled."""
+        """Number of graphs that were compiled."""
         return sum(warmed.graphs + warmed.graphs_later for warmed in self.sizes)
 
     @property
     def from_cache(self) -> int:
-        """How many of them the cache had already."""
+        """Number of graphs that the cache had already."""
         return sum(warmed.from_cache for warmed in self.sizes)
 
 
 def compiled_for(device: str) -> CompiledFor:
-    """Return what code that is compiled here depends on.
+    """Return the conditions that code compiled here depends on.
 
     Args:
         device: torch's type of device.

@@ -1,4 +1,4 @@
-"""From a request to the workload that a model draws: its own values where none are asked, checked."""
+"""From a request to the workload of a model: its own values by default, checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vivace.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, ste
 
 
 def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 1) -> Workload:
-    """Return the workload for one model; fields that are not given take the model's own values.
+    """Return the workload for one model; unset fields take the model's own values.
 
     Raises:
         UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
@@ -83,7 +83,7 @@ def workload_and_images(
 
 
 def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
-    """Return the task that was asked for, that the files mean, or that the model is published for."""
+    """Return the requested task, that of the files, or that for which the model is published."""
     own = own_task(located.pipeline)
     return check_files(task or (own if own != "text" else None), files, strength)
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _PREFIX_OF_UNETS = "model.diffusion_model."
 _LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""Largest number of float8_e4m3fn."""
 _WEIGHT = ".weight"
 
 
 @dataclass(frozen=True)
 class DenoiserFile:
-    """What is written of a denoiser.
+    """The tensors of a denoiser's file.
 
     Attributes:
         layout: its tensors in the authors' names.
@@ -70,7 +70,7 @@ class DenoiserFile:
 
     @property
     def prefix(self) -> str:
-        """What its tensors' names begin with."""
+        """The prefix of its tensors' names."""
         return _PREFIX_OF_UNETS if type(self.denoiser).__name__.startswith("UNet") else ""
 
     def write(

@@ -38,7 +38,7 @@ _BUFFERS = f"{_OWN}-buffers.safetensors"
 """Buffers that are no part of a state dict, such as positions: libraries compute them again, and may round them."""
 _AGAIN = "save the model again with `vivace save`"
 _FILE_BYTES = 4 << 30
-"""Of a file, about: a writer of safetensors holds a whole file in memory."""
+"""Bytes of a file, about: a writer of safetensors holds a whole file in memory."""
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -48,7 +48,7 @@ _DTYPES = {
 
 @dataclass
 class Described:
-    """What the headers of a component's files say beside the tensors."""
+    """The description of a component in its files' headers."""
 
     quantised: dict[str, StoredTensor] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Described:
 
 @dataclass(frozen=True)
 class ComponentFiles:
-    """The checked files of a component: where each tensor is, and what the headers say.
+    """The checked files of a component: where each tensor is, and the headers' description.
 
     Attributes:
         places: file and header entry of each stored tensor, by its name in the file.

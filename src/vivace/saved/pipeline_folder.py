@@ -23,7 +23,7 @@ from vivace.untrusted.files import read_object
 from vivace.untrusted.reading import reading
 
 Rebuild = Callable[[Any], None]
-"""Gives a pipeline of skeletons the modules that techniques left when they were applied."""
+"""Gives a pipeline of skeletons the modules that techniques left in it."""
 _CONFIG = "config.json"
 
 
@@ -153,7 +153,7 @@ def _skeletons(folder: Path) -> dict[str, Any]:
 
 
 def _skeleton(folder: Path, kind: Any) -> Any:
-    """Return a network as its configuration makes it, with its parameters on the meta device."""
+    """Return a network built from its configuration, with its parameters on the meta device."""
     config = read_object(folder / _CONFIG)
     library: Library = "transformers" if kind.__module__.startswith("transformers.") else "diffusers"
     if library == "diffusers":

@@ -27,7 +27,7 @@ from vivace.serve.settings import ServeSettings
 from vivace.serve.waiting import QueueFull
 
 _LOOK_S = 0.2
-"""How often it is looked whether a worker will ever draw."""
+"""Seconds between checks whether a worker can still draw."""
 
 
 def create_app(
@@ -120,7 +120,7 @@ def _add_health(app: FastAPI) -> None:
 
     @app.get("/readyz", response_model=Health, responses=KEYED["responses"] | {503: {"model": Health}})
     async def readyz(request: Request) -> JSONResponse:
-        """Whether an image would be drawn now, and what each worker does."""
+        """Return whether an image would be drawn now, and the state of each worker."""
         pool: ReplicaPool = request.app.state.pool
         workers = [_worker_health(replica) for replica in pool.replicas]
         body: dict[str, Any] = {"status": "ready" if pool.is_ready else "not ready", "workers": workers}

@@ -1,4 +1,4 @@
-"""What is checked of a request before it is read: the key, whose page sends it, and the size of the body."""
+"""Checks of a request before it is read: the key, the page that sends it, and the size of the body."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST_BODY = 1_000_000
-"""Bytes."""
+"""Most bytes of a body."""
 LARGEST_UPLOAD = 32_000_000
-"""Bytes of a form with images."""
+"""Most bytes of a form with images."""
 _UPLOADS = "/v1/images/edits"
 _DIGITS = 20
 _LONGEST_PAUSE_S = 30.0
-"""Between two parts of a body."""
+"""Longest pause between two parts of a body, seconds."""
 _LONGEST_BODY_S = 300.0
 _DRAINED = 64_000_000
 _OPEN = "/livez"

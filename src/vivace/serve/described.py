@@ -1,4 +1,4 @@
-"""What /openapi.json says of answers and forms, which a test holds the server to."""
+"""The part of /openapi.json about answers and forms, which a test holds the server to."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every error."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
 class ImageEntry(BaseModel):
-    """An image of an answer: its base64, or where it is for an hour."""
+    """An image of an answer: its base64, or its URL for an hour."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,7 +35,7 @@ class ImageEntry(BaseModel):
 
 
 class ImagesAnswer(BaseModel):
-    """Images. `notes` say what of the request was cut off or assumed."""
+    """Images. `notes` say which parts of the request were cut off or assumed."""
 
     created: int
     data: list[ImageEntry]
@@ -45,7 +45,7 @@ class ImagesAnswer(BaseModel):
 
 
 class StartHealth(BaseModel):
-    """How a worker's start goes: the seconds so far, in all and by phase, and those that earlier starts took."""
+    """The progress of a worker's start: the seconds so far, in all and by phase, and those of earlier starts."""
 
     seconds: float
     expected_seconds: float | None
@@ -60,7 +60,7 @@ class WorkerHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether an image would be drawn now, and what each worker does."""
+    """Whether an image would be drawn now, and the state of each worker."""
 
     status: str
     workers: list[WorkerHealth]
@@ -72,7 +72,7 @@ class Alive(BaseModel):
 
 
 class ServedModel(BaseModel):
-    """The model that is served. What is not known before it is loaded is missing until then."""
+    """The model that is served. Facts that are unknown before it is loaded are missing until then."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -109,7 +109,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
         406: "The server makes none of the types of Accept",
         408: "The body does not come",
         413: "The body is too large",
-        429: "Too much waits; Retry-After says when there is probably room",
+        429: "Too many images wait; Retry-After tells when there is probably room",
         499: "The client has gone",
         500: "Drawing failed",
         503: "The model is being loaded, cannot be used, or its worker died twice",
@@ -136,9 +136,9 @@ _DRAWN = {
     }
 }
 OPEN: dict[str, Any] = {"responses": _errors(403, 413)}
-"""Of routes that need no key."""
+"""Documented answers of routes that need no key."""
 KEYED: dict[str, Any] = {"responses": _errors(401, 403, 413)}
-"""Of routes that need one."""
+"""Documented answers of routes that need one."""
 _DRAWS: dict[str, Any] = {
     "responses": _DRAWN | _errors(400, 401, 403, 406, 408, 413, 429, 499, 500, 503, 504)
 }
@@ -181,7 +181,7 @@ EDITS = _with_body("multipart/form-data", _form())
 
 
 def describe(app: FastAPI) -> None:
-    """Let /openapi.json say of wrong requests what the server answers: 400 and not 422."""
+    """Describe errors in /openapi.json as the server answers them: 400 and not 422."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -36,7 +36,7 @@ Report = Callable[[str, dict[str, Any]], None]
 
 @dataclass
 class Drawing:
-    """A session with what was measured of it.
+    """A session with its measurements.
 
     Attributes:
         session: that was opened; `editing` has those of other tasks, which share its weights.
@@ -123,7 +123,7 @@ class Drawing:
             self.batching.append(time_batches(self.session, width, height, self.load_request.batches))
 
     def state(self) -> dict[str, Any]:
-        """Return what the server needs to know, as plain data."""
+        """Return the facts that the server needs, as plain data."""
         from vivace.families import family_of
         from vivace.runtime.calls import accepted_by
         from vivace.technique import component_of
@@ -159,7 +159,7 @@ class Drawing:
             session.cancel()
 
     def draw(self, request: Draw, report: Report) -> dict[str, Any]:
-        """Draw images, put their pixels into files, and return what is known of them.
+        """Draw images, put their pixels into files, and return facts about them.
 
         Raises:
             Cancelled, VivaceError: see `vivace.errors`.
@@ -223,7 +223,7 @@ def keep_prompts_out_of_logs() -> None:
 
 
 def _unread(pipe: Any, prompt: str) -> str:
-    """Return that a prompt is longer than every text encoder of a pipeline reads; empty if it is not."""
+    """Return a note if a prompt is longer than every text encoder of a pipeline reads; else ""."""
     if len(prompt) < _SHORT:
         return ""
     tokenizers = [

@@ -1,4 +1,4 @@
-"""What a worker draws from images: image-to-image and inpainting, or editing by weights that are trained for it."""
+"""A worker's images from images: image-to-image and inpainting, or editing by weights that are trained for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHARED: tuple[Task, ...] = ("image", "inpaint")
 _WARM_STEPS = 2
 _SEVERAL = ("QwenImageEditPlusPipeline",)
 _MOST_SEVERAL = 3
-"""Images of a request, where a pipeline takes several: those that the model was trained for."""
+"""Most images of a request, where a pipeline takes several: as many as the model was trained for."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Editing:
 
     @classmethod
     def of(cls, located: LocatedModel, session: Session, task: Task | None) -> Editing:
-        """Return what is drawn from images.
+        """Return the sessions that draw from images.
 
         Args:
             session: that was opened for `task`.
@@ -65,7 +65,7 @@ class Editing:
                     break
 
     def state(self) -> dict[str, Any]:
-        """Return what the server needs to know, as plain data."""
+        """Return the facts that the server needs, as plain data."""
         sessions = list(self.sessions.values())
         takes = set.intersection(*(accepted_by(session.pipe) for session in sessions)) if sessions else set()
         strengths = [
@@ -85,7 +85,7 @@ class Editing:
         }
 
     def _try(self, task: Task, do: Callable[[], Session | None]) -> bool:
-        """Do something for a task; note why if it is not possible."""
+        """Run a function for a task; note the reason if it fails."""
         try:
             made = do()
         except VivaceError as error:

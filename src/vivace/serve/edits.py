@@ -31,14 +31,14 @@ _MOST_PARTS = 40
 _LARGEST_FIELD = 100_000
 _TOLERATED_CUT = 0.01
 _MOST_RATIO = 4
-"""Of the sides of an image that is drawn at its own proportions."""
+"""Largest ratio of the sides of an image that is drawn at its own proportions."""
 _READERS = ThreadPoolExecutor(1, thread_name_prefix="read-image")
-"""One: an image of the largest size takes hundreds of megabytes while it is read."""
+"""Number of readers: an image of the largest size takes hundreds of megabytes while it is read."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """The images of a form, as they were sent."""
+    """The images of a form, as received."""
 
     images: tuple[bytes, ...]
     mask: bytes | None
@@ -46,7 +46,7 @@ class Uploads:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What images are drawn from, and what was assumed of the images that were sent."""
+    """Images fitted to a size, and the assumptions about the received ones."""
 
     source: Source
     notes: tuple[str, ...]
@@ -105,7 +105,7 @@ async def _mask(form: FormData) -> bytes | None:
 
 
 def task_for(uploads: Uploads, state: ModelState) -> Task:
-    """Return what a request with these images asks for.
+    """Return the task of a request with these images.
 
     Raises:
         RequestError: it is not served.
@@ -182,7 +182,7 @@ def _read(
 
 
 def nearest_size(sent: Size, settings: ServeSettings, state: ModelState) -> Size:
-    """Return the size that an image is drawn at if the request names none.
+    """Return the size at which an image is drawn if the request names none.
 
     With any size that is the image's own, made smaller if it has more pixels than the model's own size; else the warmed
     size whose proportions are the nearest, and of these the one nearest in pixels.
@@ -225,7 +225,7 @@ def _sent(argument: str, image: Image) -> JobPicture:
 
 
 def _note(number: int, image: Image, size: Size) -> str:
-    """Return what fitting an image cuts off; empty if hardly anything."""
+    """Return a note on the part that fitting an image cuts off; empty if hardly any."""
     scale = max(size.width / image.width, size.height / image.height)
     cut = max(1 - size.width / (scale * image.width), 1 - size.height / (scale * image.height))
     if cut <= _TOLERATED_CUT:

@@ -31,6 +31,6 @@ class EnergyMeter:
         return None if self.gpu is None else self.gpu.energy_j()
 
     def since(self, before: float | None) -> dict[str, float]:
-        """Return what an event says of the joules since a reading; nothing where there are none."""
+        """Return the joules since a reading, as a field of an event; nothing where there are none."""
         now = self.read()
         return {} if now is None or before is None else {"energy_j": now - before}

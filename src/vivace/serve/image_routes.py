@@ -42,7 +42,7 @@ from vivace.serve.settings import ModelState, ServeSettings
 
 LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
-"""How often a waiting handler looks whether its client has gone."""
+"""Seconds between checks whether the client of a waiting handler has gone."""
 _Request = TypeVar("_Request", bound=ImageRequest)
 _LOADING = {"Retry-After": "5"}
 
@@ -89,7 +89,7 @@ def _checked(kind: type[_Request], fields: dict[str, Any]) -> _Request:
 
 
 def _state_of(request: Request) -> ModelState | None:
-    """Return what is known of the model; None while it is loaded.
+    """Return the state of the model; None while it is loaded.
 
     Raises:
         JobError: it cannot be used.
@@ -116,7 +116,7 @@ async def _answer(
     if request.query_params:
         name = next(iter(request.query_params))[:100]
         raise RequestError(name, f"{name} is in the address, where nothing is read; give it in the body")
-    wanted = _accepted(request, body)
+    accepted = _accepted(request, body)
     jobs = jobs_of(body, settings, state, source)
     if settings.logs_prompts:
         LOG.info("%s: %r", jobs[0].id, body.prompt)
@@ -124,12 +124,14 @@ async def _answer(
         return await _streamed(request, body, jobs, "generation" if source is None else "edit", notes)
     await request.app.state.pool.submit(jobs)
     images = await _drawn(request, jobs)
-    encoded = [await encode(image, wanted or body.output_format, body.output_compression) for image in images]
+    encoded = [
+        await encode(image, accepted or body.output_format, body.output_compression) for image in images
+    ]
     for each in encoded:
         request.app.state.metrics.observe_encoding(each.seconds)
     phases = _phases(jobs, images) | {"encode": sum(each.seconds for each in encoded)}
     headers = {"Server-Timing": server_timing(phases)}
-    if wanted is not None:
+    if accepted is not None:
         return Response(encoded[0].data, media_type=encoded[0].mime, headers=headers)
     notes = tuple(dict.fromkeys([*notes, *(note for image in images for note in image.notes)]))
     content = {

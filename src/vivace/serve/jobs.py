@@ -39,7 +39,7 @@ class RequestedLora:
 
 @dataclass(frozen=True)
 class JobPicture:
-    """An image that a job draws from.
+    """An image that a job starts from.
 
     Attributes:
         argument: of the pipeline's call.

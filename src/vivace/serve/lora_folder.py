@@ -1,4 +1,4 @@
-"""The LoRAs that a worker may be asked for: which fit the model, and which is beside its layers now."""
+"""The LoRAs of a worker: those that fit the model, and the one beside its layers now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
 _KEPT_BYTES = 1_000_000_000
-"""Of files that are not read again, the last ones that were used."""
+"""Bytes of parsed files that are kept, the last ones that were used."""
 _NONE = 0.0
 """The factor of a LoRA that is beside the layers and adds nothing."""
 
@@ -99,7 +99,7 @@ class LoraFolder:
 
 
 def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
-    """Return which files fit a pipeline that no technique has changed.
+    """Return the files that fit a pipeline that no technique has changed.
 
     Raises:
         UnusableModel: none does.
@@ -118,7 +118,7 @@ def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
 
 
 def _without_folder(path: str, error: VivaceError) -> str:
-    """Return why a file is refused, without the place of the server's folder."""
+    """Return the reason why a file is refused, without the place of the server's folder."""
     return str(error).replace(path, Path(path).name)
 
 

@@ -1,4 +1,4 @@
-"""What the server and a worker say to each other: JSON lines on pipes. Pixels are in files in memory."""
+"""Messages between the server and a worker: JSON lines on pipes. Pixels are in files in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True)
 class SentPicture:
-    """An image to draw from.
+    """A source image in a message.
 
     Attributes:
         argument: of the pipeline's call.
@@ -75,7 +75,7 @@ class Draw:
 
     @property
     def id(self) -> str:
-        """What events call it: its first job."""
+        """The name of the message in events: its first job."""
         return self.ids[0]
 
 
@@ -91,7 +91,7 @@ _KINDS: dict[str, type[Message]] = {"load": Load, "draw": Draw, "cancel": Cancel
 
 
 def written(message: Message) -> bytes:
-    """Return a message as a line."""
+    """Return the line of a message."""
     return json.dumps({"kind": type(message).__name__.lower(), **asdict(message)}).encode() + b"\n"
 
 
@@ -108,5 +108,5 @@ def parsed(line: str) -> Message:
 
 
 def image_file(folder: Path, job: str, name: str) -> Path:
-    """Return the file in memory that the pixels of an image are put in."""
+    """Return the file in memory for the pixels of an image."""
     return folder / f"{job}-{name}"

@@ -17,7 +17,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Metrics:
-    """What /metrics prints."""
+    """The text of /metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -47,7 +47,7 @@ class Metrics:
         self.registry.register(_OfPool(pool))
 
     def observe(self, job: ImageJob, event: dict[str, Any]) -> None:
-        """Take in a finished job."""
+        """Count a finished job."""
         self._steps.observe(event["steps"])
         self._seconds.observe(time.monotonic() - job.accepted_at)
         for phase, seconds in event["phases"].items():

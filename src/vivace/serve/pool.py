@@ -1,4 +1,4 @@
-"""All replicas and the line before them: what the routes talk to."""
+"""All replicas and their waiting line, for the routes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ReplicaPool:
         self._tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
 
     async def stop(self) -> None:
-        """End all workers at once; whoever waits is told."""
+        """Stop all workers at once; waiting requests get an error."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -87,7 +87,7 @@ class ReplicaPool:
 
     @property
     def state(self) -> ModelState | None:
-        """What is known of the model; None until a worker has loaded it."""
+        """The state of the model; None until a worker has loaded it."""
         return next((replica.state for replica in self.replicas if replica.state is not None), None)
 
     @property
@@ -96,7 +96,7 @@ class ReplicaPool:
 
     @property
     def problem(self) -> str | None:
-        """Why no worker will ever draw; None if one may."""
+        """The reason why no worker will ever draw; None if one may."""
         if all(replica.phase is Phase.UNUSABLE for replica in self.replicas):
             return self.replicas[0].problem
         return None
@@ -143,7 +143,7 @@ def _keep(task: asyncio.Task[None]) -> None:
 
 
 def process_maker(settings: ServeSettings) -> Callable[[str | None], WorkerProcess]:
-    """Return what makes the process of a worker on a GPU, by its UUID or index, or on the default device."""
+    """Return a maker of worker processes on a GPU, by its UUID or index, or on the default device."""
     command = COMMAND if settings.device == "cpu" else (*COMMAND, WITH_GPU)
 
     def make(gpu: str | None) -> WorkerProcess:
@@ -174,7 +174,7 @@ class EarlyProcesses:
         return self._waiting.pop(gpu, None) or self._make(gpu)
 
     async def stop(self) -> None:
-        """End those that nobody took."""
+        """End the processes that were not taken."""
         for process in self._waiting.values():
             await process.stop(at_once=True)
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""A worker process as the server sees it: started, spoken to, killed."""
+"""A worker process from the server's side: started, spoken to, killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WorkerProcess:
         self._process = await start_async(self._command, self._variables)
 
     def send(self, message: Message) -> None:
-        """Send a message. That the process has died is seen by `event`.
+        """Send a message. A death of the process is noticed by `event`.
 
         It is not waited until the process reads it: one that hangs would keep the server from killing it. A worker has
         two messages at most, so that few bytes are kept meanwhile.
@@ -69,7 +69,7 @@ class WorkerProcess:
         return None
 
     def kill(self) -> None:
-        """Kill the process and those that it started."""
+        """Kill the process and its descendants."""
         if self._process is not None:
             _kill(self._process)
 

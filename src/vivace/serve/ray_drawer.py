@@ -75,7 +75,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class DrawerEvent:
-    """What a drawer tells of an order: a partial image after a step, then the image or the error.
+    """An event of an order: a partial image after a step, then the image or the error.
 
     Attributes:
         ended: what the worker said of the finished image: phases, steps, memory.
@@ -109,7 +109,7 @@ class Drawer:
         self._ended[job.id] = {name: value for name, value in event.items() if name not in ("file", "id")}
 
     async def state(self) -> tuple[ModelState | None, str | None]:
-        """Wait until the model is loaded; return what is known of it, or why it never will be."""
+        """Wait until the model is loaded; return its state, or the reason why it never will be."""
         self._start()
         while self._pool.state is None and self._pool.problem is None:
             await asyncio.sleep(_LOOK_S)

@@ -31,7 +31,7 @@ _BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 _MOST_ATTEMPTS = 2
 """Workers that may die while they draw a job: it is drawn again once."""
 _CANCEL_GRACE_S = 30.0
-"""Until a worker that does not end a cancelled job is killed."""
+"""Seconds until a worker that does not end a cancelled job is killed."""
 
 
 class Phase(StrEnum):
@@ -45,7 +45,7 @@ class Phase(StrEnum):
 
 @dataclass(eq=False)
 class Replica:
-    """One worker and what it does.
+    """One worker and its jobs.
 
     Attributes:
         past: starts of the same before.
@@ -79,7 +79,7 @@ class Replica:
 
     @property
     def is_able(self) -> bool:
-        """Whether it draws, or will when it is asked to."""
+        """Whether it draws, or will on request."""
         return self.phase in (Phase.READY, Phase.DRAWING, Phase.UNLOADED)
 
     async def run(self) -> None:
@@ -143,7 +143,7 @@ class Replica:
         return False
 
     def _log(self, state: ModelState) -> None:
-        """Say what of the model is not served, and what batches gain."""
+        """Log which parts of the model are not served, and the gain of batches."""
         for path, reason in state.unfit_loras.items():
             LOG.warning("worker %d: the LoRA %s cannot be used: %s", self.number, Path(path).stem, reason)
         for task, reason in state.edits.refused.items():
@@ -202,12 +202,10 @@ class Replica:
         await self._put_back(await self.line.take(None))
 
     async def _send(self, jobs: list[ImageJob]) -> None:
-        """Send jobs to the worker, which draws them at once or when it has drawn those before."""
+        """Send jobs to the worker, which draws them at once or after those before."""
         assert self._process is not None
         for job in jobs:
-            if (
-                job.deadline <= time.monotonic()
-            ):  # nobody need wait for it any more: a stream that was never begun
+            if job.deadline <= time.monotonic():  # a stream that was never begun has no reader that waits
                 self.ledger.fail(job, JobError(504, "the time of the request ended while it waited"))
             if job.has_ended:
                 self.line.leave(job)
@@ -233,7 +231,7 @@ class Replica:
         self._process.send(message)
 
     def _begin(self) -> None:
-        """Note that the worker draws the first jobs that it has."""
+        """Note that the worker draws the first of its jobs."""
         self.phase = Phase.DRAWING
         for job in self._sent[0].jobs:
             self.ledger.move(job, State.RUNNING)
@@ -242,7 +240,7 @@ class Replica:
         self._sent[0].begin()
 
     async def _note(self, event: dict[str, Any]) -> None:
-        """Take in an event of the worker."""
+        """Handle an event of the worker."""
         if not self._sent or event.get("id") != self._sent[0].id:
             return
         first = self._sent[0]

@@ -20,7 +20,7 @@ from vivace.spec.workload import Task
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _MAX_SEED = 2**32 - 1
 _MOST_STEPS = 4
-"""Times the model's own steps, at most, and `_FEW` at least."""
+"""Most steps of a request, as a multiple of the model's own, and `_FEW` at least."""
 _FEW = 50
 
 
@@ -46,7 +46,7 @@ class LoraRequest(BaseModel):
 
 
 class ImageRequest(BaseModel):
-    """What every request for images may say."""
+    """The fields of every request for images."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,7 +98,7 @@ class EditRequest(ImageRequest):
     @field_validator("loras", mode="before")
     @classmethod
     def _loras_from_json(cls, value: object) -> object:
-        """A form has text only."""
+        """Parse the LoRAs of a form, which has text only."""
         if not isinstance(value, str):
             return value
         try:
@@ -109,7 +109,7 @@ class EditRequest(ImageRequest):
 
 @dataclass(frozen=True)
 class Source:
-    """What images are drawn from.
+    """Source images of a request.
 
     Attributes:
         task: "text" for a prompt alone.

@@ -1,4 +1,4 @@
-"""Jobs that a worker has: sent by one message, drawn by one call, and ended by one event."""
+"""Jobs of a worker: sent by one message, drawn by one call, and ended by one event."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vivace.serve.messages import Draw, SentPicture, image_file
 
 LOG = logging.getLogger("vivace.serve")
 _AHEAD_S = 0.25
-"""The next jobs are sent when about this is left of these, so that the worker does not wait for them."""
+"""Seconds before the end of the current jobs at which the next are sent, so that the worker does not wait."""
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class SentJobs:
         return all(job.has_ended for job in self.jobs)
 
     def message(self, folder: Path) -> Draw:
-        """Return what the worker is sent, and write the images that the job is drawn from."""
+        """Return the message to the worker, and write the images that the job starts from."""
         first = self.jobs[0]
         pictures = []
         for number, picture in enumerate(first.pictures):
@@ -63,7 +63,7 @@ class SentJobs:
         self.is_nearly_drawn = self.jobs[0].predicted_s <= _AHEAD_S
 
     def note_step(self, event: dict[str, Any]) -> None:
-        """Pass a step on, with its partial images."""
+        """Forward a step, with its partial images."""
         first, step = self.jobs[0], event["step"]
         left_s = first.predicted_s * (1 - step / max(1, first.steps))
         self.is_nearly_drawn |= step >= first.steps - 1 or left_s <= _AHEAD_S
@@ -85,7 +85,7 @@ class SentJobs:
         ledger: Ledger,
         on_drawn: Callable[[ImageJob, dict[str, Any]], None],
     ) -> list[ImageJob]:
-        """End the jobs as the worker's last event says; return those that are to be drawn again, each alone."""
+        """End the jobs as the worker's last event says; return those to draw again, each alone."""
         message = str(event.get("message"))
         if event["event"] in ("refused", "failed") and len(self.jobs) > 1:
             again = [job for job in self.jobs if not job.has_ended]
@@ -117,7 +117,7 @@ class SentJobs:
         return []
 
     def clear(self) -> None:
-        """Remove the files of the images that the jobs were drawn from."""
+        """Remove the files of the images that the jobs start from."""
         for path in self.files:
             path.unlink(missing_ok=True)
         self.files.clear()

@@ -1,4 +1,4 @@
-"""What a server is started with, and what it knows of its model once that is loaded."""
+"""Settings of a server, and its facts about the loaded model."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Batching:
-    """What drawing several images at once gained at a size, and what it changed.
+    """The gain of drawing several images at once at a size, and its effect on them.
 
     Attributes:
         gains: images a second over one by one, by the number of images.
@@ -87,7 +87,7 @@ class Batching:
 
 @dataclass(frozen=True)
 class EditState:
-    """What the model does with images.
+    """The model's tasks with images.
 
     Attributes:
         tasks: those that are served, of "image", "inpaint" and "edit".
@@ -143,7 +143,7 @@ class ModelState:
     unfit_loras: dict[str, str] = field(default_factory=dict)
 
     def steps_run(self, steps: int, strength: float | None) -> int:
-        """Return how many of a call's steps are run."""
+        """Return how many of a call's steps are executed."""
         return steps_run(steps, strength, rounds_up=self.edits.rounds_up)
 
     def batches_of(self, size: Size) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class ModelState:
         return self.batching[size].allowed if size in self.batching else ()
 
     def predicted_s(self, size: Size, steps: int) -> float:
-        """Return about how long an image takes, from the nearest size that was measured, by its pixels."""
+        """Predict the seconds of an image, from the nearest measured size, by its pixels."""
         pixels = size.width * size.height
         nearest = min(self.speeds, key=lambda other: abs(other.width * other.height - pixels))
         return self.speeds[nearest].seconds(steps) * pixels / (nearest.width * nearest.height)

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 _TIMED_STEPS = 4
 _LEAST_GAIN = 1.1
-"""Images a second of a batch over those of single images, below which no batch is formed."""
+"""Ratio of a batch's images a second to those of single images, below which no batch is formed."""
 _CALLS = 2
-"""Of which the fastest counts."""
+"""Number of calls, the fastest of which counts."""
 _PROMPT = "a photograph of a red apple"
 
 
 @dataclass(frozen=True)
 class TimedSize:
-    """What was measured of single images.
+    """Measurements of single images.
 
     Attributes:
         step_s, rest_s: seconds of a step, and of everything else.

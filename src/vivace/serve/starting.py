@@ -1,4 +1,4 @@
-"""How a worker's start goes: its phases, the seconds of each, and how long earlier starts of the same took.
+"""The progress of a worker's start: its phases, the seconds of each, and the time of earlier starts of the same.
 
 Starts are kept in `serve-starts.json` of vivace's cache folder, the last few of each model, recipe, device and set of
 sizes. What is expected is their median.
@@ -65,7 +65,7 @@ class PastStarts:
         return [start for start in self._all() if start.key == self.key]
 
     def add(self, seconds: float, phases: Mapping[str, float]) -> None:
-        """Keep a start. That it cannot be kept is logged, and harms nothing else."""
+        """Store a start. A failure to store it is logged, and harms nothing else."""
         rounded = {name: round(each, 3) for name, each in phases.items()}
         start = PastStart(self.key, round(seconds, 3), rounded)
         others = [each for each in self._all() if each.key != self.key]
@@ -95,7 +95,7 @@ def _start_of(fields: Any) -> PastStart:
 
 
 def key_of(settings: ServeSettings) -> str:
-    """Return what a start's time depends on, as text: the model, the recipe, the device, and what is warmed."""
+    """Return the conditions of a start's time, as text: the model, the recipe, the device, and the warmed sizes."""
     device = settings.device if settings.device != "auto" else "gpu" if this_gpu() else "cpu"
     parts = (
         settings.model,
@@ -111,7 +111,7 @@ def key_of(settings: ServeSettings) -> str:
 
 
 class Starting:
-    """A start: which phase it is in, and for how long.
+    """A start in progress: its phase, and the time in it.
 
     Args:
         past: earlier starts of the same.
@@ -123,17 +123,17 @@ class Starting:
         self._marks: list[tuple[str, float]] = [(FIRST_PHASE, began)]
         before = [start.seconds for start in past.read()]
         self.expected_s: float | None = statistics.median(before) if before else None
-        """Of the whole start; None if it is the first one of its kind."""
+        """Expected seconds of the whole start; None if it is the first one of its kind."""
         self._num_before = len(before)
 
     @property
     def seconds(self) -> float:
-        """Since the process was started."""
+        """Seconds since the process was started."""
         return time.monotonic() - self._began
 
     @property
     def expectation(self) -> str:
-        """What is known of how long it takes, in words."""
+        """The expected time, in words."""
         if self.expected_s is None:
             return "it is the first start of this model, recipe, device and sizes, so how long it takes is not known"
         starts = "the last start" if self._num_before == 1 else f"the last {self._num_before} starts"
@@ -157,7 +157,7 @@ class Starting:
         return seconds
 
     def finish(self) -> str:
-        """Keep how long it took; return that in words."""
+        """Store the time of the start; return it in words."""
         seconds, phases = self.seconds, self.phases()
         self._past.add(seconds, phases)
         return f"ready after {seconds:.1f} s: " + ", ".join(
@@ -165,7 +165,7 @@ class Starting:
         )
 
     def health(self) -> dict[str, Any]:
-        """Return what /readyz says of it."""
+        """Return its part of /readyz."""
         return {
             "seconds": round(self.seconds, 1),
             "expected_seconds": None if self.expected_s is None else round(self.expected_s, 1),

@@ -1,4 +1,4 @@
-"""What a worker reports of its model, as the server keeps it."""
+"""A worker's report on its model, as the server keeps it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = (
 
 
 def state_of(fields: dict[str, Any]) -> ModelState:
-    """Return what the event of a loaded model says."""
+    """Return the state of a loaded model from its event."""
     edits = fields["edits"]
     return ModelState(
         **{name: fields[name] for name in _PLAIN},

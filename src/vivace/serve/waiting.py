@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from vivace.serve.jobs import ImageJob, Ledger
 
 EXCHANGE_S = 0.2
-"""About what another LoRA costs, so that requests of one LoRA follow each other."""
+"""Approximate seconds of an exchange of LoRAs, so that requests of one LoRA follow each other."""
 _LEAST_AGE_S = 5.0
 _NEWEST = 0.1
 """The weight of the last image in the measured pace."""
@@ -58,7 +58,7 @@ class WaitingLine:
         return len(self._jobs)
 
     def seconds(self) -> float:
-        """Return the predicted seconds until a job that came now would begin."""
+        """Return the predicted seconds until a new job would begin."""
         now = self.clock()
         running = sum(
             max(0.0, self.pace * job.predicted_s - (0.0 if since is None else now - since))
@@ -74,7 +74,7 @@ class WaitingLine:
         self.pace *= (measured / self.pace) ** _NEWEST
 
     def check_room(self, number: int) -> None:
-        """Raise QueueFull if so many more jobs must not wait."""
+        """Raise QueueFull if there is no room for more jobs."""
         seconds = self.seconds()
         waiting = [*self._jobs, *(job for job, since in self._taken.values() if since is None)]
         if len(waiting) + number > self.max_jobs and waiting:

@@ -37,7 +37,7 @@ _MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
 
 
 class Inbox:
-    """Messages of the server. A cancel takes effect at once: on what is drawn, or on what waits here.
+    """Messages of the server. A cancel takes effect at once: on the current jobs, or on those that wait here.
 
     A call that draws several images ends when all of them are cancelled.
     """
@@ -75,7 +75,7 @@ class Inbox:
         return self._messages.get()
 
     def begin(self, message: Draw) -> bool:
-        """Begin to draw; return whether it may be drawn, since it was not cancelled meanwhile."""
+        """Begin to draw; return False if the message was cancelled meanwhile."""
         with self._lock:
             self._current = message.id
             return bool(self._left[message.id])
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _import_libraries(events: TextIO) -> None:
-    """Import what every model needs. The server need not have said yet which one it is."""
+    """Import the libraries that every model needs, before the server names one."""
     _report(events, "importing libraries")
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
     import vivace.serve.drawing  # noqa: F401 - before diffusers, whose loading of foreign code it disables

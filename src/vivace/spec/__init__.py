@@ -55,7 +55,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: pydantic prepares every class, which the command line's help needs not."""
+    """Import a name at its first use: pydantic prepares every class, which the command line's help does not need."""
     if name not in _MODULES:
         raise AttributeError(f"module 'vivace.spec' has no attribute {name!r}")
     return getattr(importlib.import_module(f"vivace.spec.{_MODULES[name]}"), name)

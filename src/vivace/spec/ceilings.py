@@ -1,4 +1,4 @@
-"""What a device reaches at best in single operations, and the work of a recipe to hold against it."""
+"""The highest rates of a device in single operations, and the work of a recipe to compare with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Operation = Literal["gemm", "attention", "copy", "host_to_device"]
 
 
 class Ceiling(Spec):
-    """The highest rate that was measured of an operation.
+    """The highest measured rate of an operation.
 
     Attributes:
         precision: "fp32", "tf32", "bf16", "fp16", "fp8" or "int8"; "" for copies.
@@ -33,7 +33,7 @@ class Ceiling(Spec):
 
 
 class CeilingsIdentity(Spec):
-    """What ceilings belong to. On a GPU the number of CPU threads plays no part."""
+    """The device, driver and PyTorch of ceilings. On a GPU the number of CPU threads plays no part."""
 
     device: str
     device_name: str
@@ -95,7 +95,7 @@ def identity_of(environment: Environment) -> CeilingsIdentity:
 
 
 class ComponentWork(Spec):
-    """What one component computes in a call of the pipeline, all its calls together.
+    """The operations of one component in a call of the pipeline, all its calls together.
 
     Attributes:
         component: "text_encoder", "text_encoder_2", "text_encoder_3", "denoiser", "vae" (its decoder) or "vae_encoder".
@@ -119,7 +119,7 @@ class ComponentWork(Spec):
 
 
 class Work(Spec):
-    """What a recipe computes in a call of the pipeline, counted on tensors without values.
+    """The operations of a recipe's call, counted on tensors without values.
 
     Attributes:
         components: empty if it cannot be counted.

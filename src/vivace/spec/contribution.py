@@ -21,11 +21,11 @@ SIGN_OFF = (
     "I measured these rows myself, on a machine that I may use for it, and give them to everybody under the licence of "
     "vivace (Apache-2.0)."
 )
-"""What an owner states with `--sign-off`; it stands in the file."""
+"""The statement that an owner makes with `--sign-off`; it is stored in the file."""
 MAX_BYTES = 8_000_000
 _NAME = re.compile(r"(synthetic:)?[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", re.ASCII)
 _PERSONAL = re.compile(r"\\|~|://|^/|\.\.|^[A-Za-z]:")
-"""What paths and addresses have, and nothing in a contribution."""
+"""Patterns of paths and addresses, which no contribution may contain."""
 _MAX_TEXT = 2_000
 
 
@@ -100,7 +100,7 @@ class Contribution(Spec):
 
 
 def prompt_names(number: int) -> tuple[str, ...]:
-    """Return what stands in the place of prompts."""
+    """Return the names that replace prompts."""
     return tuple(f"prompt {k}" for k in range(1, number + 1))
 
 

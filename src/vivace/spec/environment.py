@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the trial: hardware, drivers, libraries, settings."""
+"""The conditions of a measurement besides the trial: hardware, drivers, libraries, settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Place(Spec):
 
     @property
     def name(self) -> str:
-        """E.g. "GPU 1 (GPU-5f0c...) of node-a"."""
+        """Name of the place, e.g. "GPU 1 (GPU-5f0c...) of node-a"."""
         number = "" if self.index is None else f" {self.index}"
         kind = f"GPU{number}" if self.uuid.startswith("GPU-") else f"place{number}"
         return f"{kind} ({self.uuid})" + (f" of {self.host}" if self.host else "")
@@ -71,7 +71,7 @@ class Environment(Spec):
         return fields
 
     def at(self, place: Place | None) -> Environment:
-        """The same environment at a place. Which GPUs its process sees is said by the place then."""
+        """Return the same environment at a place, which then tells which GPUs its process sees."""
         variables = {name: v for name, v in self.variables.items() if name != "CUDA_VISIBLE_DEVICES"}
         return self.model_copy(update={"place": place, "variables": variables})
 

@@ -14,7 +14,7 @@ from vivace.spec.workload import Workload
 
 
 class FiguresKey(Spec):
-    """What the metrics of an image depend on.
+    """The conditions that an image's metrics depend on.
 
     Attributes:
         sha256: of the image.
@@ -33,7 +33,7 @@ class FiguresKey(Spec):
 
     @model_serializer(mode="wrap")
     def _without_no_source(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what an image made from text lacks, so that keys of earlier versions stay valid."""
+        """Leave out the fields that an image made from text lacks, so that keys of earlier versions stay valid."""
         fields: dict[str, Any] = dump(self)
         for name in ("source", "mask"):
             if fields.get(name) is None:

@@ -1,4 +1,4 @@
-"""Word the errors that pydantic reports about a user's values."""
+"""Describe pydantic's errors about a user's values in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from vivace.errors import UsageError
 
-_MAX_SHOWN = 60  # characters of what was given
+_MAX_SHOWN = 60  # characters of the given value
 # By pydantic's type of error. Names in braces are in the error's context.
 _WORDS = {
     "greater_than": "must be more than {gt}",
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 def expectation_of(error: ValidationError) -> str:
-    """Return what was wanted instead of the first wrong value: "must be at least 1"."""
+    """Return the expectation that the first wrong value fails: "must be at least 1"."""
     problem = error.errors()[0]
     kind = str(problem["type"])
     if kind == "value_error":

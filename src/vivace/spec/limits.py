@@ -9,7 +9,7 @@ from pydantic import Field
 from vivace.spec.base import Spec
 
 ONE_VIEW = "tiny-clip@cc74678cc4261383"
-"""tiny-clip while it saw each image at one zoom; the committed records of embedded models were scored by it."""
+"""Revision of tiny-clip that looked at each image at one zoom; it scored the committed records of embedded models."""
 CLIP_LIMITS = {"tiny-clip": 0.985, ONE_VIEW: 0.99}
 """Limits by scorer, by name or by name and revision, calibrated against images whose content is known."""
 CLIP_LIMIT = 0.95
@@ -37,7 +37,7 @@ class Limits(Spec):
         psnr_db: likewise, in dB.
         witness: as `clip`, by the second model, if one was asked.
         outside: share of the contrast of the image to inpaint that the image reproduces outside of the mask. Never
-            more is asked than the baseline reaches.
+            more is required than the baseline reaches.
         source: as `clip`, for likeness to the image to edit instead of the prompt.
         variety: share of the baseline's differences between seeds, and between prompts, that is kept (see
             `report.variety`). Applies to recipes that may give another image.

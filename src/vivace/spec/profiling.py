@@ -1,4 +1,4 @@
-"""What `vivace profile` measures: one whole call of a pipeline, taken apart."""
+"""The results of `vivace profile`: one whole call of a pipeline, taken apart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.trial import Trial
 
 CALL = "call"
-"""The row of the operator table for what the host does outside operators: Python and the frameworks."""
+"""The row of the operator table for the host's time outside operators: Python and the frameworks."""
 
 
 class OperatorTime(Spec):

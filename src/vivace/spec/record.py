@@ -169,7 +169,7 @@ class Round(Spec):
 
     @model_serializer(mode="wrap")
     def _without_canaries(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave them out where there are none, as in rounds of earlier versions."""
+        """Leave canaries out where there are none, as in rounds of earlier versions."""
         fields: dict[str, Any] = dump(self)
         if not self.canaries:
             fields.pop("canaries", None)

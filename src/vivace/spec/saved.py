@@ -1,4 +1,4 @@
-"""A saved model: what `vivace.json` says of a folder that `vivace save` wrote."""
+"""A saved model: the `vivace.json` of a folder that `vivace save` wrote."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vivace.spec.model import Model
 from vivace.spec.recipe import RecipeSpec
 
 FORMAT = 1
-"""Of the folder. A later one is refused, an earlier one read."""
+"""Version of the folder's format. A later one is refused, an earlier one read."""
 
 
 class SavedTechnique(Spec):
-    """What a technique did to the weights that the folder holds; see `vivace.technique.Effect`.
+    """A technique's effect on the weights in the folder; see `vivace.technique.Effect`.
 
     Attributes:
         text: the technique in recipe notation.

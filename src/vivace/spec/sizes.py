@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 MULTIPLE = 8
-"""Of width and height, pixels: what every model asks for at least."""
+"""Multiple of width and height, pixels: the least that every model requires."""
 
 
 class Size(NamedTuple):

@@ -172,6 +172,6 @@ def _pop_fields(part: type[BaseModel], fields: dict[str, Any]) -> dict[str, Any]
     return {name: fields.pop(name) for name in list(fields) if name in part.model_fields}
 
 
-def _validated_workload(part: type[WorkloadRequest], given: dict[str, Any]) -> WorkloadRequest:
+def _validated_workload(part: type[WorkloadRequest], fields: dict[str, Any]) -> WorkloadRequest:
     with InputErrors(WorkloadError):
-        return part(**given)
+        return part(**fields)

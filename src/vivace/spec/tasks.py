@@ -1,4 +1,4 @@
-"""What images are generated from, and how prompts are given: names that the command line knows without pydantic."""
+"""Tasks, and forms of prompts: names that the command line needs without pydantic."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from vivace.spec.workload import Workload
 
 
 class Trial(Spec):
-    """What is measured in isolated processes: a recipe on a model with a workload, on "cpu" or "cuda".
+    """A recipe on a model with a workload, on "cpu" or "cuda": the unit of isolated measurement.
 
     Attributes:
         repetition: 1 for the second trial of the same recipe in a comparison, and so on.
@@ -45,7 +45,7 @@ class Trial(Spec):
 
 
 class Keyed(Spec):
-    """What a trial's key is the digest of."""
+    """The content whose digest is a trial's key."""
 
     trial: Trial
     environment: Environment

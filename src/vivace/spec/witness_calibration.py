@@ -1,4 +1,4 @@
-"""What a model that scores images sees of damage, as calibrated on the images of one model."""
+"""A witness's sensitivity to damage, as calibrated on the images of one model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field
 from vivace.spec.base import Spec
 
 JudgeKind = Literal["clip", "blip"]
-"""How a model that scores images is asked."""
+"""How a model that scores images is queried."""
 
 
 class SeenDamage(Spec):
-    """What the witness sees of one kind of damage.
+    """The witness's sensitivity to one kind of damage.
 
     Attributes:
         strengths: that were tried, in `unit`, growing.
@@ -30,7 +30,7 @@ class SeenDamage(Spec):
 
 
 class WitnessCalibration(Spec):
-    """The limit of a witness, and what it was chosen on.
+    """The limit of a witness, with its calibration.
 
     Attributes:
         model, scorer: NAME@REVISION.

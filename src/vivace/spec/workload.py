@@ -30,11 +30,11 @@ MAX_PIXEL_STEPS = 10**11
 MAX_SIDE = 1_000_000
 """Limit of height and width that no model comes near; `vivace.benchmark.comparison` names the model's own."""
 MAX_PROMPT_LENGTH = 20_000
-"""Characters of a prompt. Text encoders read some hundred words."""
+"""Most characters of a prompt. Text encoders read some hundred words."""
 
 
 class Source(Spec):
-    """What one image starts from: images of the workload's size, by the sha256 of their pixels.
+    """The source images of one image, in the workload's size, by the sha256 of their pixels.
 
     Attributes:
         image: the image to change; None for `control`.
@@ -48,12 +48,12 @@ class Source(Spec):
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """The hashes that are given."""
+        """The hashes of its images."""
         return tuple(sha for sha in (self.image, self.mask, self.control) if sha is not None)
 
 
 class Workload(Spec):
-    """What is generated. It is the same for all recipes of a comparison.
+    """The images to generate, the same for all recipes of a comparison.
 
     Attributes:
         task: what it starts from: "text" alone, an "image" to change by `strength`, an image to "inpaint" inside of a
@@ -139,15 +139,15 @@ class Workload(Spec):
 
     @property
     def task_in_words(self) -> str:
-        """E.g. "inpaint, strength 0.9"."""
+        """The task in words, e.g. "inpaint, strength 0.9"."""
         return self.task + (f", strength {self.strength:g}" if self.strength is not None else "")
 
     def source_of(self, index: int) -> Source | None:
-        """Return what the image of an index starts from; None for text."""
+        """Return the source images of an image by its index; None for text."""
         return self.sources[index % len(self.prompts) % len(self.sources)] if self.sources else None
 
-    def asked_steps(self, run: int) -> int:
-        """Return the `num_inference_steps` that run at least so many steps at this strength."""
+    def steps_that_run(self, run: int) -> int:
+        """Return the `num_inference_steps` of which at least some number run at this strength."""
         return run if self.strength is None else steps_for(run, self.strength)
 
     def calls(self) -> list[list[tuple[int, str, int]]]:
@@ -160,7 +160,7 @@ class Workload(Spec):
 
 
 def steps_run(num_inference_steps: int, strength: float | None, *, rounds_up: bool) -> int:
-    """Return how many steps are really run: the share `strength` of them, as diffusers rounds it.
+    """Return how many steps are executed: the share `strength` of them, as diffusers rounds it.
 
     Args:
         rounds_up: as flow-matching pipelines (FLUX) do; those of Stable Diffusion cut off.
@@ -172,7 +172,7 @@ def steps_run(num_inference_steps: int, strength: float | None, *, rounds_up: bo
 
 
 def steps_for(run: int, strength: float) -> int:
-    """Return the fewest `num_inference_steps` of which at least `run` are run at this strength."""
+    """Return the fewest `num_inference_steps` of which at least `run` are executed at this strength."""
     steps = max(run, math.floor(run / strength))
     while steps_run(steps, strength, rounds_up=False) < run:
         steps += 1

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from vivace.stats.intervals import Interval
 
 MIN_BLOCKS = 5
-"""Samples that hold fewer blocks have no interval."""
+"""Least number of blocks: samples with fewer have no interval."""
 _DRAWS = 1000
 
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Reduces the last axis."""
+"""A statistic, which reduces the last axis."""
 
 
 def block_length(values: NDArray[np.float64], least: int = 1) -> int:
-    """Return the number of neighbours that are drawn together.
+    """Return the length of the blocks that are drawn.
 
     Args:
         least: neighbours that surely depend on each other, e.g. those of one batch.

@@ -84,7 +84,7 @@ def equivalence(
 def _needed(
     differences: Sequence[float], groups: Sequence[Hashable], mean: float, margin: float, beyond: float
 ) -> int | None:
-    """Return how many groups would probably decide if they are like these; None if it would take too many."""
+    """Return how many groups like these would probably decide; None if it would take too many."""
     by_group: dict[Hashable, list[float]] = {}
     for group, difference in zip(groups, differences, strict=True):
         by_group.setdefault(group, []).append(difference)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_SAMPLES = 3
-"""Fewer have no interval."""
+"""Least number of samples: fewer have no interval."""
 _MAX_AUTOCORRELATION = 0.9
 
 
@@ -39,7 +39,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Spread:
-    """What is assumed of the differences between processes that do the same.
+    """Prior of the differences between processes that do the same.
 
     Attributes:
         sd: standard deviation of the logarithm of a process's median: 0.02 is 2 %.
@@ -51,7 +51,7 @@ class Spread:
 
 
 DEFAULT_SPREAD = Spread(0.02, 4)
-"""Assumed without other knowledge. Processes differ by 1 to 3 % on shared two-core servers."""
+"""Spread without other knowledge. Processes differ by 1 to 3 % on shared two-core servers."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _tails(n: int, rank: int) -> float:
 
 
 def autocorrelation(values: NDArray[np.float64]) -> float:
-    """Return the correlation of neighbours between 0 and 0.9; 0 for fewer than 8 values, which tell nothing of it."""
+    """Return the correlation of neighbours between 0 and 0.9; 0 for fewer than 8 values, which do not tell."""
     n = len(values)
     if n < 8:
         return 0.0

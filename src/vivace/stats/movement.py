@@ -1,11 +1,11 @@
-"""How fast the machine was at a time, from measurements of the baseline before and after."""
+"""Speed of the machine at a time, from measurements of the baseline before and after."""
 
 from __future__ import annotations
 
 from bisect import bisect
 
 Levels = list[tuple[float, float]]
-"""Of one round, in order of time: when the baseline was measured, and the logarithm of its median seconds."""
+"""Levels of one round, in order of time: when the baseline was measured, and the logarithm of its median seconds."""
 
 
 def level_at(points: Levels, time: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from vivace.stats.intervals import Interval, student_t
 
 MIN_GROUPS = 6
-"""Fewer groups have no interval: Student's factor alone would be above 2.5, and one odd group decides."""
+"""Least number of groups: with fewer, Student's factor alone is above 2.5, and one odd group decides."""
 
 
 def mean_interval(

@@ -1,4 +1,4 @@
-"""What a comparison will be able to tell, before it is run."""
+"""The power of a comparison, before it is run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from vivace.stats.intervals import DEFAULT_SPREAD, LogMean, Spread, student_t
 from vivace.stats.verdicts import ONE_ROUND_MARGIN, SAME_WITHIN, SURE
 
 POWER = 0.8
-"""A difference counts as one that can be told if four in five comparisons tell it."""
+"""Power: a difference counts as detectable if four in five comparisons detect it."""
 MOST_ROUNDS = 100
 
 
 def detectable(rounds: int, spread: Spread = DEFAULT_SPREAD) -> float:
-    """Return the least gain that is called faster in four of five comparisons: 0.12 is 12 %.
+    """Return the least gain that four in five comparisons call faster: 0.12 is 12 %.
 
     Args:
         spread: how much processes are expected to differ. Their calls are taken to be enough for this to decide.
@@ -26,7 +26,7 @@ def detectable(rounds: int, spread: Spread = DEFAULT_SPREAD) -> float:
 
 
 def rounds_for_same(margin: float = SAME_WITHIN, spread: Spread = DEFAULT_SPREAD) -> int | None:
-    """Return after how many rounds recipes that are equal are called the same in four of five comparisons.
+    """Return the number of rounds after which four in five comparisons call equal recipes the same.
 
     None: not even after MOST_ROUNDS.
 

@@ -1,4 +1,4 @@
-"""How sure each of several looks at the same growing data has to be, so that all together are as sure as one.
+"""Confidence of each of several looks at the same growing data, so that all together have that of one.
 
 Who looks again until something is decided is wrong more often than the level of each look says. With a constant
 boundary at every look (Pocock 1977, Biometrika 64), the error of all looks together is what was asked for. The looks
@@ -21,7 +21,7 @@ _HALVINGS = 16
 
 
 def sure_of_each(sure: float, sizes: Sequence[int]) -> float:
-    """Return how sure each look has to be, one-sided, so that all together are as sure as `sure`.
+    """Return the one-sided confidence of each look, so that all together have the confidence `sure`.
 
     Args:
         sizes: observations at each look, growing.

@@ -18,16 +18,16 @@ from vivace.stats.verdicts import SAME_WITHIN, Verdict
 FIRST_LOOK = 3
 DEFAULT_MAX_PAIRS = 32
 FALSE_DIFFERENCE = 0.02
-"""One-sided, over all looks: a recipe is called slower (or faster) although the difference is not beyond the margin."""
+"""One-sided error rate over all looks: a recipe is called slower (or faster) without a difference beyond the margin."""
 FALSE_SAME = 0.05
-"""Over all looks: recipes that differ by the margin are called the same."""
+"""Error rate over all looks: recipes that differ by the margin are called the same."""
 PRIOR = Spread(0.02, 1)
-"""Worth one observation only: here the pairs themselves soon tell how much processes differ."""
+"""Prior with the weight of one observation: the pairs themselves soon tell how much processes differ."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the pairs so far support.
+    """The state of the comparison by the pairs so far.
 
     Attributes:
         verdict: on the second recipe against the first; same means within 1 %.
@@ -59,7 +59,7 @@ class Decision:
 
 
 def looks(max_pairs: int = DEFAULT_MAX_PAIRS) -> list[int]:
-    """Return after how many pairs the data is looked at: 3, 4, 6, 8, 12, 16, 24, ..., `max_pairs`."""
+    """Return the numbers of pairs at which the data is examined: 3, 4, 6, 8, 12, 16, 24, ..., `max_pairs`."""
     numbers = []
     number = 2
     while number < max_pairs:
@@ -74,7 +74,7 @@ def decide(
     num_looks: int,
     fail_if: float | None = None,
 ) -> Decision:
-    """Return what the pairs support at one of `num_looks` looks.
+    """Return the decision at one of `num_looks` looks.
 
     Args:
         first, second: seconds by round, in the same order.

@@ -1,4 +1,4 @@
-"""How much processes differ that do the same, learnt from the rounds of a comparison."""
+"""Differences between processes that do the same, estimated from the rounds of a comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from vivace.stats.intervals import DEFAULT_SPREAD, Spread, log_error
 
 _MOST_DOF = 12
-"""Recipes may differ in how much their processes do, so each row's own rounds must keep a say."""
+"""Most degrees of freedom: recipes may differ in how much their processes do, so each row's own rounds must count."""
 
 
 def learn_spread(
@@ -17,7 +17,7 @@ def learn_spread(
     prior: Spread = DEFAULT_SPREAD,
     moves: Sequence[float] = (),
 ) -> Spread:
-    """Return the prior, corrected by what trials measured side by side show, and by how the machine moved.
+    """Return the prior, corrected by trials measured side by side, and by the machine's movement.
 
     What remains of the rounds' medians beyond a trial's own level and the machine's speed in each round is the
     difference between processes, once the error of the medians themselves is taken off.

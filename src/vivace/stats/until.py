@@ -1,4 +1,4 @@
-"""When a comparison has told enough: what `vivace bench --until` goes on for."""
+"""The stopping rule of `vivace bench --until`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vivace.stats.intervals import LogMean
 from vivace.stats.verdicts import SAME_WITHIN, SURE, Verdict
 
 FALSE_SAME = 0.05
-"""Over all looks: recipes that differ by the margin are called the same."""
+"""Error rate over all looks: recipes that differ by the margin are called the same."""
 MOST_ROUNDS = 32
 _SAME = re.compile(r"same(?:\s+(?P<percent>\d+(?:\.\d+)?)\s*%)?")
 
@@ -30,7 +30,7 @@ class Until:
 
     @classmethod
     def parse(cls, text: str) -> Until:
-        """Read e.g. "same 3%", "faster" or "faster|slower|same 3%".
+        """Parse e.g. "same 3%", "faster" or "faster|slower|same 3%".
 
         Raises:
             UsageError: it is something else.

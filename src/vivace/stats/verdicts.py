@@ -8,7 +8,7 @@ from vivace.stats.intervals import LogMean
 
 SAME_WITHIN = 0.01
 SURE = 0.99
-"""Two intervals of 95 % in a hundred comparisons of a recipe with itself lie on one side; a verdict must be surer."""
+"""Confidence of a verdict: with 95 %, two in a hundred comparisons of a recipe with itself lie on one side."""
 ONE_ROUND_MARGIN = 0.10
 """A single round cannot tell a slower machine from a slower recipe: on a shared two-core server a recipe's speed-up was
 0.92, 1.02 and 1.09 in three runs."""

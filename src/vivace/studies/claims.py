@@ -1,7 +1,7 @@
 """Conclusions of a study as statements that rows can confirm or contradict, on published and on measured numbers.
 
 A published number has no interval: it is compared as it is printed. Measured times are compared with their intervals,
-so a statement that they do not settle is one of which the record cannot tell.
+so a statement that they do not settle is undecided by the record.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Claim(Spec):
         if self.kind in ("ratio", "limit") and self.at_least is None and self.at_most is None:
             raise ValueError(f"a claim of kind {self.kind} needs at_least or at_most")
         if self.figure is not None:
-            from vivace.studies.columns import FIGURES
+            from vivace.studies.study_columns import FIGURES
 
             if self.figure not in FIGURES:
                 raise ValueError(f"{self.figure!r} is no figure{nearest(self.figure, FIGURES)}")
@@ -86,7 +86,7 @@ class Claim(Spec):
 
 
 class ClaimVerdict(StrEnum):
-    """What a column says of a claim."""
+    """A column's verdict on a claim."""
 
     AGREES = "agrees"
     DISAGREES = "does not"
@@ -103,13 +103,13 @@ class JudgedClaim:
 
     column: str
     kind: Literal["published", "measured"]
-    said: ClaimVerdict
+    verdict: ClaimVerdict
     because: str
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of a claim on a model: whether it holds (None: it cannot be told), and the numbers."""
+    """One comparison of a claim on a model: whether it holds (None: undecided), and the numbers."""
 
     model: str
     holds: bool | None
@@ -118,7 +118,7 @@ class Check:
 
 
 def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
-    """Return what several comparisons say together: all must hold. Those without numbers are counted, not judged."""
+    """Return the verdict of several comparisons: all must hold. Those without numbers are counted, not judged."""
     if len({check.model for check in checks}) > 1:
         checks = [replace(check, text=f"{check.model}: {check.text}") for check in checks]
     present = [check for check in checks if not check.is_absent]
@@ -140,11 +140,11 @@ def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
 
 
 def tally(claims: Sequence[tuple[Claim, Sequence[JudgedClaim]]]) -> list[tuple[str, str]]:
-    """Return what each column says of all claims together, e.g. ("A100", "agrees 8, does not 1, cannot tell 1")."""
+    """Return each column's verdicts on all claims, e.g. ("A100", "agrees 8, does not 1, cannot tell 1")."""
     counts: dict[tuple[bool, str], Counter[ClaimVerdict]] = {}
     for _, verdicts in claims:
         for verdict in verdicts:
-            counts.setdefault((verdict.kind == "measured", verdict.column), Counter())[verdict.said] += 1
+            counts.setdefault((verdict.kind == "measured", verdict.column), Counter())[verdict.verdict] += 1
     return [
         (
             f"here, {column}" if is_measured else column,
@@ -161,7 +161,7 @@ def _joined(checks: Sequence[Check]) -> str:
 
 
 def within(ratio: Interval, at_least: float | None, at_most: float | None) -> bool | None:
-    """Return whether a value lies between two limits; None if its interval does not tell."""
+    """Return whether a value lies between two limits; None if its interval leaves that open."""
     low = ratio.point if ratio.low is None else ratio.low
     high = ratio.point if ratio.high is None else ratio.high
     if (at_least is not None and high < at_least) or (at_most is not None and low > at_most):
@@ -178,7 +178,7 @@ def of_verdict(kind: str, verdict: Verdict) -> bool | None:
     return verdict is (Verdict.FASTER if kind == "faster" else Verdict.SLOWER)
 
 
-def shown_value(value: Interval, kind: str) -> str:
+def value_with_unit(value: Interval, kind: str) -> str:
     """Return a figure with its unit, e.g. "1.30 s", "16.9 GB", "0.2729"."""
     if kind == "time":
         return seconds(value.point)

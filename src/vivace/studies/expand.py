@@ -34,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Gain:
-    """What one member of a recipe contributes: the row with it, compared with the row without it."""
+    """The contribution of one member of a recipe: the row with it, compared with the row without it."""
 
     member: str
     without: str
@@ -62,7 +62,7 @@ class ModelPart:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether a small model was put in the place of the study's, so that figures say nothing about it."""
+        """Whether a small model replaces the study's, so that figures say nothing about it."""
         return self.measured_on not in (self.model, SYNTHETIC + self.model)
 
 
@@ -93,8 +93,8 @@ def expand(
             f"{file.name} has no [tiny] table, which says what stands for its models with --tiny"
         )
     known_models = list(dict.fromkeys(model for part in file.part for model in part.models))
-    _check_known("--model", models, known_models, file)
-    _check_known("--part", parts, [part.name for part in file.part], file)
+    _check_names("--model", models, known_models, file)
+    _check_names("--part", parts, [part.name for part in file.part], file)
     asked_parts, stand_ins = tuple(parts), file.tiny if tiny else None
     if stand_ins is not None:
         asked_parts = asked_parts or stand_ins.parts
@@ -118,7 +118,7 @@ def left_out(file: StudyFile, parts: Iterable[ModelPart]) -> list[str]:
     return [m for m in dict.fromkeys(m for part in file.part for m in part.models) if m not in here]
 
 
-def _check_known(option: str, names: Sequence[str], allowed: Sequence[str], file: StudyFile) -> None:
+def _check_names(option: str, names: Sequence[str], allowed: Sequence[str], file: StudyFile) -> None:
     for name in names:
         if name not in allowed:
             raise UsageError(
@@ -154,12 +154,12 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
 
 
 def _standing(case: Case, published: str | None) -> Case:
-    """Return a case with the recipe that its own stands for, if that is another one."""
+    """Return a case with the recipe that replaces its own, if another one does."""
     return case if published in (None, case.recipe) else replace(case, stands_for=published)
 
 
 def _merged(*workloads: WorkloadRequest | None) -> WorkloadRequest:
-    """Return the workload in which a later one's given values replace those of the earlier ones."""
+    """Return the workload in which a later one's values replace those of the earlier ones."""
     fields: dict[str, object] = {}
     for workload in workloads:
         fields |= {} if workload is None else workload.model_dump(exclude_unset=True)
@@ -208,7 +208,7 @@ def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], 
 
 
 def _combined(label: str, text: str, make: object) -> Case:
-    """Return the case of a combination; one whose techniques conflict is a case too, with the reason."""
+    """Return the case of a combination; conflicting techniques make a case too, with the reason."""
     assert callable(make)
     try:
         return Case(label, make().text)

@@ -16,7 +16,7 @@ from vivace.stats.intervals import DEFAULT_SPREAD, LogMean
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times as fast a row is as another.
+    """The speed-up of one row over another.
 
     Attributes:
         verdict: `unclear` where the measurement was disturbed.
@@ -39,7 +39,7 @@ class SpeedUp:
 
     @property
     def baseline_s(self) -> float | None:
-        """The time of the first of the two, a baseline, as it was measured beside the second."""
+        """The baseline's time, if the first of the two is one, measured beside the second."""
         return self.times[0] if self.times is not None else None if self.beside is None else self.beside[1][0]
 
 
@@ -49,7 +49,7 @@ def speed_up(
     """Return the speed-up of `after` over `before`; None if nothing connects them.
 
     Rows that were measured in the same rounds of one GPU are compared directly. Others, e.g. of a resumed study or of
-    several GPUs, are compared by way of the baselines, one of which was measured beside each.
+    several GPUs, are compared through their baselines, which were measured beside them.
 
     Args:
         baselines: the baseline's rows, one for each GPU or host, or for each set of sittings.
@@ -91,7 +91,7 @@ def speed_up(
 def _beside(
     baselines: Sequence[Row], row: Row, spread: Spread
 ) -> tuple[LogMean, int, tuple[float, float]] | None:
-    """Return the speed-up over the baseline of the same place, in how many rounds it was measured, and both times."""
+    """Return the speed-up over the baseline of the same place, the number of its rounds, and both times."""
     new = _samples(row)
     for baseline in baselines:
         old = _samples(baseline)
@@ -114,7 +114,7 @@ def _difference(mean: LogMean, other: LogMean) -> LogMean:
 
 
 def spread_of(rows: Iterable[Row]) -> Spread:
-    """Return how much processes differ, learnt from rows that were measured beside each other."""
+    """Return the spread between processes, estimated from rows that were measured beside each other."""
     spread = DEFAULT_SPREAD
     by_place: dict[Place | None, list[dict[int, tuple[float, ...]]]] = {}
     for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vivace.machinery.step_caching.technique import StepCache
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import seconds
@@ -16,19 +16,19 @@ from vivace.studies.claims import (
     JudgedClaim,
     decide,
     of_verdict,
-    shown_value,
+    value_with_unit,
     within,
 )
-from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.expand import ModelPart
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
+from vivace.studies.study_columns import FIGURES, StudyCell, StudyColumn
 
 _UNIT = {"time": 1.0, "memory": 1e9, "number": 1.0}
 _SMALL_TIE = 1e-9
 
 
 def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColumn]) -> list[JudgedClaim]:
-    """Return what each column says of a claim; none for columns that it is not about."""
+    """Return each column's verdict on a claim; none for columns that it is not about."""
     verdicts: list[JudgedClaim] = []
     unknown: list[JudgedClaim] = []
     for column in columns:
@@ -64,7 +64,7 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColum
 
 
 def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: StudyColumn) -> str:
-    """Return e.g. "; on tiny-sd" if small models were measured in the place of the study's."""
+    """Return e.g. "; on tiny-sd" if small models replaced the study's."""
     if column.kind == "published":
         return ""
     names = dict.fromkeys(part.measured_on for part in _meant(claim, parts) if part.is_stand_in)
@@ -110,7 +110,9 @@ def _pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: 
         return lacking
     assert here.value is not None
     assert there.value is not None
-    pair_text = f"{row} {shown_value(here.value, kind)}, {claim.than} {shown_value(there.value, kind)}"
+    pair_text = (
+        f"{row} {value_with_unit(here.value, kind)}, {claim.than} {value_with_unit(there.value, kind)}"
+    )
     if column.kind == "measured":
         if untrusted := _untrusted(part, column, (row, claim.than), kind):
             return Check(part.model, None, f"{pair_text}: {untrusted}")
@@ -156,7 +158,7 @@ def _measured_pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str,
 
 
 def _times(row: str, than: str, measured: SpeedUp) -> str:
-    """Return the times that a ratio is of: those of the rounds that both rows share, or each beside its baseline."""
+    """Return the times of a ratio: those of the rounds that both rows share, or each beside its baseline."""
     if measured.times is not None:
         before, after = measured.times
         return f"{row} {seconds(after)}, {than} {seconds(before)}"
@@ -217,9 +219,9 @@ def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure:
         return lacking
     assert cell.value is not None
     kind = FIGURES[figure].kind
-    row_text = f"{row} {shown_value(cell.value, kind)}"
+    row_text = f"{row} {value_with_unit(cell.value, kind)}"
     if column.kind == "measured" and part.is_stand_in:
-        return Check(part.model, None, f"{row_text}: a small model, which stands for {part.model}")
+        return Check(part.model, None, f"{row_text}: a small model in the place of {part.model}")
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
         return Check(part.model, None, f"{row_text}: {untrusted}")
     unit = _UNIT[kind]
@@ -228,7 +230,7 @@ def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure:
 
 
 def _best(claim: Claim, part: ModelPart, column: StudyColumn, figure: str) -> Iterator[Check]:
-    """The first row of the claim against each other one."""
+    """Compare the claim's first row with each other one."""
     best = claim.rows[0]
     for other in claim.among or _labels(part):
         if other != best:
@@ -250,7 +252,7 @@ def _between_gpus(
                 continue
             kind = FIGURES[figure].kind
             ratio = there.value.point / here.value.point
-            pair_text = f"{row} {shown_value(here.value, kind)} and {shown_value(there.value, kind)}"
+            pair_text = f"{row} {value_with_unit(here.value, kind)} and {value_with_unit(there.value, kind)}"
             lower = claim.at_least if claim.at_least is not None else 1 + _SMALL_TIE
             yield Check(
                 part.model,
@@ -270,7 +272,7 @@ def _lacking(part: ModelPart, cells: Sequence[tuple[str, StudyCell]]) -> Check |
 
 
 def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind: str) -> str:
-    """Return why measured figures say nothing about the claim; "" if they do."""
+    """Return the reason why measured figures say nothing about the claim; "" if they do."""
     rows = [column.rows[(*_key(part), name)] for name in names]
     if kind == "memory" and any(row.memory is not None and row.memory.kind != _DEVICE for row in rows):
         return "on a CPU it is the process's resident set, libraries included"
@@ -283,7 +285,7 @@ def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind:
 
 
 def _schedules(row: Row) -> tuple[float | None, ...]:
-    """Return what share of the steps each step cache of a row skips."""
+    """Return the share of the steps that each step cache of a row skips."""
     return tuple(t.hits for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache))
 
 

@@ -22,7 +22,7 @@ from vivace.untrusted.reading import reading
 
 MAX_BYTES = 10_000_000
 FACTORS = {"s": 1.0, "ms": 1e-3, "GB": 1e9, "GiB": 2.0**30, "MB": 1e6, "bytes": 1.0}
-"""By unit of time or memory: what turns a value into seconds or bytes."""
+"""Factors to seconds or bytes, by unit of time or memory."""
 COLUMNS = ("study", "table", "gpu", "model", "row", "recipe", "metric", "unit", "value", "note")
 
 Unit = Literal["s", "ms", "GB", "GiB", "MB", "bytes", "%", "x", "1", "bits", "bool", "text"]

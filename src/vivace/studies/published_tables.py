@@ -1,4 +1,4 @@
-"""Tables from the numbers that others published: one for each model and GPU of a study."""
+"""Tables from published numbers: one for each model and GPU of a study."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _shipped(name: str) -> tuple[EvidenceTable, ...]:
 
 
 def tables_of_study(file: StudyFile) -> list[EvidenceTable]:
-    """Return a table for each model and GPU that the study has times of."""
+    """Return a table for each model and GPU for which the study has times."""
     baselines = {_canonical(part.baseline.recipe)[0] for part in file.part}
     timed = [cell for cell in file.cells if cell.gpu and cell.model and cell.recipe]
     tables = []
@@ -93,7 +93,7 @@ def _table(
 
 
 def _without_times(row: EvidenceRow) -> EvidenceRow:
-    """Return a row that was timed under a profiler with what may be said of it: its gain over the baseline."""
+    """Return a row timed under a profiler without its times, but with its gain over the baseline."""
     gain = row.gain if row.latency is None or row.gain is not None else Interval(1.0, None, None)
     return row.model_copy(update={"latency": None, "spread": None, "gain": gain})
 

@@ -1,4 +1,4 @@
-"""Run a study file, and put what was measured beside what was published."""
+"""Run a study file, and compare the results with the published ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
-from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
+from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.processes.launcher import Launcher
 from vivace.report.dataframe import dataframe
@@ -22,10 +22,10 @@ from vivace.report.rows import Row
 from vivace.spec.recipe import unpinned
 from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, JudgedClaim
-from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import judge
+from vivace.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.study_file import StudyFile, read_study
 
 _NOT_MEASURED = StudyCell("not_measured", note="the record has no round of it yet")
@@ -93,7 +93,7 @@ class MeasuredPart:
         )
 
     def gains(self) -> list[tuple[str, SpeedUp | None]]:
-        """Return what each member of a stack, or of a recipe that was taken apart, contributes."""
+        """Return the contribution of each member of a stack, or of a decomposed recipe."""
         rows = self.rows
         spread = spread_of(rows.values())
         baselines = () if self.device is None else self.baselines(self.device)
@@ -107,7 +107,7 @@ class MeasuredPart:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """What a study published and measured. `print(run)` shows its tables; iterating yields the records.
+    """The published and measured numbers of a study. `print(run)` shows its tables; iterating yields the records.
 
     Attributes:
         store: where the images are; None for a run from a record, which need not have every row.
@@ -163,7 +163,7 @@ class StudyRun:
         ]
 
     def _missing(self) -> Iterator[tuple[tuple[str, str, str, str], StudyCell]]:
-        """Yield what every cell is as long as its row is not measured, by part, model, row and figure."""
+        """Yield the content of cells whose row is not measured, by part, model, row and figure."""
         for part in self.parts:
             for case in part.planned.cases:
                 cell = StudyCell("refused", note=case.refused) if case.refused else _NOT_MEASURED
@@ -171,7 +171,7 @@ class StudyRun:
                     yield (part.planned.part.name, part.planned.model, case.label, figure), cell
 
     def claims(self) -> list[tuple[Claim, list[JudgedClaim]]]:
-        """Return each conclusion with what every column says of it.
+        """Return each conclusion with every column's verdict.
 
         Published numbers are judged by all models of the study, also by those that this run left out.
         """
@@ -242,7 +242,7 @@ def study(
     gpus: NumGpus | None = None,
     ray: str | None = None,
 ) -> StudyRun:
-    """Run a published study or a study file, and return what was measured beside what was published.
+    """Run a published study or a study file, and return its results beside the published ones.
 
     Rounds that the store already holds are not measured again, so the same call resumes an interrupted study.
 

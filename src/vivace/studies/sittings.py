@@ -1,4 +1,4 @@
-"""What a study measured, as a file that can be committed, and the run that its sittings make together.
+"""The measurements of a study, as a file that can be committed, and the run that its sittings form together.
 
 A sitting is what was measured of one model without a pause: one round of the baseline and of each recipe beside it, in
 one environment. A study may take many, on different days. A row is compared with the baseline of its own sittings;
@@ -75,7 +75,7 @@ class Sitting(Spec):
         return self.model_copy(update={"rows": (*kept, row)})
 
     def is_of(self, model: Model, workload: Workload) -> bool:
-        """Whether it has measured this model and workload.
+        """Whether it measured a model and workload.
 
         Prompts do not matter to random weights: texts are padded to one length, and the images mean nothing.
         """
@@ -115,7 +115,7 @@ def write_sittings(path: Path, sittings: Iterable[Sitting]) -> None:
 
 
 def _compact(row: SittingRow) -> dict[str, Any]:
-    """Return a row without the fields of its round that say nothing."""
+    """Return a row without its round's empty fields."""
     return {
         "recipe": row.recipe.model_dump(mode="json"),
         "round": row.round.model_dump(mode="json", exclude_defaults=True),
@@ -154,7 +154,7 @@ def of_records(records: Sequence[Record], baselines: Iterable[str], source: str)
 
 
 def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
-    """Return what a store holds of these parts, e.g. after `vivace study 001 --synthetic --store ...`.
+    """Return the sittings in a store of these parts, e.g. after `vivace study 001 --synthetic --store ...`.
 
     Rounds with one index in one environment were measured beside each other.
     """
@@ -183,7 +183,7 @@ def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
 
 
 def run_of(file: StudyFile, planned: Sequence[ModelPart], sittings: Sequence[Sitting]) -> StudyRun:
-    """Return the run that sittings make together: rows that no sitting has are not measured."""
+    """Return the run that sittings form together: rows that no sitting has are not measured."""
     apart = by_device(sittings)
     return StudyRun(
         file,
@@ -233,7 +233,7 @@ def rounds_of(
 
 
 def _measured(model_part: ModelPart) -> tuple[LocatedModel, Workload]:
-    """Return what a part measures: the model, and its workload."""
+    """Return the conditions of a part: the model, and its workload."""
     located = find_model(model_part.measured_on)
     return located, workload_of(located, model_part.study.workload, model_part.study.workload.batches[0])
 
@@ -262,7 +262,7 @@ def _compared(model_part: ModelPart, sittings: Sequence[Sitting]) -> tuple[Compa
 
 
 def _kept(rounds: Sequence[tuple[int, Sitting, Round]]) -> Iterator[tuple[int, Round]]:
-    """Yield the rounds of a recipe that count: the measured ones of the latest libraries, or its last failure."""
+    """Yield the valid rounds of a recipe: the measured ones of the latest libraries, or its last failure."""
     measured = [entry for entry in rounds if entry[2].outcome is Outcome.MEASURED]
     if not measured:
         measured = [max(rounds, key=lambda entry: entry[2].started_at)]
@@ -273,7 +273,7 @@ def _kept(rounds: Sequence[tuple[int, Sitting, Round]]) -> Iterator[tuple[int, R
 
 
 def alike(environment: Environment) -> tuple[str, str, Mapping[str, str]]:
-    """Return what two sittings must have in common for one row to have rounds of both."""
+    """Return the conditions that two sittings must share for one row to have rounds of both."""
     return environment.device_name, environment.vivace, environment.libraries
 
 

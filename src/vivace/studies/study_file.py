@@ -46,8 +46,8 @@ class Labelled(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, given: Any) -> Any:
-        return {"recipe": given} if isinstance(given, str) else given
+    def _from_text(cls, data: Any) -> Any:
+        return {"recipe": data} if isinstance(data, str) else data
 
     @property
     def label(self) -> str:
@@ -61,7 +61,7 @@ class Part(Spec):
 
     Attributes:
         name: what --part takes.
-        models: names of the catalogue, or whatever `--model` of `vivace bench` takes.
+        models: names of the catalogue, or other values of `vivace bench --model`.
         baseline: the recipe that others are compared with, with or without the name of its row.
         recipes: a list of recipes.
         matrix: by axis, the recipes to choose from; "" adds nothing. Every combination is one recipe.
@@ -69,7 +69,7 @@ class Part(Spec):
             the same thing as an earlier one replaces it.
         leave_one_out: a recipe; it is measured whole, and without each of its techniques.
         workload: values that differ from the file's, for this part.
-        figures: the figures to show, in this order: names of `vivace.studies.columns.FIGURES`.
+        figures: the figures to show, in this order: names of `vivace.studies.study_columns.FIGURES`.
         tables: tables of the published numbers that belong to this part; empty for all.
         rivals: also measure fewer plain steps beside each step cache.
     """
@@ -125,7 +125,7 @@ class Part(Spec):
     @field_validator("figures")
     @classmethod
     def _figures_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from vivace.studies.columns import FIGURES
+        from vivace.studies.study_columns import FIGURES
 
         for name in names:
             if name not in FIGURES:
@@ -137,9 +137,9 @@ class Tiny(Spec):
     """How `--tiny` runs the study on embedded models.
 
     Attributes:
-        models: the embedded model that stands for each model; models that are not named are left out.
+        models: the embedded model that replaces each model; models that are not named are left out.
         parts: names of the parts to run; empty for all.
-        replace: techniques by what stands for them, e.g. compile by compile(backend=aot_eager); "" leaves one out.
+        replace: replacements of techniques, e.g. compile by compile(backend=aot_eager); "" leaves one out.
         workload, timing, quality: replace those of the file.
     """
 
@@ -155,7 +155,7 @@ class Synthetic(Spec):
     """How `--synthetic` runs the study.
 
     Attributes:
-        replace: techniques that random weights cannot decide, by what is measured in their place.
+        replace: replacements of techniques that random weights cannot decide.
         about: why, and how it was chosen; shown beside the rows. Such rows say nothing about what they stand for
             where the choice decides.
     """
@@ -202,11 +202,11 @@ class StudyFile(Spec):
             if name not in names:
                 raise ValueError(f"[tiny] names the part {name!r}{nearest(name, names)} ({', '.join(names)})")
         models = {model for part in self.part for model in part.models}
-        for place, given in (
+        for place, data in (
             ("[model]", self.model),
             ("[tiny.models]", self.tiny.models if self.tiny else {}),
         ):
-            for name in given:
+            for name in data:
                 if name not in models:
                     raise ValueError(f"{place} names {name!r}, which no part has{nearest(name, models)}")
         for place, workload in (
@@ -296,7 +296,7 @@ def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
     try:
         study = StudyFile.model_validate({**content, "name": name, "cells": cells})
     except ValidationError as error:
-        raise UsageError(f"{name}: {_said(error)}; see docs/studies.md") from None
+        raise UsageError(f"{name}: {_problem_of(error)}; see docs/studies.md") from None
     for part in study.part:
         _check_recipes(part, name)
     for place, table in (("tiny", study.tiny), ("synthetic", study.synthetic)):
@@ -308,7 +308,7 @@ def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
     return study
 
 
-def _said(error: ValidationError) -> str:
+def _problem_of(error: ValidationError) -> str:
     """Return the first problem with its place in the file: "part 2, models: must be a list"."""
     problem = error.errors()[0]
     steps: list[str] = []
@@ -330,7 +330,7 @@ def _said(error: ValidationError) -> str:
 
 
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    """Return the names that a table of the file can have."""
+    """Return the fields that a table of the file may have."""
     kinds: dict[tuple[str, ...], type[Spec]] = {
         (): StudyFile,
         ("part",): Part,

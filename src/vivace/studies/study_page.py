@@ -26,7 +26,7 @@ from vivace.report.page import (
 from vivace.report.rows import priced
 from vivace.report.summary import ratio
 from vivace.studies.claims import Claim, JudgedClaim, tally
-from vivace.studies.columns import FIGURES
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.usage import UsageTable, usage_table
 from vivace.studies.view import (
     ComparedCell,
@@ -147,7 +147,7 @@ def _part(id_: str, view: PartView, run: StudyRun, max_bytes: int) -> PagePart:
 
 
 def _remarks(view: PartView) -> tuple[str, ...]:
-    """Return what the source's own cells need said: contradictions, and why cells are empty."""
+    """Return remarks on the source's own cells: contradictions, and why cells are empty."""
     labels_by_note: dict[str, list[str]] = {}
     for row in view.rows:
         for figure, cells in row.cells.items():
@@ -173,7 +173,7 @@ def _cell(figure: str, compared: ComparedCell, is_measured: bool) -> PageCell:
 
 
 def _command(run: StudyRun, view: PartView) -> str:
-    """Return the command that measures what a record holds."""
+    """Return the command that repeats a record's measurements."""
     is_synthetic = view.planned.measured_on.startswith(SYNTHETIC)
     return shlex.join(["vivace", "study", run.file.name, *(["--synthetic"] if is_synthetic else [])])
 

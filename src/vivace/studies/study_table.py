@@ -14,7 +14,7 @@ from rich.text import Text
 from vivace.report.summary import ratio, seconds
 from vivace.report.text_table import TextTable, csv_text
 from vivace.studies.claims import Claim, JudgedClaim, tally
-from vivace.studies.columns import FIGURES
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.usage import SHORT, numbers, usage_table
 from vivace.studies.view import (
     ComparedCell,
@@ -69,12 +69,12 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
                         compared.of_s, compared.over, compared.cell.note,
                     )  # fmt: skip
                     lines.append(dict(zip(_FIELDS, line, strict=True)))
-        lines += _taken_lines(run, view)
+        lines += _usage_lines(run, view)
     return lines
 
 
-def _taken_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
-    """Yield what the rows took of their device, in the fields of the other cells."""
+def _usage_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
+    """Yield the rows' use of their device, in the fields of the other cells."""
     part = view.planned
     for row in view.rows:
         for _, measured in row.labelled:
@@ -120,7 +120,7 @@ def to_json(run: StudyRun) -> dict[str, Any]:
                     {
                         "column": verdict.column,
                         "kind": verdict.kind,
-                        "said": verdict.said.value,
+                        "said": verdict.verdict.value,
                         "because": verdict.because,
                     }
                     for verdict in verdicts
@@ -136,7 +136,7 @@ def _unit(figure: str) -> str:
 
 
 def print_tables(run: StudyRun, console: Console) -> None:
-    """Print each part's times and memory, what each member contributes, and the conclusions."""
+    """Print each part's times and memory, the contribution of each member, and the conclusions."""
     for index, view in enumerate(views(run)):
         if index:
             console.print()
@@ -154,14 +154,14 @@ def print_tables(run: StudyRun, console: Console) -> None:
 
 
 def _terminal_figures(view: PartView) -> list[str]:
-    """The part's time, memory and CLIP score; the page and CSV have all figures."""
+    """Return the part's time, memory and CLIP score; the page and CSV have all figures."""
     figure_names = view.figures()
     kept = [view.time, "model_memory", "peak_memory", "clip"]
     return [name for name in figure_names if name in kept]
 
 
 def _block(view: PartView, figure: str) -> TextTable:
-    """Return one figure of a part: its rows, published and measured, and what is here over what was published."""
+    """Return one figure of a part: its rows, published and measured, and the ratio of measured to published."""
     columns = [
         k
         for k, column in enumerate(view.columns)
@@ -200,7 +200,7 @@ def _text(figure: str, compared: ComparedCell) -> str:
 
 
 def _gains(view: PartView) -> TextTable:
-    """Return what each member of a stack contributes."""
+    """Return the contribution of each member of a stack."""
     rows = [
         (member, "–", "not measured") if gain is None else (member, ratio(gain.ratio), gain.verdict.value)
         for member, gain in view.gains
@@ -219,7 +219,7 @@ def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Co
         return
     console.print()
     console.print(Text("Conclusions", style="bold"))
-    for who, sentence in tally(claims) if len(claims) > 1 else ():  # a single one is told below
+    for who, sentence in tally(claims) if len(claims) > 1 else ():  # a single one is reported below
         console.print(Text(f"{who}: {sentence}"))
     devices = {verdict.column for _, verdicts in claims for verdict in verdicts if verdict.kind == "measured"}
     for claim, verdicts in claims:
@@ -236,7 +236,7 @@ def _print_claims(claims: Sequence[tuple[Claim, list[JudgedClaim]]], console: Co
                 if len(devices) == 1
                 else f"here, {verdict.column}"
             )
-            table.add_row(Text(f"  {name}"), Text(verdict.said.value), Text(verdict.because, style="dim"))
+            table.add_row(Text(f"  {name}"), Text(verdict.verdict.value), Text(verdict.because, style="dim"))
         console.print(table)
 
 
@@ -260,9 +260,9 @@ def _markdown(run: StudyRun) -> str:
         for row in view.rows:
             cells = [row.case.label, row.case.recipe]
             for figure, k in columns:
-                shown = row.cells[figure][k]
-                cells.append(_text(figure, shown))
-                cells += [quotient(shown.over)] if (figure, k) in over else []
+                compared = row.cells[figure][k]
+                cells.append(_text(figure, compared))
+                cells += [quotient(compared.over)] if (figure, k) in over else []
             rows.append(cells)
         lines += TextTable(tuple(headings), rows).markdown()
         summary = usage_table(view)
@@ -279,7 +279,7 @@ def _markdown(run: StudyRun) -> str:
     for claim, verdicts in run.claims():
         lines.append(f"- {markdown_cell(claim.says)}")
         lines += [
-            f"  - {markdown_cell(f'{verdict.column}: {verdict.said.value}. {verdict.because}')}"
+            f"  - {markdown_cell(f'{verdict.column}: {verdict.verdict.value}. {verdict.because}')}"
             for verdict in verdicts
         ]
     return "\n".join(lines).rstrip() + "\n"

@@ -1,4 +1,4 @@
-"""What each measured row took of its device: how far it is from the limit, energy, clocks, and what images cost."""
+"""Each measured row's use of its device: distance from the limit, energy, clocks, and the cost of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivace.studies.view import PartView
 
 @dataclass(frozen=True)
 class UsageFigure:
-    """A column: its heading, the unit of its numbers, and how they are found and shown."""
+    """A column: its heading, the unit of its numbers, and functions that compute and print them."""
 
     name: str
     title: str
@@ -84,7 +84,7 @@ FIGURES = (
     UsageFigure("cost_per_1000", "cost of 1,000", "price", lambda row: row.cost_per_1000, money),
 )  # fmt: skip
 SHORT = ("limit", "limit_share", "energy", "cost_per_1000")
-"""What the terminal has room for."""
+"""Columns for the terminal, which has less room."""
 _NOT_ALONE = ("hours_per_1000",)
 
 
@@ -125,7 +125,7 @@ def _reasons(measured: list[tuple[str, Row]]) -> Iterator[tuple[str, str]]:
 
 
 def numbers(row: Row) -> Iterator[tuple[str, str, float]]:
-    """Yield name, unit and number of each figure that is known of a row."""
+    """Yield name, unit and number of each known figure of a row."""
     for figure in FIGURES:
         if (value := figure.of(row)) is not None and figure.name not in _NOT_ALONE:
             yield figure.name, figure.unit, value

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from vivace.report.rows import Row, priced
 from vivace.report.summary import ratio, seconds
 from vivace.stats import Interval
-from vivace.studies.claims import shown_value
-from vivace.studies.columns import FIGURES, StudyCell, StudyColumn
+from vivace.studies.claims import value_with_unit
 from vivace.studies.expand import Case, ModelPart
 from vivace.studies.gains import SpeedUp, speed_up, spread_of
 from vivace.studies.judging import time_of
+from vivace.studies.study_columns import FIGURES, StudyCell, StudyColumn
 from vivace.studies.study_file import StudyFile
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """A cell with what it is compared with.
+    """A cell with its reference.
 
     Attributes:
         relative: times: how many times as fast as the part's baseline on the same GPU; other figures: their share of
@@ -30,7 +30,7 @@ class ComparedCell:
         of_s: seconds of the baseline that was measured beside the row, where that is not what the baseline's row shows:
             it has rounds of other days too.
         over: of a published cell: what was measured, on the first device that has it, divided by it; None if nothing
-            was, or on a small model that stands for the study's.
+            was, or on a small model that replaces the study's.
     """
 
     cell: StudyCell
@@ -57,7 +57,7 @@ class RowView:
 
     @property
     def labelled(self) -> list[tuple[str, Row]]:
-        """Every device's row that was measured; of another device than the part's first, its name is in the label."""
+        """Every device's measured rows; a label names the device unless it is the part's first."""
         first = [] if self.row is None else [(self.case.label, self.row)]
         others = [
             (f"{self.case.label} ({row.record.environment.device_name})", row) for row in self.elsewhere
@@ -67,7 +67,7 @@ class RowView:
 
 @dataclass(frozen=True)
 class PartView:
-    """A part on one model: the columns that have figures of it, and its rows.
+    """A part on one model: its columns with figures, and its rows.
 
     Attributes:
         num_published: how many of the columns are published; the others are measured.
@@ -91,7 +91,7 @@ class PartView:
         return time_of(self.planned)
 
     def figures(self) -> list[str]:
-        """Return the part's figures of which any column has a number or an outcome."""
+        """Return the part's figures for which any column has a number or an outcome."""
         return [
             name
             for name in self.planned.part.figures
@@ -167,7 +167,7 @@ def _compared_cell(
 
 
 def relative_text(compared: ComparedCell) -> str:
-    """Return e.g. "0.87× [0.82, 0.92] of 0.796 s"; "" where there is nothing to compare with."""
+    """Return e.g. "0.87× [0.82, 0.92] of 0.796 s"; "" without a reference."""
     if compared.relative is None:
         return ""
     text = ratio(compared.relative).replace("x", "×", 1)
@@ -176,21 +176,21 @@ def relative_text(compared: ComparedCell) -> str:
 
 def value_text(figure: str, value: Interval) -> str:
     """Return a figure as text with its unit."""
-    return shown_value(value, FIGURES[figure].kind)
+    return value_with_unit(value, FIGURES[figure].kind)
 
 
 def quotient(over: float | None) -> str:
-    """Return measured divided by published, e.g. "0.84", "0.0063"; "–" if it is not known."""
+    """Return measured divided by published, e.g. "0.84", "0.0063"; "–" if either is unknown."""
     return "–" if over is None else f"{over:.2f}" if over >= 0.1 else f"{over:.2g}"
 
 
 def outcome_text(cell: StudyCell) -> str:
-    """Return what a cell without a number says: "out of memory", "unsupported", "–"."""
+    """Return the text of a cell without a number: "out of memory", "unsupported", "–"."""
     return "–" if cell.outcome in ("absent", "measured", "published") else cell.outcome.replace("_", " ")
 
 
 def stand_ins(file: StudyFile, view: PartView) -> list[tuple[str, str]]:
-    """Return (rows, remark) of rows whose recipe stands for one that random weights cannot decide."""
+    """Return (rows, remark) of rows whose recipe replaces one that random weights cannot decide."""
     rows = [row.case.label for row in view.rows if row.case.stands_for]
     if not rows or file.synthetic is None:
         return []

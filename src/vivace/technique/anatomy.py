@@ -1,4 +1,4 @@
-"""The one place that knows how a diffusers pipeline is put together: which attribute is which component."""
+"""The structure of diffusers' pipelines: which attribute is which component, in one place."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ DENOISERS = ("unet", "transformer")
 
 
 def attribute_of(pipe: Any, component: Component) -> str:
-    """The pipeline's own name for a component: "unet" or "transformer" for its denoiser."""
+    """Return the pipeline's own name for a component: "unet" or "transformer" for its denoiser."""
     if component != "denoiser":
         return component
     return next((name for name in DENOISERS if getattr(pipe, name, None) is not None), DENOISERS[-1])
 
 
 def component_of(pipe: Any, component: Component) -> Any:
-    """The pipeline's `torch.nn.Module` for a component, None if it has none."""
+    """Return the pipeline's `torch.nn.Module` for a component, None if it has none."""
     return getattr(pipe, attribute_of(pipe, component), None)
 
 
 def working_part(component: Component, module: torch.nn.Module) -> Any:
-    """The module that a text-to-image pipeline calls: a VAE's decoder (`decode`, never `forward`), else the whole."""
+    """Return the module that a text-to-image pipeline calls: a VAE's decoder (never its `forward`), else the whole."""
     return module.decoder if component == "vae" else module
 
 
 def call_parameters(pipe: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a pipeline's call, without `self`.
+    """Return the parameters of a pipeline's call, without `self`.
 
     They are read once for each class: every call needs them, several times, before the GPU has work.
     """
@@ -50,7 +50,7 @@ def _parameters(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def weights_dtype(module: Any) -> torch.dtype | None:
-    """The dtype of a module's first weight in floating point of 16 bits or more; None if it has none or is no module.
+    """Return the dtype of a module's first floating-point weight of 16 bits or more; None without one.
 
     diffusers' own `dtype` first searches every layer for hooks, while the GPU waits.
     """
@@ -59,7 +59,7 @@ def weights_dtype(module: Any) -> torch.dtype | None:
 
 
 def ignores_guidance_scale(pipe: Any) -> bool:
-    """Whether a guidance scale changes nothing: its transformer lacks the input, or it was distilled without one."""
+    """Return whether a guidance scale changes nothing: the model lacks the input, or was distilled without one."""
     scale = call_parameters(pipe).get("guidance_scale")
     config = getattr(getattr(pipe, "transformer", None), "config", {})
     lacks_input = scale is not None and scale.default is None and config.get("guidance_embeds") is False
@@ -87,7 +87,7 @@ def without_clashes(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_cast_in_call(pipe: Any) -> bool:
-    """Whether each call casts the VAE to fp32 and back, as SDXL's pipelines do with one that overflows in fp16."""
+    """Return whether each call casts the VAE to fp32 and back, as SDXL's do with one that overflows in fp16."""
     import torch
 
     vae = getattr(pipe, "vae", None)

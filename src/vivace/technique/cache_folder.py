@@ -1,4 +1,4 @@
-"""Where vivace keeps what it may find again: scales and compiled code. It may be deleted at any time."""
+"""The folder of results that vivace may reuse: scales and compiled code. It may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vivace.untrusted.files import user_path
 
 
 def cache_folder() -> Path:
-    """$VIVACE_CACHE, else `vivace` in the user's cache folder."""
+    """Return $VIVACE_CACHE, else `vivace` in the user's cache folder."""
     own = os.environ.get("VIVACE_CACHE")
     if own:
         return user_path(own)

@@ -1,4 +1,4 @@
-"""What an application really did."""
+"""The effect of applying a technique."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Facts = dict[str, int | float | str]
 
 @dataclass
 class Effect:
-    """What an application really did.
+    """The effect of applying a technique.
 
     Attributes:
         changed: counts and names for the Record, e.g. {"denoiser.quantized_layers": 52}.
@@ -26,7 +26,7 @@ class Effect:
         contexts: entered around the forward of one component's working part.
         around: entered around the whole call, for settings of the process, which must not outlive it.
         evidence: called after a run; what was observed, for the Record.
-        forget: called before a call whose prompts count as new, by what remembers prompts of earlier calls.
+        forget: called before a call whose prompts count as new, to drop prompts of earlier calls.
         refuted: given the evidence of a run, why the technique had no effect after all, or None.
         finish: called once all techniques have been applied, for what wraps everything they did.
         close: called when the session is closed, also if a later technique was refused.

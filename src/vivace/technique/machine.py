@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Backend = Literal["cpu", "cuda", "rocm", "xpu", "mps"]
-"""What PyTorch computes with: a CPU, NVIDIA's CUDA, AMD's ROCm, Intel's XPU, Apple's MPS."""
+"""The backend of PyTorch: a CPU, NVIDIA's CUDA, AMD's ROCm, Intel's XPU, Apple's MPS."""
 MAKERS: dict[Backend, str] = {"cuda": "NVIDIA", "rocm": "AMD", "xpu": "Intel", "mps": "Apple"}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a technique may ask about the hardware and the installation without importing torch.
+    """The hardware and the installation, for techniques, without importing torch.
 
     Attributes:
         device: torch's type of device: "cpu", "cuda" (AMD's GPUs too, under ROCm), "xpu" or "mps".
@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def maker(self) -> str:
-        """Who made the GPU; "" on a CPU."""
+        """The maker of the GPU; "" on a CPU."""
         return MAKERS.get(self.backend, "")
 
     @property
@@ -51,12 +51,12 @@ class Machine:
 
     @property
     def is_cuda(self) -> bool:
-        """An NVIDIA GPU. Its device is "cuda", but so is an AMD GPU's."""
+        """Whether it is an NVIDIA GPU. An AMD GPU's device is called "cuda", too."""
         return self.backend == "cuda"
 
     @property
     def captures_graphs(self) -> bool:
-        """PyTorch can capture graphs: CUDA's, or HIP's through the same functions."""
+        """Whether PyTorch can capture graphs: CUDA's, or HIP's through the same functions."""
         return self.backend in ("cuda", "rocm")
 
     def has_package(self, name: str) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 WIDTH = 88
-"""Characters of a line: a call that is longer is written with one argument a line."""
+"""Characters of a line: a longer call is written with one argument a line."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a technique, or the loading of a model, is in public calls of diffusers, torch and torchao.
+    """A technique, or the loading of a model, in public calls of diffusers, torch and torchao.
 
     imports: "torch" for `import torch`, "diffusers:AutoencoderKL" for `from diffusers import AutoencoderKL`.
     lines: statements about the pipeline, which is called `pipe`, with comments where they are surprising.
@@ -39,7 +39,7 @@ class Script:
 
 
 def literal(value: object) -> str:
-    """A text, number, None, or tuple, list or dictionary of them as in a script: `repr`, in double quotes."""
+    """Write a text, number, None, or tuple, list or dictionary of them for a script: `repr`, in double quotes."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
     if isinstance(value, tuple | list):
@@ -52,7 +52,7 @@ def literal(value: object) -> str:
 
 
 def written_call(start: str, *arguments: str, end: str = ")", **named: str) -> str:
-    """A call on one line, or, if that is too long, with one argument a line.
+    """Write a call on one line, or, if that is too long, with one argument a line.
 
     Args:
         start: what stands before the bracket, e.g. "pipe = DiffusionPipeline.from_pretrained".

@@ -12,7 +12,7 @@ class Stage(IntEnum):
     SWAP = 10
     """A component is replaced: a tiny VAE."""
     MERGE = 12
-    """What adds to weights: before blocks are removed, which renumbers the others, and before weights are rounded."""
+    """Weights are added to: before blocks are removed, which renumbers the others, and before weights are rounded."""
     PRUNE = 15
     """Blocks are removed, before anything is done to those that stay."""
     PRECISION = 20
@@ -39,6 +39,6 @@ class Stage(IntEnum):
     KERNEL = 60
     """Kernels are chosen by contexts around the (possibly compiled) forward."""
     SCHEDULE = 70
-    """What concerns the call: scheduler, steps, guidance, prompts."""
+    """The call is changed: scheduler, steps, guidance, prompts."""
     OFFLOAD = 90
     """Where weights are stored; last, because every other technique needs the weights on their device."""

@@ -1,4 +1,4 @@
-"""What a technique is applied to: a pipeline, where it runs, what is known of its model, and what is asked for."""
+"""The target of a technique: a pipeline, its place, the facts about its model, and the request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distillation:
-    """A LoRA that makes a model draw in few steps, and how it is meant to be used.
+    """A LoRA that makes a model draw in few steps, and its intended use.
 
     Attributes:
         steps: the numbers of steps that it was made for, the usual one first.
@@ -58,7 +58,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of the model.
+    """Facts about the model.
 
     Attributes:
         name: NAME@REVISION of its weights, "" if unknown.
@@ -66,7 +66,7 @@ class ModelFacts:
         load_tiny_vae: loads the tiny VAE of this model; None if there is none.
         tiny_vae_arguments: what `AutoencoderTiny.from_pretrained` takes to load it in a script.
         distillations: the known LoRAs for few steps, the usual one of each kind first.
-        has_random_weights: untrained, so whatever adapts to the content has nothing to adapt to.
+        has_random_weights: untrained, so techniques have no content to adapt to.
         has_weights: False for a pipeline on the meta device, which has shapes alone (see `Technique.predict`).
         stored: what techniques did to the weights before these were saved, by the techniques' text.
         hits: the share of steps after the first in which a step cache is to hit, to count the work of a recipe on the
@@ -86,13 +86,13 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of the pipeline.
+    """The images that the pipeline is going to draw.
 
     Attributes:
         prompts: what will be drawn, or similar prompts, for techniques that adapt to them.
         batch: images per call; None if unknown.
         earlier, later: the recipe's techniques before and after this one.
-        given: what a call of the pipeline takes besides a prompt: images to start from, for techniques that make
+        inputs: what a call of the pipeline takes besides a prompt: images to start from, for techniques that make
             calls to adapt to.
     """
 
@@ -100,12 +100,12 @@ class Request:
     batch: int | None = None
     earlier: tuple[Technique, ...] = ()
     later: tuple[Technique, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a technique is applied to. `pipe` is None where only the machine is judged (`vivace techniques`)."""
+    """The target of a technique. `pipe` is None where only the machine is judged (`vivace techniques`)."""
 
     where: Placement
     pipe: Any = None
@@ -114,7 +114,7 @@ class Target:
 
     @classmethod
     def of_machine(cls, machine: Machine) -> Target:
-        """No pipeline: to ask what this machine supports."""
+        """Return a target without a pipeline, to query what this machine supports."""
         return cls(Placement(machine))
 
     @property
@@ -123,28 +123,28 @@ class Target:
 
     @property
     def identity(self) -> str:
-        """Identifies the weights as they are now: the model and the techniques applied so far; "" if unknown."""
+        """The identity of the present weights: the model and the techniques applied so far; "" if unknown."""
         if not self.model.name:
             return ""
         return "+".join((self.model.name, *(technique.text for technique in self.request.earlier)))
 
     def module(self, component: Component) -> Any:
-        """The component's module, or None if this pipeline has none."""
+        """Return the component's module, or None if this pipeline has none."""
         return component_of(self.pipe, component)
 
     def modules(self, components: tuple[Component, ...]) -> dict[Component, Any]:
-        """Those of the components that this pipeline has."""
+        """Return the modules of the components that this pipeline has."""
         modules = {c: self.module(c) for c in components}
         return {c: m for c, m in modules.items() if m is not None}
 
     def path(self, component: Component) -> str:
-        """How a script names the component: "pipe.unet"."""
+        """Return a script's name for the component: "pipe.unet"."""
         return f"pipe.{attribute_of(self.pipe, component)}"
 
     def working_path(self, component: Component) -> str:
-        """How a script names the part that the pipeline calls (see `working_part`)."""
+        """Return a script's name for the part that the pipeline calls (see `working_part`)."""
         return self.path(component) + (".decoder" if component == "vae" else "")
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Target:
-        """The same, with other defaults of the call."""
+        """Return the same target with other defaults of the call."""
         return replace(self, model=replace(self.model, defaults=dict(defaults)))

@@ -28,7 +28,7 @@ from vivace.technique.traits import Rule, Trait
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a technique does to numbers.
+    """A technique's effect on numbers.
 
     Attributes:
         weights: how the weights of the layers that it takes are stored.
@@ -85,11 +85,11 @@ class Technique(BaseModel, ABC):
 
     @model_validator(mode="before")
     @classmethod
-    def _aimed(cls, given: Any) -> Any:
+    def _aimed(cls, data: Any) -> Any:
         stored = cls._stored_default()
-        if isinstance(given, dict) and tuple(given.get("targets", stored)) == stored:
-            return given | {"targets": cls.default_targets}
-        return given
+        if isinstance(data, dict) and tuple(data.get("targets", stored)) == stored:
+            return data | {"targets": cls.default_targets}
+        return data
 
     @classmethod
     def _stored_default(cls) -> tuple[Component, ...]:
@@ -98,7 +98,7 @@ class Technique(BaseModel, ABC):
 
     @classmethod
     def knobs(cls) -> dict[str, FieldInfo]:
-        """The declared knobs, in the order in which a recipe gives them by position."""
+        """Return the declared knobs, in the order of a recipe's positional arguments."""
         return {name: field for name, field in cls.model_fields.items() if name != "targets"}
 
     @property
@@ -119,7 +119,7 @@ class Technique(BaseModel, ABC):
 
     @property
     def call(self) -> TechniqueCall:
-        """As a Record stores it."""
+        """The technique as a Record stores it."""
         is_default = self.targets == self.default_targets
         targets = self._stored_default() if is_default else self.targets
         knobs = {
@@ -131,17 +131,17 @@ class Technique(BaseModel, ABC):
 
     @property
     def slot(self) -> str:
-        """What it owns. A technique that a recipe may repeat adds what it must not repeat: `lora`, the file."""
+        """The slot that it owns. A technique that may repeat adds the part that must not: `lora`, the file."""
         return self.owns
 
     @property
     def slots(self) -> frozenset[tuple[str, str]]:
-        """What it owns, of each of its targets."""
+        """Its slots, one for each of its targets."""
         return frozenset((self.slot, target) for target in self.targets or ("the call",))
 
     @property
     def label(self) -> str:
-        """What a Record calls it: name and targets, different for each technique of a recipe."""
+        """Its label in Records: name and targets, different for each technique of a recipe."""
         return self.name + (f"@{','.join(self.targets)}" if self.targets else "")
 
     @property
@@ -150,7 +150,7 @@ class Technique(BaseModel, ABC):
         return self.stage
 
     def pinned(self) -> Technique:
-        """The same, with what identifies the files that it reads, so that a changed file is another recipe.
+        """Return the technique with the identity of the files that it reads, so that a changed file is another recipe.
 
         Raises:
             UnusableModel, Unsupported: a file cannot be read or found.
@@ -159,12 +159,12 @@ class Technique(BaseModel, ABC):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        """Traits that its targets have once it is applied."""
+        """Return the traits of its targets once it is applied."""
         return frozenset()
 
     @property
     def excludes(self) -> tuple[Rule, ...]:
-        """Traits that it cannot work with."""
+        """Return the traits that it cannot work with."""
         return ()
 
     @property
@@ -193,7 +193,7 @@ class Technique(BaseModel, ABC):
     def trained_steps(self) -> int | None:
         """Denoising steps for which the weights that it brings were trained; None if it brings none.
 
-        Then the image is expected to survive so few, so a search believes in the gain before it measures it.
+        Then the image is expected to survive so few, so a search expects the gain before it measures it.
         """
         return None
 
@@ -201,7 +201,7 @@ class Technique(BaseModel, ABC):
     def saved_share(self) -> float | None:
         """Share of its targets' time that trained weights leave out which replace them, about; None if it brings none.
 
-        As with `trained_steps`, a search believes in the gain before it measures it.
+        As with `trained_steps`, a search expects the gain before it measures it.
         """
         return None
 
@@ -211,7 +211,7 @@ class Technique(BaseModel, ABC):
         return 1
 
     def not_searched(self, judges: bool) -> str | None:
-        """Return why a search leaves it out unless it is asked to keep it; None: it is searched.
+        """Return the reason why a search leaves it out unless asked to keep it; None: it is searched.
 
         Args:
             judges: whether the search compares images with the baseline's.
@@ -220,7 +220,7 @@ class Technique(BaseModel, ABC):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What it does to weights and matmuls; for most techniques nothing."""
+        """Return its effect on weights and matmuls; for most techniques none."""
         return Arithmetic()
 
     @property
@@ -235,12 +235,12 @@ class Technique(BaseModel, ABC):
         return None
 
     def using_memory(self, num_bytes: float) -> Technique | None:
-        """A faster variant of itself that uses this much free GPU memory; None: it has no use for it."""
+        """Return a faster variant of itself that uses this much free GPU memory; None: it has no use for it."""
         return None
 
     @abstractmethod
     def unsupported(self, target: Target) -> str | None:
-        """Why it cannot work here, or None. `target.pipe` may be None: then judge the machine."""
+        """Return why it cannot work here, or None. `target.pipe` may be None: then judge the machine."""
 
     @abstractmethod
     def apply(self, target: Target) -> Effect:
@@ -251,7 +251,7 @@ class Technique(BaseModel, ABC):
         """
 
     def predict(self, target: Target) -> Effect:
-        """Apply to a pipeline on the meta device: change what shapes alone can tell, to predict its memory.
+        """Apply to a pipeline on the meta device: change what follows from shapes alone, to predict its memory.
 
         Raises:
             NoEffect: as `apply`.
@@ -261,7 +261,7 @@ class Technique(BaseModel, ABC):
 
     @property
     def is_stored(self) -> bool:
-        """Whether what it does to a model is in weights and configurations, so that a saved model need not do it again.
+        """Whether its effect on a model is in weights and configurations, so that a saved model need not repeat it.
 
         What is not in them, `rebuild` and `resume` do to a model that is read.
         """
@@ -277,11 +277,11 @@ class Technique(BaseModel, ABC):
         return
 
     def resume(self, target: Target) -> None:
-        """Do to a pipeline whose saved weights were read what weights and modules do not hold: hooks, casts."""
+        """Restore, on a pipeline with saved weights, the parts that weights and modules do not hold: hooks, casts."""
         return
 
     def script(self, target: Target) -> Script | None:
-        """The same in public calls of diffusers, torch and torchao, or None if there are none.
+        """Return the same in public calls of diffusers, torch and torchao, or None if there are none.
 
         Asked before `apply`, and only if `unsupported` returns None.
         """
@@ -299,7 +299,7 @@ def knob(
     lt: float | None = None,
     about: str = "",
 ) -> Any:
-    """A technique's field: its default (none: required), range, and the values worth trying.
+    """Declare a technique's field: its default (none: required), range, and the values worth trying.
 
     Args:
         new: it came after the first records, so records leave it out where it has its default.

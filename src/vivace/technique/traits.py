@@ -80,12 +80,12 @@ _TRAITS: WeakKeyDictionary[Any, set[Trait]] = WeakKeyDictionary()
 
 
 def give(module: Any, traits: frozenset[Trait]) -> None:
-    """Note that a module has these traits from now on, unless it shows them by itself: those may be undone."""
+    """Note that a module has these traits from now on, except those that it shows by itself: they may be undone."""
     _TRAITS.setdefault(module, set()).update(traits - _foreign(module))
 
 
-def traits_given(module: Any) -> frozenset[Trait]:
-    """The traits that techniques gave to a module."""
+def traits_by_techniques(module: Any) -> frozenset[Trait]:
+    """Return the traits that techniques gave to a module."""
     return frozenset(_TRAITS.get(module, ()))
 
 
@@ -97,7 +97,7 @@ def with_traits(module: Any, traits: frozenset[Trait]) -> None:
 
 
 def traits_of(module: Any) -> frozenset[Trait]:
-    """The traits that techniques gave to a module, and those that other libraries left on it."""
+    """Return the traits that techniques gave to a module, and those that other libraries left on it."""
     return frozenset(_TRAITS.get(module, ())) | _foreign(module)
 
 
@@ -125,7 +125,7 @@ def _runs_compiled_code(module: Any) -> bool:
 
 
 def _foreign(module: Any) -> frozenset[Trait]:
-    """What torch, diffusers and accelerate show on a module that a user prepared."""
+    """Return the traits that torch, diffusers and accelerate show on a module that a user prepared."""
     traits: set[Trait] = set()
     decoder = getattr(module, "decoder", None)
     if _runs_compiled_code(module) or _runs_compiled_code(decoder):

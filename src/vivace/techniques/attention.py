@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Literal
 from vivace.errors import NoEffect
 from vivace.families import family_of
 from vivace.families.pipeline_code import never_asks_pytorch
-from vivace.machinery.attention_backends.calls import RedirectedAttention
 from vivace.machinery.attention_backends.kernels import (
     CACHE_TAG,
     KERNELS,
@@ -39,6 +38,7 @@ from vivace.machinery.attention_backends.kernels import (
     unsupported_for,
     unsupported_on,
 )
+from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.technique import (
     Arithmetic,
@@ -161,13 +161,13 @@ class Attention(Technique):
         return self._redirect(changed, redirected)
 
     def predict(self, target: Target) -> Effect:
-        """PyTorch's own choice depends on a real device. Other kernels take as little memory as its fused ones."""
+        """Predict any kernel as PyTorch's fused ones: they take as little, and its choice depends on a device."""
         modules = self._modules(target)
         changed = self._changed(dict.fromkeys(modules, "unknown"))
         return self._select(changed, list(modules)) if self.backend in OF_PYTORCH else Effect(changed=changed)
 
     def _modules(self, target: Target) -> dict[Component, Any]:
-        """The targets that have attention layers.
+        """Return the targets that have attention layers.
 
         Raises:
             NoEffect: there is none.
@@ -178,7 +178,7 @@ class Attention(Technique):
         return modules
 
     def _changed(self, before: dict[Component, str]) -> dict[str, int | float | str]:
-        """For the Record.
+        """Return facts for the Record.
 
         Args:
             before: the kernels that PyTorch would choose.
@@ -275,12 +275,12 @@ class Attention(Technique):
 def _compiled_later(target: Target) -> frozenset[Component]:
     """Return the components that a later technique compiles, without those captured in a CUDA graph."""
 
-    def given(trait: Trait) -> set[Component]:
+    def having(trait: Trait) -> set[Component]:
         return {
             c for technique in target.request.later if trait in technique.provides for c in technique.targets
         }
 
-    return frozenset(given(Trait.COMPILED) - given(Trait.CAPTURED))
+    return frozenset(having(Trait.COMPILED) - having(Trait.CAPTURED))
 
 
 def _chain(module: Any) -> list[Any]:

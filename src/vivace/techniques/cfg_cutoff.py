@@ -96,7 +96,7 @@ def _off(pipe: Any) -> float:
 
 
 def _replaceable(pipe: Any) -> tuple[str, ...]:
-    """Tensors that a step's end can replace. In guess mode, ControlNets' pipelines take them apart in each step."""
+    """Return tensors that a step's callback can replace. In guess mode, ControlNets' pipelines split them."""
     parameters = call_parameters(pipe)
     if "guess_mode" in parameters or "callback_on_step_end" not in parameters:
         return ()
@@ -110,7 +110,7 @@ def _how_to_guide(pipe: Any) -> str:
 
 
 def _refuted(counted: dict[str, Any], never_guided: str) -> str | None:
-    """Return why nothing was cut, or None. `counted` is the evidence of the run in question."""
+    """Return why nothing was cut, or None. `counted` is the run's evidence."""
     if counted["unguided_steps"] and counted["guided_steps"]:
         return None
     if counted["guided_steps"]:

@@ -37,7 +37,7 @@ from pydantic import model_validator
 from vivace.errors import NoEffect, Unsupported
 from vivace.families import family_of
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.machinery.compilation.sizes import graph_limit, limited, num_kinds
+from vivace.machinery.compilation.graph_limits import graph_limit, limited, num_kinds
 from vivace.machinery.compilation.unit_sizes import compiled_by_units, takes_a_sample
 from vivace.spec.sizes import Size, in_order
 from vivace.technique import (
@@ -101,13 +101,13 @@ class Compile(Technique):
     @classmethod
     def _sizes_in_order(cls, knobs: Any) -> Any:
         """Put sizes into their one order, and `any` into `dynamic`."""
-        given = knobs.get("sizes") if isinstance(knobs, dict) else None
-        if not given:
+        announced = knobs.get("sizes") if isinstance(knobs, dict) else None
+        if not announced:
             return knobs
-        texts = [given] if isinstance(given, str) else given
+        texts = [announced] if isinstance(announced, str) else announced
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError(
-                f"sizes is a list of WIDTHxHEIGHT, e.g. [512x512, 768x512], or any; got {given!r}"
+                f"sizes is a list of WIDTHxHEIGHT, e.g. [512x512, 768x512], or any; got {announced!r}"
             )
         if _ANY in (text.lower() for text in texts):
             if len(texts) > 1:
@@ -197,7 +197,7 @@ class Compile(Technique):
         if self.backend == "inductor":
             keep_compiled_code()
             options |= self._how(target.machine.is_cuda)
-        # By default torch.compile makes code for any size once it has seen a second one.
+        # By default torch.compile makes code for any size once a second one comes.
         options |= {"dynamic": self.dynamic} if self.dynamic or self.sizes else {}
         captures_graphs = self._captures_graphs and target.machine.captures_graphs
         for component, module in target.modules(self.targets).items():
@@ -232,7 +232,7 @@ class Compile(Technique):
         return {"options": {**list_mode_options(self.mode), **changed, **threads}}
 
     def _surrounding(self, module: torch.nn.Module) -> CallContext | None:
-        """The settings that a component's forward needs, if any."""
+        """Return the settings that a component's forward needs, if any."""
         kinds = num_kinds(_repeated(module)) if self.blocks == "repeated" else 1
         limits = limited(len(self.sizes), kinds) if self.sizes or kinds > 1 else None
         if limits is None or not self.dynamic:
@@ -246,7 +246,7 @@ class Compile(Technique):
         return both
 
     def predict(self, target: Target) -> Effect:
-        """The eager code stands for the compiled one; blocks that would be compiled are known as such."""
+        """Predict with the eager code instead of compiled code; mark the blocks that would be compiled."""
         changed = self._changed(target)
         if self.blocks == "repeated":
             for module in target.modules(self.targets).values():
@@ -255,7 +255,7 @@ class Compile(Technique):
         return Effect(changed=changed)
 
     def _changed(self, target: Target) -> dict[str, int | float | str]:
-        """Return what was compiled, and how.
+        """Return the compiled parts, and how they are compiled.
 
         Raises:
             NoEffect: the pipeline has none of the components.

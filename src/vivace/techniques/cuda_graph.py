@@ -69,7 +69,7 @@ _SEARCH_FIRST_TIMESTEP = (
     "EulerAncestralDiscreteScheduler",
     "EulerDiscreteScheduler",
 )
-"""Schedulers that count steps, but search all timesteps for the first one: the GPU is waited for, and then waits."""
+"""Schedulers that count steps, but search all timesteps for the first one, for which the host waits for the GPU."""
 
 
 class CudaGraph(Technique):
@@ -162,7 +162,7 @@ class CudaGraph(Technique):
             f"{component}.cuda_graphs": f"up to {graphs.max_graphs}" for component, graphs in captured.items()
         }
         on_host = _TimestepsOnHost()
-        devices = _KnownDevices()
+        devices = _DeviceAnswers()
 
         def finish() -> None:
             devices.settle(target.pipe)
@@ -197,7 +197,9 @@ class CudaGraph(Technique):
                 more[f"{component}.calls_not_captured"] = lengths.num_beside
             return facts | {name: number for name, number in more.items() if number}
 
-        return Effect(changed=changed, around=devices.told, evidence=evidence, refuted=refuted, finish=finish)
+        return Effect(
+            changed=changed, around=devices.answering, evidence=evidence, refuted=refuted, finish=finish
+        )
 
     def predict(self, target: Target) -> Effect:
         """Refuse to predict memory.
@@ -206,8 +208,8 @@ class CudaGraph(Technique):
             Unpredictable: always.
         """
         raise Unpredictable(
-            "cuda_graph: what a CUDA graph's memory pool holds cannot be predicted; predict the recipe without it, and "
-            "keep a step's activations in reserve"
+            "cuda_graph: the size of a CUDA graph's memory pool cannot be predicted; predict the recipe "
+            "without it, and keep a step's activations in reserve"
         )
 
 
@@ -217,8 +219,8 @@ def _pads_captions(module: Any) -> bool:
     return family is not None and family.pads_captions
 
 
-class _KnownDevices:
-    """Tells diffusers on which devices components compute, which it otherwise searches their layers for.
+class _DeviceAnswers:
+    """Answers diffusers' question on which device components compute, for which it otherwise searches their layers.
 
     A call of a pipeline asks up to ten times, and each time every layer of one component or of all is asked for the
     hooks of group offloading: SDXL has 2,717. Meanwhile the GPU has nothing to do (docs/performance/unets.md). Captured
@@ -229,7 +231,7 @@ class _KnownDevices:
         self._devices: dict[torch.nn.Module, torch.device] = {}
 
     def settle(self, pipe: Any) -> None:
-        """Take in where components are; nothing if one of them is offloaded.
+        """Record where components are; nothing if one of them is offloaded.
 
         The other processes of `parallel` have a pipeline without components, which nobody calls.
         """
@@ -244,7 +246,7 @@ class _KnownDevices:
             self._devices = {module: device for module, device in devices.items() if device is not None}
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """Answer diffusers' searches during a call, except for components that have been moved or offloaded since."""
         from diffusers.hooks import group_offloading
 
@@ -317,7 +319,7 @@ class _TimestepsOnHost:
             def step_on_host(
                 self_: Any, model_output: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any
             ) -> Any:
-                with self._seen_by(self_, timestep) as passed_on:
+                with self._with_host_timesteps(self_, timestep) as passed_on:
                     self.num_steps += passed_on is not timestep
                     return step(self_, model_output, passed_on, *args, **kwargs)
 
@@ -325,7 +327,7 @@ class _TimestepsOnHost:
 
         def scaling(scale: Method) -> Method:
             def scale_on_host(self_: Any, sample: torch.Tensor, timestep: Any) -> Any:
-                with self._seen_by(self_, timestep) as passed_on:
+                with self._with_host_timesteps(self_, timestep) as passed_on:
                     return scale(self_, sample, passed_on)
 
             return scale_on_host
@@ -336,7 +338,7 @@ class _TimestepsOnHost:
             override(scheduler, "scale_model_input", scaling)
 
     @contextmanager
-    def _seen_by(self, scheduler: Any, timestep: Any) -> Iterator[Any]:
+    def _with_host_timesteps(self, scheduler: Any, timestep: Any) -> Iterator[Any]:
         """Let a scheduler see the CPU's timesteps, and give the one to call it with."""
         on_host, copy = self._on_host, self._copy
         place = None if copy is None else _place_of(timestep, copy)

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")
@@ -116,7 +116,7 @@ class _Deep:
 
 
 def _num_skips(unet: Any) -> int:
-    """Skip connections: one per layer of the up blocks, with that of the first convolution."""
+    """Return the number of skip connections: one per layer of the up blocks, with that of the first convolution."""
     return sum(len(block.resnets) for block in unet.up_blocks)
 
 
@@ -126,14 +126,14 @@ def _num_resnets(unet: Any) -> int:
 
 
 def _outermost(unet: Any, branch: int, deep: _Deep) -> Any:
-    """A UNet of the same layers (not copies) up to a skip connection, with the deep feature instead of the others.
+    """Return a UNet of the same layers (not copies) up to a skip connection, with the deep feature below it.
 
     Its `forward` is the UNet's own. When the whole UNet is computed, it puts the feature into `deep`.
     """
     import torch
 
     class Below(torch.nn.Module):  # type: ignore[misc]
-        """Instead of the middle block."""
+        """Replaces the middle block."""
 
         def forward(self, *_: Any, **__: Any) -> Any:
             return deep.take()
@@ -155,7 +155,7 @@ def _outermost(unet: Any, branch: int, deep: _Deep) -> Any:
 
 
 def _down_to(blocks: Any, num: int) -> list[Any]:
-    """The down blocks up to their first `num` outputs: one per layer, and one per downsampling."""
+    """Return the down blocks up to their first `num` outputs: one per layer, and one per downsampling."""
     down = []
     for block in blocks:
         num_here = len(block.resnets) + bool(block.downsamplers)
@@ -168,7 +168,7 @@ def _down_to(blocks: Any, num: int) -> list[Any]:
 
 
 def _part(block: Any, layers: slice, **changed: Any) -> Any:
-    """A block with some of the same layers."""
+    """Return a block with some of the same layers."""
     part = _view(block)
     for name in ("resnets", "attentions"):
         if hasattr(block, name):
@@ -179,14 +179,14 @@ def _part(block: Any, layers: slice, **changed: Any) -> Any:
 
 
 def _view(module: Any) -> Any:
-    """A shallow copy, to replace some parts without changing the module; it shares all tensors."""
+    """Return a shallow copy, to replace some parts without changing the module; it shares all tensors."""
     view = copy.copy(module)
     view._modules = dict(module._modules)
     return view
 
 
 def _tap(block: Any, layer: int, deep: _Deep) -> None:
-    """Put into `deep` a copy of what an up block's layer gets from below when the block is called.
+    """Copy the input from below of an up block's layer into `deep` when the block is called.
 
     The layer may write into what it gets, as FreeU does.
     """

@@ -23,7 +23,7 @@ from vivace.technique import Component, Distillation, Effect, Stage, Target, Tec
 from vivace.technique.script import Script, literal, written_call
 
 _USUAL_STEPS = 4
-"""Of most of these LoRAs; some are made for 1, 2 or 8."""
+"""Steps of most of these LoRAs; some are made for 1, 2 or 8."""
 
 
 class Distilled(Technique):
@@ -76,7 +76,7 @@ class Distilled(Technique):
         return effect
 
     def predict(self, target: Target) -> Effect:
-        """A merged LoRA takes no memory; the scheduler is the LoRA's."""
+        """Set the LoRA's scheduler; a merged LoRA takes no memory."""
         import diffusers
 
         chosen = self._chosen(target)

@@ -55,7 +55,7 @@ class Dtype(Technique):
         return Arithmetic(weights=f"in {self.dtype}", products=f"in {self.dtype}")
 
     def not_searched(self, judges: bool) -> str | None:
-        """A model that was trained in bf16 may overflow in fp16, and only images of real weights show it."""
+        """Return why fp16 is left out: a model trained in bf16 may overflow, and only real weights show it."""
         if self.dtype == "fp16" and not judges:
             return "fp16 overflows at 65504, which cannot be seen here, since quality is not judged"
         return None
@@ -167,7 +167,7 @@ _CASTS = (
 
 
 def _dtypes(target: Target) -> dict[Component, set[str]]:
-    """The floating-point dtypes of each component's parameters, as a script writes them."""
+    """Return the floating-point dtypes of each component's parameters, as a script writes them."""
     modules = {component: target.module(component) for component in COMPONENTS}
     return {
         component: {str(p.dtype) for p in module.parameters() if p.is_floating_point()}

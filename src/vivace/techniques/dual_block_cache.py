@@ -42,13 +42,13 @@ from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, r
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Effect, Target, Trait, knob
 
 COMPUTED, DECIDED, HIT = "c", "d", "h"
 _FIRST = 8
 _LARGEST_SHARE = 4
-"""`first` is by default no more than one block in so many."""
+"""`first` is by default at most one block in this number."""
 _RUN = re.compile(rf"(\d*)([{COMPUTED}{DECIDED}{HIT}])")
 _MOST_STEPS = 1000
 
@@ -82,9 +82,9 @@ class DualBlockCache(StepCache):
 
     @model_validator(mode="before")
     @classmethod
-    def _written_alike(cls, given: Any) -> Any:
-        mask = given.get("mask") if isinstance(given, dict) else None
-        return given | {"mask": written(steps_of(mask))} if isinstance(mask, str) else given
+    def _written_alike(cls, data: Any) -> Any:
+        mask = data.get("mask") if isinstance(data, dict) else None
+        return data | {"mask": written(steps_of(mask))} if isinstance(mask, str) else data
 
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:
@@ -116,7 +116,7 @@ class DualBlockCache(StepCache):
             )
         if "forward" in vars(denoiser):
             return (
-                "its forward has been replaced, and the cache would pass by what replaces it; apply the recipe to a "
+                "its forward has been replaced, and the cache would bypass the replacement; apply the recipe to a "
                 "pipeline that was just loaded"
             )
         return None
@@ -139,7 +139,7 @@ class DualBlockCache(StepCache):
         return Attached(cached.counter, {"denoiser.blocks": blocks, "denoiser.residual_order": self.order})
 
     def predict(self, target: Target) -> Effect:
-        """As other step caches; to count work, a mask without decisions says itself which steps are hits."""
+        """Predict as other step caches do; to count work, a mask without decisions lists its hits itself."""
         if self.mask is not None and self._is_fixed and target.model.hits is not None:
             return self.apply(target)
         return super().predict(target)
@@ -174,7 +174,7 @@ class DualBlockCache(StepCache):
 
 
 def steps_of(mask: str) -> str:
-    """Return a mask with one letter a step: "4c2h" is "cccchh".
+    """Parse a mask into one letter a step: "4c2h" is "cccchh".
 
     Raises:
         ValueError: it is not a mask, or its first step is not computed.

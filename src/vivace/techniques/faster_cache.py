@@ -33,8 +33,8 @@ from vivace.families.pipeline_code import doubles_latents
 from vivace.machinery.guidance.cut import is_cut
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
-from vivace.machinery.step_caching.schedule import StepCounter
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.hit_schedule import StepCounter
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
@@ -147,27 +147,27 @@ class _BatchCounter(StepCounter):
         return super().refuted(evidence)
 
 
-def _conditional(given: Any, num: int) -> Any:
-    """The arguments' second halves: of tensors with `num` rows, also inside lists, tuples and dicts."""
+def _conditional(value: Any, num: int) -> Any:
+    """Return the arguments' second halves: of tensors with `num` rows, also inside lists, tuples and dicts."""
     import torch
 
-    if isinstance(given, torch.Tensor):
-        return given[num // 2 :] if given.ndim and given.shape[0] == num else given
-    if isinstance(given, list | tuple):
-        return type(given)([_conditional(item, num) for item in given])
-    if isinstance(given, dict):
-        return {name: _conditional(item, num) for name, item in given.items()}
-    return given
+    if isinstance(value, torch.Tensor):
+        return value[num // 2 :] if value.ndim and value.shape[0] == num else value
+    if isinstance(value, list | tuple):
+        return type(value)([_conditional(item, num) for item in value])
+    if isinstance(value, dict):
+        return {name: _conditional(item, num) for name, item in value.items()}
+    return value
 
 
 def _difference(output: torch.Tensor) -> torch.Tensor:
-    """Unconditional minus conditional, in fp32."""
+    """Return unconditional minus conditional, in fp32."""
     unconditional, conditional = output.float().chunk(2)
     return unconditional - conditional
 
 
 def _both(conditional: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
-    """The doubled batch, made of its conditional half and the difference."""
+    """Return the doubled batch, made of its conditional half and the difference."""
     import torch
 
     unconditional = (conditional.float() + difference).to(conditional.dtype)
@@ -175,7 +175,7 @@ def _both(conditional: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
 
 
 def _bands(latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Low and high frequencies of (batch, channels, height, width); they add up to the latents.
+    """Return low and high frequencies of (batch, channels, height, width); they add up to the latents.
 
     Low: within a disk around the mean, in periods per side.
     """

@@ -20,8 +20,8 @@ from vivace.errors import NoEffect
 from vivace.families import family_of
 from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit
-from vivace.machinery.step_caching.schedule import StepCounter
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.hit_schedule import StepCounter
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import CallContext, Component, Target, Trait, knob
 from vivace.technique.script import Script, literal
 
@@ -60,7 +60,7 @@ class FirstBlockCache(StepCache):
         return StepDecision(lambda _, is_close: bool(is_close()))
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        """Enable diffusers' own cache, and let it ask `is_hit`, which can look whether the residual is close."""
+        """Enable diffusers' own cache, and let it call `is_hit`, which can check whether the residual is close."""
         import torch
         from diffusers.hooks import FirstBlockCacheConfig
 
@@ -102,12 +102,12 @@ class FirstBlockCache(StepCache):
 
 
 def _contexts(pipe: Any, denoiser: Any) -> dict[Component, CallContext]:
-    """For pipelines that do not say which call is which: all calls are of one kind."""
+    """Name the context of pipelines that do not tell calls apart: all calls are of one kind."""
     return {} if names_its_calls(pipe) else {"denoiser": lambda: denoiser.cache_context("cond")}
 
 
 def _deciding_hook(block: torch.nn.Module) -> Any:
-    """diffusers' hook that decides whether a step is computed, or None if it is not on this block."""
+    """Return diffusers' hook that decides whether a step is computed, or None if it is not on this block."""
     from diffusers.hooks import HookRegistry
     from diffusers.hooks.first_block_cache import _FBC_LEADER_BLOCK_HOOK
 

@@ -297,7 +297,7 @@ def _enlarges(target: Target) -> bool:
 
 
 def enlarges_on(capability: tuple[int, int] | None) -> bool:
-    """Whether images are enlarged by vivace's own kernel, which is made for Hopper and measured there."""
+    """Return whether images are enlarged by vivace's own kernel, which is made for Hopper and measured there."""
     return capability == _HOPPER
 
 
@@ -306,7 +306,7 @@ def _is_unet(denoiser: Any) -> bool:
 
 
 def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
-    """Why this denoiser has no fused form, or None."""
+    """Return why this denoiser has no fused form, or None."""
     kind = type(denoiser).__name__
     form = form_of(denoiser)
     if form is None and not _is_unet(denoiser):

@@ -115,7 +115,7 @@ class LayerwiseCasting(Technique):
 
 
 def _skipped_patterns(module: torch.nn.Module) -> tuple[str, ...]:
-    """Patterns of layers that keep their precision: diffusers' own, and those that the model's authors name.
+    """Return patterns of layers that keep their precision: diffusers' own, and those that the model's authors name.
 
     T5 casts the inputs of its output projections to the dtype of their weights.
     """
@@ -129,5 +129,5 @@ def _skipped_patterns(module: torch.nn.Module) -> tuple[str, ...]:
 
 
 def _num_stored(module: torch.nn.Module, dtype: torch.dtype) -> int:
-    """The number of parameters of this dtype."""
+    """Return the number of parameters of this dtype."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.dtype == dtype)

@@ -67,7 +67,7 @@ class Lora(Technique):
 
     @field_validator("path")
     @classmethod
-    def _path_is_given(cls, path: str) -> str:
+    def _path_is_set(cls, path: str) -> str:
         if not path.strip():
             raise ValueError("path must not be empty")
         return path
@@ -154,7 +154,7 @@ class Lora(Technique):
         return effect
 
     def predict(self, target: Target) -> Effect:
-        """Merged, a LoRA takes no memory; hot, its matrices do."""
+        """Add the matrices of a hot LoRA; a merged one takes no memory."""
         read = self._read(target.pipe)
         return self._beside(target, read) if self.hot else self._merged(read)
 
@@ -191,7 +191,7 @@ class Lora(Technique):
         return Effect(changed=self._identity(read) | changed, evidence=lora.facts, notes=self._notes(read))
 
     def _identity(self, read: LoraFile) -> dict[str, int | float | str]:
-        """Return what it is and what of it is used, for the Record."""
+        """Return the LoRA's identity and its used parts, for the Record."""
         facts: dict[str, int | float | str] = {
             "lora": self.path,
             "sha256": self.sha256,
@@ -271,7 +271,7 @@ class Lora(Technique):
         return self.max_rank or max(layer.matrices.rank for layer in layers if layer.matrices is not None)
 
     def _arguments(self) -> list[str]:
-        """What `pipe.load_lora_weights` takes to load the file."""
+        """Return the arguments of `pipe.load_lora_weights` that load the file."""
         file, remote = locate_lora(self.path), on_hub(self.path)
         if Path(self.path).expanduser().exists() or remote is None:
             return [literal(str(file.resolve()))]

@@ -32,7 +32,7 @@ from vivace.machinery.step_caching.block_residual import residual_forwards, unkn
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, steps_before
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.magcache_ratios import Ratios, kept_ratios
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Magcache(StepCache):
         )
 
     def _is_near(self, state: CacheState, ratios: Ratios, num_steps: int, num_before: int) -> bool:
-        """Whether the last residual, if it is reused in this step too, stays close enough to what it would be.
+        """Return whether the last residual, if this step reuses it too, stays close enough to the true one.
 
         Args:
             num_steps: that are run.
@@ -104,7 +104,7 @@ class Magcache(StepCache):
 
 
 def find_ratios(transformer: torch.nn.Module, model: str) -> Ratios | None:
-    """Return the table that was measured for this model, else the one published for its architecture, else None."""
+    """Return the table measured for this model, else the one published for its architecture, else None."""
     kept = kept_ratios(transformer, model)
     if kept is not None or not model_fits.is_flux_dev(transformer):
         return kept

@@ -266,7 +266,7 @@ _GROUP = (
     "# vivace.load(model, recipe).",
 )
 
-_KEPT = ("# diffusers keeps no layers on the GPU; vivace was told to, which copies less.",)
+_KEPT = ("# diffusers keeps no layers on the GPU; vivace keeps some, which copies less.",)
 
 _MODEL = (
     "# diffusers copies each component back to host memory. vivace generates the same image without",

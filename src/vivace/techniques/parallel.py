@@ -257,7 +257,7 @@ class Parallel(Technique):
         )
 
     def predict(self, target: Target) -> Effect:
-        """This GPU holds what it held before."""
+        """Predict no change: this GPU holds the same weights as before."""
         return Effect(changed=self._changed)
 
     @property

@@ -174,7 +174,7 @@ class _Cache:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return a hashable key that is equal only for equal values of equal type. A image's are its pixels.
+    """Return a hashable key that is equal only for equal values of equal type. An image's are its pixels.
 
     Raises:
         TypeError: for anything but texts, numbers, images, devices, dtypes, and lists and dicts of them.
@@ -194,7 +194,7 @@ def _frozen(value: Any) -> Hashable:
 
 
 def _state(pipe: Any) -> Hashable:
-    """Return what the embeddings depend on besides the arguments of the call."""
+    """Return the conditions of the embeddings besides the arguments of the call."""
     encoders = tuple(
         (id(encoder), encoder.dtype, encoder.training, tuple(getattr(encoder, "peft_config", ())))
         for encoder in _encoders(pipe)

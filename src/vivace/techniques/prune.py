@@ -76,7 +76,7 @@ class Prune(Technique):
         return self._without(target, sorted(blocks, key=lambda block: influence[block.name]), how)
 
     def predict(self, target: Target) -> Effect:
-        """Without trained weights all blocks are alike: evenly spaced ones save as much as a choice would."""
+        """Remove evenly spaced blocks: without trained weights all are alike, so any choice saves as much."""
         blocks = _blocks(target.module("denoiser"))
         number = self._number(blocks)
         ordered = [blocks[(2 * k + 1) * len(blocks) // (2 * number)] for k in range(number)]
@@ -171,7 +171,7 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
 
     changes: dict[str, list[Any]] = {block.name: [] for block in blocks}
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.given)
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.inputs)
     with _watching(blocks, changes):
         for number, prompt in enumerate(prompts):
             target.pipe(

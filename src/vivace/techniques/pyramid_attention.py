@@ -30,7 +30,7 @@ from vivace.families import family_of
 from vivace.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, last_tokens
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, knob
 from vivace.technique.script import Script, literal, written_call
 
@@ -117,7 +117,7 @@ def _attentions(denoiser: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 class _ReusableForward:
-    """Replaces an attention's forward, on the instance: returns `kept` if there is any, else notes what it computes.
+    """Replaces an attention's forward, on the instance: returns `kept` if there is any, else notes its own output.
 
     Both are empty between forwards of the denoiser, so that a graph carries no state.
     """

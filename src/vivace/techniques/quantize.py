@@ -209,7 +209,7 @@ class Quantize(Technique):
 
     @property
     def _patterns(self) -> list[str]:
-        """The layers that are skipped by name."""
+        """Return the layers that are skipped by name."""
         return [pattern for pattern in patterns_of(self.skip) if pattern != _AUTO]
 
     @property
@@ -306,7 +306,7 @@ class Quantize(Technique):
         return Effect(changed=changed, evidence=evidence, refuted=lambda _: layers.no_longer())
 
     def predict(self, target: Target) -> Effect:
-        """Do the same to a pipeline on the meta device, whose layers have shapes and no values."""
+        """Quantise a pipeline on the meta device, whose layers have shapes and no values."""
         if self._is_auto:
             raise Unpredictable(
                 "quantize: skip=auto measures the weights, and there are none here; leave it out, and add "
@@ -323,7 +323,7 @@ class Quantize(Technique):
         return Effect(changed=self._changed(modules, choices))
 
     def _choices(self, target: Target) -> dict[Component, LayerChoice]:
-        """The layers to quantise, by component.
+        """Return the layers to quantise, by component.
 
         Raises:
             NoEffect: there are none.
@@ -334,7 +334,7 @@ class Quantize(Technique):
         return choices
 
     def layers(self, target: Target) -> dict[Component, LayerChoice]:
-        """Return which layers are quantised, without `skip=auto`, and why the others are not."""
+        """Return the quantised layers, without `skip=auto`, and the reasons for the others."""
         return self._sorted_layers(target)
 
     def _sorted_layers(self, target: Target) -> dict[Component, LayerChoice]:

@@ -140,7 +140,7 @@ class Scheduler(Technique):
         )
 
     def _unsupported_for_the_model(self, current: Any) -> str | None:
-        """Return what the model was trained for that the sampler does not take, and which do, or None."""
+        """Return the model's training that the sampler does not take, and the samplers that do, or None."""
         class_name, overrides = self._chosen(current)
         kind = _class(class_name)
         if current.config.get("rescale_betas_zero_snr") and not takes_zero_snr(kind):
@@ -180,7 +180,7 @@ class Scheduler(Technique):
         return None
 
     def _unsupported_in_pipeline(self, pipe: Any) -> str | None:
-        """Return what a flow model's pipeline passes to its scheduler but this one does not support, or None."""
+        """Return the argument of a flow model's pipeline that this scheduler does not support, or None."""
         class_name = _CLASSES[self.sampler][0]
         name, own, config = type(pipe).__name__, type(pipe.scheduler).__name__, pipe.scheduler.config
         if not _is_flow(pipe.scheduler):
@@ -195,7 +195,7 @@ class Scheduler(Technique):
             passed -= {"sigmas"} if asks_the_scheduler_for_flow_sigmas(pipe) else set()
             if "sigmas" in passed and not passes_sigmas_as_an_array(pipe):
                 return f"{name} passes its noise levels as a list, which {class_name} does not take"
-            # SD 3's pipeline passes a shift where the scheduler shifts dynamically, which this one is told to.
+            # SD 3's pipeline passes a shift where the scheduler shifts dynamically, as this one is set to.
             passed |= {"mu"} if passes_a_shift_to_dynamic_schedulers(pipe) else set()
         missing = sorted(passed - set(accepted))
         if missing:
@@ -205,7 +205,7 @@ class Scheduler(Technique):
         return None
 
     def _ignored(self, current: Any) -> str | None:
-        """Return which setting diffusers would accept but ignore, or None."""
+        """Return the setting that diffusers would accept but ignore, or None."""
         class_name, overrides = self._chosen(current)
         for setting, knob_name, other in (
             ("use_karras_sigmas", "karras", False),
@@ -285,13 +285,13 @@ class Scheduler(Technique):
         return _is_flow(before) and _CLASSES[self.sampler][0] not in _FLOW
 
     def _needs_noise(self, before: Any) -> bool:
-        """Whether the pipeline does not pass it the generators of the call."""
+        """Return whether the pipeline does not pass it the generators of the call."""
         return self.sampler == "dpmpp_sde" or (
             _is_flow(before) and self.sampler in {"flow_lcm", "dpmpp_2m_sde"}
         )
 
     def _begins_amid(self, pipe: Any) -> bool:
-        """Whether it begins in the middle of its schedule and must be told to forget its place."""
+        """Return whether it begins in the middle of its schedule and must forget its place."""
         return self.sampler == "lms" and hasattr(type(pipe), "get_timesteps")
 
 

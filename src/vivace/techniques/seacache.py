@@ -2,7 +2,7 @@
 
 Why: early steps settle coarse structure, late ones detail, and until then a frequency holds mostly noise. A filter lets
     through what belongs to the image at that step's noise level. It is applied to the first block's input, modulated by
-    the timestep, and the relative changes of what is left add up over skipped steps. They are comparable across steps
+    the timestep, and the relative changes of the rest add up over skipped steps. They are comparable across steps
     as they are: no polynomial is fitted, nothing calibrated. A hit computes no block.
 Costs: the image drifts with every hit. Each step takes a 2-D FFT of the image's tokens and reads a number back from the
     GPU, and a batch is decided as one. A residual is kept (FLUX at 1024 px: 25 MB per image in bf16; two with order 1),
@@ -38,7 +38,7 @@ from vivace.machinery.step_caching.block_residual import blocks_of, residual_for
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, component_of, knob
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Seacache(StepCache):
         return StepDecision(lambda state, look: self._is_close(state, look, target.pipe))
 
     def _is_close(self, state: CacheState, look: Look, pipe: Any) -> bool:
-        """Whether the changes since the last computed step add up to less than the threshold.
+        """Return whether the changes since the last computed step add up to less than the threshold.
 
         Every step is compared with the one before, computed or not.
         """

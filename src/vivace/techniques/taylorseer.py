@@ -34,7 +34,7 @@ from vivace.machinery.step_caching.cached_denoiser import (
     last_tokens,
     latents_of,
 )
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 from vivace.technique.script import Script, literal, written_call
 
@@ -85,7 +85,7 @@ class Taylorseer(StepCache):
         return StepDecision(is_hit)
 
     def _factors(self, state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The output and its finite differences up to the order, in fp32, each divided by the steps between."""
+        """Return the output and its finite differences up to the order, in fp32, each divided by the steps between."""
         state.notes["dtype"] = computed[0].dtype
         factors = [computed[0].float()]
         steps = state.step - state.notes.get("computed_at", state.step)

@@ -32,8 +32,8 @@ from vivace.machinery.step_caching import model_fits
 from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.teacache_fit import Fit, kept_fit
-from vivace.machinery.step_caching.technique import Attached, StepCache, StepDecision
 from vivace.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Teacache(StepCache):
         return StepDecision(is_hit, {"denoiser.teacache_polynomial": fit.about()})
 
     def _is_close(self, state: CacheState, modulated: torch.Tensor, fit: Fit, is_last: bool) -> bool:
-        """Whether the changes since the last computed step add up to less than the threshold.
+        """Return whether the changes since the last computed step add up to less than the threshold.
 
         Every step is compared with the one before, computed or not.
         """
@@ -102,7 +102,7 @@ class Teacache(StepCache):
 
 
 def find_fit(transformer: torch.nn.Module, model: str) -> Fit | None:
-    """Return the polynomial that was fitted for this model, else the one published for its architecture, else None."""
+    """Return the polynomial fitted for this model, else the one published for its architecture, else None."""
     return kept_fit(transformer, model) or (FLUX_DEV if model_fits.is_flux_dev(transformer) else None)
 
 

@@ -97,7 +97,7 @@ def _allowed() -> Iterator[None]:
 
 
 def _flags() -> tuple[bool, bool]:
-    """Whether TF32 is allowed for matmuls, and for convolutions."""
+    """Return whether TF32 is allowed for matmuls, and for convolutions."""
     from torch import backends
 
     return bool(backends.cuda.matmul.allow_tf32), bool(backends.cudnn.allow_tf32)

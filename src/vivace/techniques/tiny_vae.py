@@ -28,7 +28,7 @@ class TinyVae(Technique):
 
     @property
     def saved_share(self) -> float:
-        """Less than its share of the operations, 94 % at SD 1.5: small layers run at a lower rate."""
+        """Return less than its share of the operations, 94 % at SD 1.5: small layers run at a lower rate."""
         return 0.8
 
     @property

@@ -94,7 +94,7 @@ class TrimText(Technique):
 
 
 def _last_state(pipe: Any) -> int | None:
-    """Return the last of the states behind layers that a pipeline reads, -1: that of all layers; None: unknown."""
+    """Return the last of the layers' states that a pipeline reads, -1: that of all layers; None: unknown."""
     family = family_of_pipeline(type(pipe).__name__)
     return None if family is None else family.last_text_state.get(type(pipe).__name__)
 
@@ -107,11 +107,11 @@ def _reads_no_padding(pipe: Any) -> bool:
 
 
 def _trim(encoder: Any, last: int) -> int | None:
-    """Return how many layers are left out; None: nothing was to leave out."""
+    """Return how many layers are left out; None: there were none to leave out."""
     import torch
 
     class NoWords(torch.nn.Module):  # type: ignore[misc]
-        """In the place of the layer that predicts words."""
+        """Replaces the layer that predicts words."""
 
         def forward(self, states: torch.Tensor) -> torch.Tensor:
             return states[..., :0]
@@ -136,7 +136,7 @@ def _decoder(encoder: Any) -> Any:
 
 
 def _refuse_other_uses(pipe: Any, last: int) -> None:
-    """Let a pipeline's methods refuse what needs more of its text encoder than was left."""
+    """Let a pipeline's methods refuse uses of its text encoder that need the dropped parts."""
     encode = pipe.encode_prompt
 
     @functools.wraps(encode)

@@ -1,4 +1,4 @@
-"""What a search answers: the pick with its evidence, the front, the pick's neighbours, and what a looser limit buys."""
+"""The answer of a search: the pick with its evidence, the front, its neighbours, and the gain of looser limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Looser:
-    """What a looser limit would buy: the fastest recipe that only this limit refuses."""
+    """The gain of a looser limit: the fastest recipe that only this limit refuses."""
 
     limit: str
     result: Result
@@ -54,7 +54,7 @@ class Tuned:
         options: steps, size and images that are not the model's own, as options of `vivace generate`.
         task: what was drawn from.
         notes: what a reader must know: what quality rests on, which limit could not be met.
-        explanation: what is believed of each technique, and why.
+        explanation: the posterior of each technique, and its sources.
         expected: logarithm of the gain that is expected of the pick with one technique less, by recipe.
         command: the command line of the search.
     """
@@ -102,7 +102,7 @@ class Tuned:
 
     @property
     def tried(self) -> list[ExplainedResult]:
-        """Every recipe that ran, the pick first, and why each other one is not the answer."""
+        """Every recipe that ran, the pick first, and the reason why each other one is not the answer."""
         return explained_results(self.history, self.pick, self.objective, self.judges)
 
     @property
@@ -115,7 +115,7 @@ class Tuned:
 
     @property
     def looser(self) -> list[Looser]:
-        """What each limit costs, as far as it was measured."""
+        """The cost of each limit, as far as it was measured."""
         return _looser(self.pick, self.history, self.objective, self.judges)
 
     @property
@@ -135,7 +135,7 @@ class Tuned:
 
     @property
     def _files_to_give(self) -> list[tuple[str, str]]:
-        """The files that a command needs and that were not given: the search took images that ship with vivace."""
+        """The files that a command needs and the user did not name: the search took images that ship with vivace."""
         needed = {"image": ["image"], "edit": ["image"], "inpaint": ["image", "mask"], "control": ["control"]}
         names = {name for name, _ in self.options}
         return [(name, "FILE") for name in needed.get(self.task, []) if name not in names]
@@ -212,7 +212,7 @@ def _rank(result: Result) -> int:
 
 
 def _expected(less: Recipe, pick: Result, objective: Objective, expected: Mapping[str, float]) -> str:
-    """Describe what the model expects of a neighbour that was not measured."""
+    """Describe the model's expectation of a neighbour that was not measured."""
     if less.text not in expected:
         return "not measured"
     times = math.exp((pick.gain or 0.0) - expected[less.text])

@@ -1,4 +1,4 @@
-"""The page of one search as a self-contained HTML file: the answer, its proof, its images, and everything tried.
+"""The page of one search as a self-contained HTML file: the answer, its proof, its images, and all attempts.
 
 It is about that search alone: the rows of its final and the recipes that it tried, not what else the store holds.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned
 
 _MOST_SHOWN = 24
-"""Recipes that are listed openly; the others can be unfolded."""
+"""Number of recipes that are listed openly; the others can be unfolded."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class HeadlineFigure:
 
 @dataclass(frozen=True)
 class TrialLine:
-    """A recipe that was tried.
+    """An attempt with a recipe.
 
     Attributes:
         kind: "baseline", "pick", "failed", "other" or "lost" (not measured); sets the bar's look.
@@ -88,7 +88,7 @@ class FrontLine:
 
 @dataclass(frozen=True)
 class _Charts:
-    """What the template of the scatter plot reads."""
+    """The variables of the scatter plot's template."""
 
     plots: tuple[Plot, ...]
     unplotted: tuple[()] = ()
@@ -101,7 +101,7 @@ def page_of(tuned: Tuned) -> str:
     tried = _numbered(tuned)
     lines = [_line(number, trial, tuned, _most_times(tried)) for number, trial in enumerate(tried, 1)]
     with ExitStack() as stack:
-        section = _section(tuned, tried, _reader(tuned.store, stack))
+        section = _section(tuned, _reader(tuned.store, stack))
     best = headline(tuned)
     return (
         environment("vivace.tuning")
@@ -145,7 +145,7 @@ def _own_style() -> str:
 
 
 def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes | None]:
-    """Return what reads an image of the store; it finds none where the store is gone."""
+    """Return a reader of the store's images; it returns none where the store is gone."""
     try:
         store = stack.enter_context(Store.read_only(folder))
     except StoreError:
@@ -161,7 +161,7 @@ def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes | None]:
 
 
 def _numbered(tuned: Tuned) -> list[ExplainedResult]:
-    """Return what was tried in the order of the page: the final's rows first, so that numbers agree everywhere."""
+    """Return the attempts in the order of the page: the final's rows first, so that numbers agree everywhere."""
     places = {recipe: place for place, recipe in enumerate(_final_order(tuned))}
     tried = tuned.tried
     return sorted(tried, key=lambda trial: places.get(trial.result.recipe.text, len(places)))
@@ -176,7 +176,7 @@ def _final_order(tuned: Tuned) -> list[str]:
     return [row.record.trial.recipe.text for row in (*tuned.rows[:1], *rows)]
 
 
-def _section(tuned: Tuned, tried: Sequence[ExplainedResult], read: Callable[[str], bytes | None]) -> Any:
+def _section(tuned: Tuned, read: Callable[[str], bytes | None]) -> Any:
     """Return the final's rows as the report shows them; None without a final."""
     if not tuned.rows:
         return None
@@ -293,7 +293,7 @@ def _front(tuned: Tuned, tried: Sequence[ExplainedResult]) -> list[FrontLine]:
 
 
 def _plots(tuned: Tuned, tried: Sequence[ExplainedResult]) -> tuple[Plot, ...]:
-    """Return the speed of everything that was measured against its memory."""
+    """Return the speed of all measured recipes against their memory."""
     base = next((trial.result for trial in tried if trial.result.recipe.is_baseline), None)
     rows = {row.record.trial.recipe.text: row for row in tuned.rows}
     values = []
@@ -329,7 +329,7 @@ def _plots(tuned: Tuned, tried: Sequence[ExplainedResult]) -> tuple[Plot, ...]:
 
 
 def _left_out(tuned: Tuned) -> list[tuple[str, list[Markup]]]:
-    """Return what was left out before anything was timed, by its reason, the most frequent first."""
+    """Return the recipes left out before anything was timed, by reason, the most frequent first."""
     by_reason: dict[str, list[Markup]] = {}
     for option, reason in tuned.cut.items():
         by_reason.setdefault(reason, []).append(breakable(short_form(option)))
@@ -337,5 +337,5 @@ def _left_out(tuned: Tuned) -> list[tuple[str, list[Markup]]]:
 
 
 def _answer_file(tuned: Tuned) -> OfferedFile:
-    """Return the answer as it is printed, to save."""
+    """Return the answer's text, to save."""
     return text_file(f"{tuned}\n", "txt", f"vivace-tune-{tuned.model}")

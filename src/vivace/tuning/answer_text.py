@@ -25,7 +25,7 @@ def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
     """Yield the lines of the answer.
 
     Args:
-        explain: also say what is believed of each technique.
+        explain: also print the posterior of each technique.
     """
     goal = tuned.objective.goal
     recipes = "recipe" if tuned.num_trials == 1 else "recipes"
@@ -55,7 +55,7 @@ def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
             yield from wrapped(what, indent="  ")
     if explain and (explained := tuned.explanation.lines()):
         yield ""
-        yield "What is believed of each technique, best first (times as fast as without it)"
+        yield "Expected gain of each technique, best first (times as fast as without it)"
         yield from (f"  {line}" for line in explained)
     if tuned.pick is not None:
         yield ""
@@ -101,7 +101,7 @@ def _pick(tuned: Tuned) -> Iterator[str]:
 
 
 def _how_sure(row: Row, baseline: Row) -> str:
-    """Say in brackets what keeps a speed-up from being proved; "" if nothing does."""
+    """Return a note in brackets on why a speed-up is not proved; "" if it is."""
     if len(row.record.rounds) == 1:
         return " (measured in one round: not proved)"
     if row.verdict is Verdict.FASTER:

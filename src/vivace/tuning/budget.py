@@ -1,4 +1,4 @@
-"""How much a search may measure: so many recipes, so many minutes, or both."""
+"""Budget of a search: a number of recipes, of minutes, or both."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vivace.tuning.results import Result
 from vivace.tuning.timetable import MOST_OF_THE_TIME
 
 ROOM = 1.25
-"""By how much a final may take longer than estimated."""
+"""Factor by which a final may take longer than estimated."""
 _FIRST_HALF = 0.5
 _MOST_OF_THE_SPARE = 0.75
-"""Of the time before the final, for one recipe: compiling SDXL whole takes two minutes, and may be worth them."""
+"""Share of the time before the final, for one recipe: compiling SDXL whole takes two minutes, and may pay off."""
 
 
 class Budget(Protocol):
-    """How much may still be measured."""
+    """Budget of further measurements."""
 
     @property
     def number(self) -> float:
@@ -107,7 +107,7 @@ class Minutes:
 
     @property
     def spare_s(self) -> float:
-        """Seconds until the final must begin, by the finalists that were asked about last."""
+        """Seconds until the final must begin, by the finalists of the last query."""
         return self.left_s - self.final_s
 
     @property

@@ -1,4 +1,4 @@
-"""The sampler that `vivace tune` uses: a model of what techniques do says which recipe to measure next."""
+"""The sampler of `vivace tune`: a model of techniques' effects proposes which recipe to measure next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vivace.tuning.utility import NUM_SAMPLES, chance_of, floor_of, value_of
 _SLACK_OF_CHANGES = Prior(-0.04, 0.08)
 _SLACK_OF_SAME = Prior(0.0, 0.01)
 _SLACK_OF_TRAINED = Prior(-0.02, 0.05)
-"""Of weights that were trained to draw as good: what they are compared with is what they imitate."""
+"""Slack of weights that were trained to draw as good: they are compared with the weights that they imitate."""
 _SAVES, _SAVES_NOTHING = Prior(-0.2, 0.3), Prior(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
 _PAIR_SD = 0.15  # of gains: a VAE's share of the time grows as the steps get shorter
@@ -44,10 +44,10 @@ _ODD = 0.25
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
 _WORTH_A_PLACE = 0.5
-"""Of the first recipe's expected improvement: what promises less is not measured together with it."""
+"""Share of the first recipe's expected improvement, below which a recipe is not measured together with it."""
 _WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
 _GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
-"""Believed gains below which a technique is left out of a proposal, and tried without in the final."""
+"""Expected gains below which a technique is left out of a proposal, and tried without in the final."""
 _AS_LIKELY = 0.9
 """The least ratio of the probabilities to keep the limits, without such a technique over with it."""
 
@@ -114,7 +114,7 @@ class ModelSampler:
         return self.gain.figures(recipes)
 
     def learn(self, history: Sequence[Result]) -> None:
-        """Take in what has been measured."""
+        """Fit the model to the measured results."""
         history = self._read(history)
         results = list(latest(history).values())
         measured = [result for result in results if result.gain is not None]
@@ -193,7 +193,7 @@ class ModelSampler:
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
-        pool = [r for r in pool if self._is_known_but_for_one(r)]
+        pool = [r for r in pool if self._differs_by_one(r)]
         judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
@@ -219,7 +219,7 @@ class ModelSampler:
         return chosen
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> Array:
-        """By the model. Doubts that recipes share, such as of one path of the latents, are shared in each sample."""
+        """Draw posterior samples. Doubts that recipes share, such as of one path of the latents, are shared in each."""
         self.learn(history)
         self._blame = failure_probabilities(history)
         recipes = [result.recipe for result in results]
@@ -243,7 +243,7 @@ class ModelSampler:
         return values
 
     def _best_elsewhere(self, results: Collection[Recipe]) -> Recipe | None:
-        """Return the best recipe measured of this model on such a GPU, or that ends waits which are seen here.
+        """Return the best recipe measured of this model on such a GPU, or one that ends waits of this machine.
 
         Args:
             results: what is known not to work here, and is left out.
@@ -255,11 +255,11 @@ class ModelSampler:
             held = [recipe for recipe in held if self.seconds_of(recipe) <= self.most_s()]
         if not held:
             return None
-        worth = self.gain.estimate(held)[0] * self._chance(held)
-        return held[int(np.argmax(worth))]
+        promises = self.gain.estimate(held)[0] * self._chance(held)
+        return held[int(np.argmax(promises))]
 
     def _best(self, results: Sequence[Result]) -> float:
-        """Return the best gain so far, discounted by what its quality leaves in doubt; 0 of the baseline."""
+        """Return the best gain so far, discounted by the doubts about its quality; 0 of the baseline."""
         floor = floor_of(results, self.space.objective)
         values = [floor]
         for result in results:
@@ -268,8 +268,8 @@ class ModelSampler:
                 values.append(floor + chance_of(result) * above)
         return max(values)
 
-    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
-        """By the model, which has seen all recipes, so that one lucky measurement does not win."""
+    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+        """Return the model's estimate, which pools all recipes, so that one lucky measurement does not win."""
         if not results:
             return []
         self.learn(history)
@@ -277,7 +277,7 @@ class ModelSampler:
         recipes = [result.recipe for result in results]
         mean, _ = self.gain.estimate(recipes)
         chance = self._chance(recipes)
-        # What the model believes of a judged recipe has its own images in it; after a final they alone count.
+        # The posterior of a judged recipe includes its own images; after a final they alone count.
         own = [
             chance_of(result) if result.rung is Rung.PROVEN and result.slack is not None else float(chance[k])
             for k, result in enumerate(results)
@@ -293,7 +293,7 @@ class ModelSampler:
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
     def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        """With what was tried, leaves the path of the latents as it is and is expected to gain more than 2 % there."""
+        """Add tried techniques that leave the path of the latents as it is and promise more than 2 % there."""
         self.learn(history)
         self._blame = failure_probabilities(history)
         tried = set().union(*(texts_of(result.recipe) for result in history if result.is_measured))
@@ -309,9 +309,9 @@ class ModelSampler:
             current, most = near[which - 1], float(more[which])
 
     def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
-        """Return a recipe of several new techniques without what is believed to give nothing.
+        """Return a recipe of several new techniques without those expected to give nothing.
 
-        What another search has put together comes as a whole, but without what nobody expects a gain of. Where only one
+        Another search's recipe comes as a whole, but without techniques expected to give nothing. Where only one
         technique is new, the rest is what it is tried on.
         """
         new = texts_of(recipe) - self._tested
@@ -324,7 +324,7 @@ class ModelSampler:
         )
 
     def _without_idle(self, recipe: Recipe, little: float, allowed: Callable[[Recipe], bool]) -> Recipe:
-        """Return the recipe without techniques that give no more than `little`, as a logarithm, each time the least."""
+        """Return the recipe without techniques that give at most `little`, as a logarithm, each time the least."""
         while True:
             fewer = [recipe.without(technique) for technique in recipe]
             fewer = [
@@ -339,7 +339,7 @@ class ModelSampler:
                 return recipe
             recipe = fewer[int(np.argmax(np.where(idle, gain[1:], -np.inf)))]
 
-    def _is_known_but_for_one(self, recipe: Recipe) -> bool:
+    def _differs_by_one(self, recipe: Recipe) -> bool:
         """Whether at most one of its options is new, or as many as were measured together elsewhere.
 
         In every second batch what is new and changes the image comes alone, so that what it does to quality is
@@ -373,7 +373,7 @@ class ModelSampler:
         return scores - 100.0 * self._unknown(recipes)
 
     def _unknown(self, recipes: list[Recipe]) -> Array:
-        return np.array([0.0 if self._is_known_but_for_one(recipe) else 1.0 for recipe in recipes])
+        return np.array([0.0 if self._differs_by_one(recipe) else 1.0 for recipe in recipes])
 
     def _chance(self, recipes: list[Recipe]) -> Array:
         """Return the probability that each recipe runs and keeps the limits, at least a millionth."""

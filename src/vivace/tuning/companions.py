@@ -1,4 +1,4 @@
-"""What is measured beside the finalists, because it may be the better answer: shorter recipes, and fuller ones."""
+"""Companions of the finalists, which may be the better answer: shorter recipes, and fuller ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from vivace.tuning.search import Search
 
 REACH = 0.10
-"""A recipe this much slower than the best so far, or two standard errors, is not worth judging."""
+"""Gap to the best so far, or two standard errors, beyond which a slower recipe is not judged."""
 
 
 def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
-    """Return the first finalist without what is believed to give nothing, if it may win and the time suffices."""
+    """Return the first finalist without techniques expected to give nothing, if it may win and the time suffices."""
     first = finalists[0]
     less = search.sampler.shorter(first.recipe, search.history)
     if less.is_baseline or less in {result.recipe for result in finalists} or not search.space.holds(less):
@@ -33,7 +33,7 @@ def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
 
 
 def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Recipe]:
-    """Return the pick with what works and is believed to make it faster, if trials and time suffice.
+    """Return the pick with tried techniques that are expected to make it faster, if trials and time suffice.
 
     What is tried is tried for what it tells, and the last trials mostly tell that it fails; this is for the answer.
     """
@@ -52,9 +52,9 @@ def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Re
 
 
 def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
-    """Return the finalists with what they have in common in the place of the last of three, if it may be as fast.
+    """Return the finalists with their common part in the place of the last of three, if it may be as fast.
 
-    Where only techniques that keep the image are searched, finalists mostly differ by what gives nothing, such
+    Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such
     as `tf32` in bf16, and no belief tells it from a gain of 1 %. Measured beside them, the common part is the
     answer if it is as fast.
     """
@@ -71,7 +71,7 @@ def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
 
 
 def unlike(search: Search, finalists: Sequence[Result]) -> list[Result]:
-    """Return those that differ by more than what is believed to give nothing, of which one is measured without."""
+    """Return recipes that differ by more than techniques expected to give nothing, one of which is measured without."""
     kept: dict[Recipe, Result] = {}
     for result in finalists:
         kept.setdefault(search.sampler.shorter(result.recipe, search.history), result)

@@ -1,4 +1,4 @@
-"""The recipes that a search measured, and why each is not its answer."""
+"""The recipes that a search measured, and the reason why each is not its answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExplainedResult:
 def explained_results(
     history: Sequence[Result], pick: Result | None, objective: Objective, judges: bool
 ) -> list[ExplainedResult]:
-    """Return what was tried, the answer first, then by the gain; what was not measured comes last.
+    """Return the attempts, the answer first, then by the gain; recipes that were not measured come last.
 
     Recipes that were refused before anything ran are left out.
     """

@@ -1,4 +1,4 @@
-"""What a search believes of each technique at its end, as far as it knows anything."""
+"""A search's posterior of each technique at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONFIDENT = 1.96
 
 @dataclass(frozen=True)
 class ExpectedGain:
-    """How many times as fast a recipe is believed to be with a technique, with a 95 % interval."""
+    """The posterior of a technique's gain: how many times as fast a recipe is with it, with a 95 % interval."""
 
     technique: str
     times: float
@@ -37,11 +37,11 @@ class ExpectedGain:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is believed, and where it comes from.
+    """The posterior gains, and their sources.
 
     Attributes:
-        beliefs: of what was tried, and of what earlier figures tell a gain or a loss, the best first.
-        num_unknown: options of which nothing is known here: not tried, and no earlier figure tells whether they help.
+        beliefs: of techniques that were tried, or whose gain or loss earlier figures tell, the best first.
+        num_unknown: options that were not tried, and for which no earlier figure tells whether they help.
         sources: earlier figures, by where they are from.
         num_left_out: options that were left out before anything was timed.
     """
@@ -72,7 +72,7 @@ class Explanation:
 
 
 def explanation_of(search: Search, sources: Sequence[PriorSource]) -> Explanation:
-    """Return what the search's model believes; nothing for searches without one."""
+    """Return the posterior of the search's model; empty for searches without one."""
     tried = {technique for result in search.history if result.is_measured for technique in result.recipe}
     options = list(dict.fromkeys([*tried, *search.space.options]))
     gains = search.sampler.expected_gains([Recipe((option,)) for option in options], search.history)
@@ -92,5 +92,5 @@ def explanation_of(search: Search, sources: Sequence[PriorSource]) -> Explanatio
 
 
 def is_telling(belief: ExpectedGain) -> bool:
-    """Whether a belief says anything: it was tried, or its interval lies on one side of 1."""
+    """Whether a posterior is informative: the technique was tried, or its interval lies on one side of 1."""
     return belief.was_tried or belief.low > 1 or belief.high < 1

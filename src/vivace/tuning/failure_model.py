@@ -1,4 +1,4 @@
-"""Which techniques probably make recipes fail, by what failed and what did not."""
+"""Techniques that probably make recipes fail, by the failures and successes so far."""
 
 from __future__ import annotations
 

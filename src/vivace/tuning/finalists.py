@@ -1,4 +1,4 @@
-"""Which recipes a final measures, by posterior samples of their gains (`Sampler.values`)."""
+"""The recipes of a final, chosen by posterior samples of their gains (`Sampler.values`)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 MOST_USEFUL = 3
 """Recipes that are measured in a final because one of them may be the fastest."""
 SURE = 0.95
-"""How likely one of the finalists has to pass, where there is no answer yet."""
+"""Probability with which one of the finalists has to pass, where there is no answer yet."""
 MOST = 5
 """Finalists at most: each is fast, and the baseline's images are drawn once for all."""
 _WORTH_A_PLACE = 0.005
-"""What a further finalist is expected to add to the best that passes."""
+"""Expected improvement that a further finalist must add to the best that passes."""
 _FASTER = 0.01
 """A gain, as a logarithm, that a final can tell from none."""
 _MORE_LIKELY = 0.01
-"""By how much a further finalist has to raise the probability that one passes."""
+"""Increase of the probability that one passes, which a further finalist must bring."""
 
 
 def useful(samples: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""The finals of a search: comparisons of finalists with the baseline, and the images that were added to them."""
+"""The finals of a search: comparisons of finalists with the baseline, and the images added to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivace.spec.figures import QualityPass
 from vivace.spec.limits import Limits
 from vivace.spec.record import Record
 from vivace.spec.workload import Workload
-from vivace.tuning.images import ImagePlan, pooled
+from vivace.tuning.image_plan import ImagePlan, pooled
 from vivace.tuning.results import recipe_of
 
 
@@ -36,7 +36,7 @@ class Finals:
     _rows: list[list[Row]] = field(default_factory=list, repr=False)
 
     def add(self, compared: Compared) -> list[Row]:
-        """Take in a final and return its rows, judged by all images that the store has of its recipes."""
+        """Add a final and return its rows, judged by all stored images of its recipes."""
         self.compared.append(compared)
         self.read()
         return self._rows[-1]
@@ -52,7 +52,7 @@ class Finals:
             ]
 
     def rows_with_images(self, records: Sequence[Record], quality: QualityPass, store: Store) -> list[Row]:
-        """Return the rows of a final with the images of all batches, judged as surely as each look has to be."""
+        """Return the rows of a final with the images of all batches, judged with the confidence of each look."""
         if not self.further:
             return rows_of(records, quality, self.limits)
         whole = []
@@ -61,7 +61,7 @@ class Finals:
             if (recipe := recipe_of(record)) is not None:
                 self.looks[recipe] = looks
             whole.append(with_images)
-        return self.plan.judged(rows_of(whole, quality, self.limits))
+        return self.plan.with_verdicts(rows_of(whole, quality, self.limits))
 
     def rows(self, recipe: Recipe | None = None) -> list[Row]:
         """Return the rows of the last final in which a recipe was measured, or else of the last final."""

@@ -10,7 +10,7 @@ from typing import Any
 from vivace.benchmark.progress import Forwarding
 
 _SHARE_OF_FIRST = 0.5
-"""Of a first call that a later one takes at least; the first also loads kernels and chooses algorithms."""
+"""Least share of a first call that a later one takes; the first also loads kernels and chooses algorithms."""
 
 
 @dataclass

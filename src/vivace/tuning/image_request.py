@@ -1,4 +1,4 @@
-"""What a search draws."""
+"""The images of a search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vivace.spec.workload import Task, TextMode
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """What is drawn. Fields that are None take the model's own values.
+    """The images of a search. Fields that are None take the model's own values.
 
     Attributes:
         prompts: instead of the model's set of thirteen.
@@ -72,7 +72,7 @@ class ImageRequest:
 
     @property
     def options(self) -> tuple[tuple[str, str | int | float], ...]:
-        """What is not the model's own, as options of `vivace generate`: name and value. Of files the first."""
+        """Return values that are not the model's own, as options of `vivace generate`: name and value."""
         names = ("num_inference_steps", "guidance_scale", "height", "width", "strength", "controlnet")
         values = [(name, value) for name in names if (value := getattr(self, name)) is not None]
         files = [

@@ -1,11 +1,11 @@
-"""Who judges the images of a search, and what is searched where nobody does."""
+"""The judges of a search's images, and the space without any."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from vivace.benchmark import QualityRequest
-from vivace.benchmark.comparison import check_judged
+from vivace.benchmark.comparison import check_quality_options
 from vivace.benchmark.store import Invocation
 from vivace.benchmark.studies import USUAL_SCORER, find_judges
 from vivace.errors import UsageError
@@ -22,7 +22,7 @@ class QualityJudge:
     """How images are judged.
 
     Attributes:
-        quality: as studies are asked for it.
+        quality: the setting of the studies.
         limits: of the gate; without a CLIP model they have none on its margin.
         scorer: the CLIP model, with the second witness; None for none.
         compares: whether images are compared with the baseline's.
@@ -47,7 +47,7 @@ class QualityJudge:
         return not self.trusts and self.scorer is None
 
     def quality_request(self, enabled: bool, *, noise_floor: bool = False) -> QualityRequest:
-        """Return the quality that a study is asked for."""
+        """Return the quality settings of the search's studies."""
         return self.quality.model_copy(update={"enabled": enabled, "noise_floor": noise_floor})
 
     def is_of(self, run: Invocation) -> bool:
@@ -55,13 +55,13 @@ class QualityJudge:
         return not self.compares or run.scorer == (None if self.scorer is None else self.scorer.id)
 
     def counted(self, result: Result | None, run: Invocation) -> Result | None:
-        """Return a stored result as this search counts it: a verdict of another judge is none."""
+        """Return a stored result as this search counts it: another judge's verdict is dropped."""
         if result is None or result.rung is Rung.SCREENED or self.is_of(run):
             return result
         return replace(result, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
 
     def notes(self, command: str) -> list[str]:
-        """Describe what is searched without a judge, what a judge would add, and the line to type.
+        """Describe the search without a judge, the gain of having one, and the line to type.
 
         With a judge, where its limits come from.
         """
@@ -84,7 +84,7 @@ def judge_of(
     trusts: bool = False,
     shows_nothing: bool = False,
 ) -> QualityJudge:
-    """Return who judges the images of a model.
+    """Return the judges of a model's images.
 
     Args:
         trusts: quality is taken from another model.
@@ -96,9 +96,9 @@ def judge_of(
     """
     is_synthetic = located.model.is_synthetic
     flags = {"--scorer": quality.scorer not in (None, "auto"), "--witness": quality.witness is not None}
-    check_judged(located, *(flag for flag, is_given in flags.items() if is_given))
+    check_quality_options(located, *(flag for flag, is_given in flags.items() if is_given))
     if is_synthetic and not trusts and limits != DEFAULT_LIMITS:
-        check_judged(located, "--min-quality")
+        check_quality_options(located, "--min-quality")
     if is_synthetic or shows_nothing:
         return QualityJudge(quality, limits, compares=False, trusts=trusts)
     scorer = find_judges(located, quality)

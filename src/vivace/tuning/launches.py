@@ -1,7 +1,7 @@
-"""What is known of capturing launches before it is tried: in a trace the GPU's waits for the CPU can be seen.
+"""Expected gain of capturing launches before it is tried: a trace shows the GPU's waits for the CPU.
 
 A GPU that waits for the CPU to launch its kernels gains from a replay, which is one launch, about the time that it
-waits. That depends on the host, so what another host's records say of captured recipes counts less where this one is
+waits. That depends on the host, so another host's records of captured recipes count less where this one is
 slow.
 """
 
@@ -24,7 +24,7 @@ WAITS = 0.1
 _REPEATED = 0.02
 """Standard error of the logarithm of a busy GPU's time: between processes it hardly changes."""
 _ERROR, _SHARE_OF_WAIT = 0.03, 0.1
-"""Standard error of what a replay gains: a part that it always has, and a share of the wait."""
+"""Standard error of a replay's gain: a constant part, and a share of the wait."""
 
 
 def captures(recipe: Iterable[Technique]) -> bool:
@@ -35,7 +35,7 @@ def captures(recipe: Iterable[Technique]) -> bool:
 
 
 def wait_of(result: Result, targets: Sequence[str] = ()) -> float:
-    """Return the logarithm of a recipe's time over what it would be without waits in these components; 0 if unknown.
+    """Return the logarithm of a recipe's time over its time without waits in these components; 0 if unknown.
 
     Args:
         targets: components; empty: all.
@@ -47,7 +47,7 @@ def wait_of(result: Result, targets: Sequence[str] = ()) -> float:
 
 
 def over_the_usual_baseline(history: Sequence[Result]) -> list[Result]:
-    """Return the results with the gain over the baseline's usual time where that tells more than the time beside it.
+    """Return the results with the gain over the baseline's usual time where that is more precise.
 
     A baseline that waits for the CPU takes 3.4 s in one comparison and 6.5 in the next on a shared host. A recipe that
     keeps the GPU busy takes the same each time, so its gain over the baseline beside it is the baseline's noise.
@@ -94,7 +94,7 @@ def expected_of_capturing(results: Mapping[Recipe, Result], options: Iterable[Te
 
 
 def as_of_another_host(data: Iterable[Datum], wait: float) -> list[Datum]:
-    """Return records with the error that captured recipes have whose host waited for another time.
+    """Return records with the error of captured recipes whose host waited for another time.
 
     Args:
         wait: of the baseline on this host; see `wait_of`.

@@ -1,4 +1,4 @@
-"""How much a technique can give beside others: they change which share of the time it works on.
+"""Reach of a technique beside others, which change the share of the time that it works on.
 
 Effects are logarithms of gains over the baseline, which add up only while shares stay as they are. A tiny VAE takes 5 %
 off a call of 25 steps and 30 % off one of 4. Measured stages say what share is left to each component. And `steps`
@@ -21,12 +21,12 @@ _LARGEST_SHARE = 0.9
 _LEAST, _MOST = 0.1, 10.0
 """Bounds of a weight: shares of single calls are noisy."""
 _BESIDE_STEPS = 0.3
-"""What trained weights still give where `steps` sets another number: most of them need no guidance."""
+"""Remaining effect of trained weights where `steps` sets another number: most of them need no guidance."""
 
 
 @dataclass(frozen=True)
 class Leverage:
-    """What measured stages say of the reach of techniques.
+    """The reach of techniques, from measured stages.
 
     Attributes:
         baseline: the baseline's seconds by stage; empty if unknown.

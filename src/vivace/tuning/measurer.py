@@ -1,4 +1,4 @@
-"""What a search asks of a machine, and whom it tells what happens."""
+"""Interfaces of a search: the machine that measures, and the observer of its progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Measurer(Protocol):
         ...
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Draw the next batch of images of proven recipes; return those that have more than before, judged by all.
+        """Draw the next batch of images of proven recipes; return the recipes with new images, judged by all.
 
         None are returned if there are no more batches, or no time.
         """
@@ -37,7 +37,7 @@ class Measurer(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told what happens, for a terminal."""
+    """Observer of a search, for a terminal."""
 
     def note(self, text: str) -> None: ...
     def measured(self, result: Result, history: Sequence[Result]) -> None: ...
@@ -45,7 +45,7 @@ class Watcher(Protocol):
 
 
 class Unwatched:
-    """Nobody watches."""
+    """An observer that does nothing."""
 
     def note(self, text: str) -> None: ...
     def measured(self, result: Result, history: Sequence[Result]) -> None: ...

@@ -10,7 +10,7 @@ from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.planned import predict_by_worker
-from vivace.benchmark.settings import RunSettings
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.support import ask_support
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.processes.launcher import Launcher
@@ -25,14 +25,14 @@ from vivace.spec.trial import Trial
 from vivace.spec.workload import Task, Workload
 from vivace.stats import MIN_GROUPS
 from vivace.tuning.finals import Finals
+from vivace.tuning.image_plan import ImagePlan, needs_floor
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.images import ImagePlan, needs_floor
 from vivace.tuning.judge import QualityJudge
 from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks
 from vivace.tuning.quality_passes import TimedQualityPasses
-from vivace.tuning.results import Result, Rung, recipe_of, seen_of
+from vivace.tuning.results import Result, Rung, recipe_of, result_of_row
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 
 _FEWEST_STEPS = 4
@@ -94,7 +94,7 @@ class Bench:
         steps = self._few_steps if self.objective.same_picture_only else None
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
         row = self._rows((), workload, timing, Purpose.BASELINE, judges=False)[0]
-        self.baseline = seen_of(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
+        self.baseline = result_of_row(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
         if self.baseline is not None and self.baseline.seconds:
             batch = self.request.batch
             denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
@@ -107,7 +107,7 @@ class Bench:
         return self.baseline
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Techniques judge the model without its weights; memory is predicted if it is limited."""
+        """Return refusals: techniques judge the model without its weights; limited memory is predicted."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons: dict[str, str] = {}
         if texts:
@@ -131,7 +131,7 @@ class Bench:
         return refused
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Those that keep the image do the same in every step, so few steps tell; others are drawn at full length."""
+        """Measure few steps of recipes that keep the image, whose steps are alike; others at full length."""
         alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
         others = [recipe for recipe in recipes if recipe not in alike]
         results: list[Result] = []
@@ -148,7 +148,7 @@ class Bench:
         return self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Those that have fewer images than others come first."""
+        """Draw images of those that have fewer than others first."""
         looks = {recipe: self.time.looks.get(recipe, 1) for recipe in recipes}
         look = min(looks.values())
         if look >= len(self.plan.batches):
@@ -184,8 +184,8 @@ class Bench:
         return self.run.command
 
     @property
-    def rounds_asked(self) -> int:
-        """Of each recipe in the final."""
+    def requested_rounds(self) -> int:
+        """Rounds of each recipe in the final."""
         return FINAL_ROUNDS
 
     @property
@@ -194,12 +194,12 @@ class Bench:
 
     @property
     def full(self) -> Workload:
-        """What the final draws."""
+        """The workload of the final."""
         return workload_of(self.located, self._workload(Rung.PROVEN), self.request.batch)
 
     @property
     def task(self) -> Task:
-        """What is drawn from."""
+        """The task of the images."""
         return self.full.task
 
     @property
@@ -272,7 +272,7 @@ class Bench:
         return results
 
     def _seen(self, rows: Sequence[Row], rung: Rung, steps_left: float) -> list[Result]:
-        """Return what rows say of their recipes. A final of one round proves nothing: it counts as a judgement."""
+        """Return the results of rows. A final of one round proves nothing: it counts as a judgement."""
         results = []
         baseline = rows[0]
         for row in rows:
@@ -285,19 +285,19 @@ class Bench:
         return results
 
     def result_of(self, row: Row, baseline: Row, rung: Rung, steps_left: float) -> Result | None:
-        """Return what a row says of its recipe; see `seen_of`."""
+        """Return the result of a row; see `result_of_row`."""
         recipe = recipe_of(row.record)
         if recipe is None:
             return None
         prompts = self.time.prompts_to_come(rung, recipe)
-        result = seen_of(row, baseline, rung, self.objective, steps_left, prompts, self.plan.sure)
+        result = result_of_row(row, baseline, rung, self.objective, steps_left, prompts, self.plan.sure)
         is_short = rung is Rung.PROVEN and len(row.record.rounds) < FINAL_ROUNDS
         if result is None or not result.is_measured or not is_short:
             return result
         return replace(result, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
 
     def _note_pace(self, rows: Sequence[Row], workload: WorkloadRequest) -> None:
-        """Take in how long the baseline takes now: other programs come and go."""
+        """Record how long the baseline takes now: other programs come and go."""
         latency = rows[0].latency
         if latency is not None and workload.num_inference_steps is None:
             self.pace.base_s = self.request.batch * latency.median.point
@@ -348,7 +348,7 @@ class Bench:
         return rows
 
     def rung_of(self, run: Invocation, workload: Workload) -> tuple[Rung | None, float]:
-        """Return at which rung of this search a stored run measured, None for none, and the steps that it left out.
+        """Return the rung of this search that a stored run measured, None for none, and the steps that it left out.
 
         A comparison that was typed counts as a final if it is as thorough.
         """

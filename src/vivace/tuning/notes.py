@@ -1,4 +1,4 @@
-"""What a reader of the answer must know: what it rests on, what could not be met, what there was no time for."""
+"""Notes on the answer: its evidence, unmet requests, and steps that there was no time for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GOES_ON = "The same command goes on from here."
 
 
 def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | None) -> list[str]:
-    """Return what a reader of the answer must know."""
+    """Return the notes on the answer."""
     notes = (
         [unknown]
         if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None
@@ -65,7 +65,7 @@ def _what_to_do(search: Search, bench: Bench) -> list[str]:
 
 
 def why_none(history: Sequence[Result]) -> list[str]:
-    """Describe how the recipes of a search ended that found none, each kind counted."""
+    """Describe how the recipes of a search without an answer ended, each kind counted."""
     counted: dict[str, int] = {}
     for result in latest(history).values():
         if not result.recipe.is_baseline and result.outcome is not Outcome.UNSUPPORTED:  # refused, not tried
@@ -92,13 +92,15 @@ def _ending(result: Result) -> str:
 
 
 def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]:
-    """Describe what the final had no time for, and what that leaves unproved."""
+    """Describe the parts of the final that there was no time for, and what they leave unproved."""
     notes = []
     rows = bench.finals.rows(None if pick is None else pick.recipe)
-    short = [row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < bench.rounds_asked]
+    short = [
+        row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < bench.requested_rounds
+    ]
     if short and pick is None:
         notes.append(
-            f"the time ended after 1 of {bench.rounds_asked} rounds of the final, which proves no speed-up: "
+            f"the time ended after 1 of {bench.requested_rounds} rounds of the final, which proves no speed-up: "
             f"{', '.join(short)}. {_GOES_ON}"
         )
     if bench.left_out:
@@ -126,7 +128,7 @@ def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]
 
 
 def _unmet(search: Search) -> list[str]:
-    """Describe which limit no measured recipe kept, and what is nearest."""
+    """Describe which limit no measured recipe kept, and the nearest recipe."""
     objective, notes = search.objective, []
     measured = [result for result in latest(search.history).values() if result.is_measured]
     limit, first = objective.max_memory_bytes, objective.max_first_call_s

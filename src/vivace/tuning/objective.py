@@ -1,4 +1,4 @@
-"""What a tuned recipe is wanted for, and the limits that it has to keep."""
+"""The goal of a search, and the limits that its recipe must keep."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Objective:
         return technique.same_picture or not self.same_picture_only
 
     def keeps(self, technique: Technique) -> bool:
-        """Whether a technique was asked for with `keep`."""
+        """Whether the user keeps a technique with `keep`."""
         return technique.name in self.kept_names
 
     def has_kept(self, recipe: Recipe) -> bool:
-        """Whether a recipe has every technique that is to be kept."""
+        """Whether a recipe has every technique of `keep`."""
         has = {technique.name for technique in recipe}
         return self.kept_names <= has and all(technique in recipe.techniques for technique in self.kept)
 

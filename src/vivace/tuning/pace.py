@@ -1,4 +1,4 @@
-"""How long measurements take: what a trial and the final cost, before they are begun.
+"""Durations of measurements: the cost of a trial and of the final, before they begin.
 
 Estimates are made of the baseline's seconds, of recipes' own where they were measured, and of what rounds took beyond
 their calls.
@@ -17,7 +17,7 @@ from vivace.recipes.resolve import resolve
 from vivace.technique import Technique, Trait
 from vivace.techniques.compile import Compile
 from vivace.tuning.results import Result
-from vivace.tuning.space import is_worth_tuning
+from vivace.tuning.space import is_recommended
 
 WARM_UP = 2
 SCREENING = 3  # timed calls
@@ -33,7 +33,7 @@ _WARM, _WARM_ON_A_CPU = 0.25, 0.5  # of a first call, where the compiler has kep
 # blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph, and more on a busy one.
 _COMPILING_S = {"whole": 80.0, "blocks": 18.0, "other": 20.0}
 _ON_A_CPU = 2.0
-_UNUSUAL = 4.0  # modes that nobody thinks worth tuning: they try out kernels
+_UNUSUAL = 4.0  # modes that no technique declares worth tuning: they try out kernels
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Pace:
         return statistics.mean(self.overhead_s[-5:]) if self.overhead_s else _USUAL_OVERHEAD_S
 
     def of_compiling(self, recipe: Recipe) -> float:
-        """Return about how much longer the first call of a recipe takes, for what the compiler has not seen yet."""
+        """Estimate the extra seconds of a recipe's first call, for code that the compiler has not cached yet."""
         seconds_in_all = 0.0
         for technique in recipe:
             if Trait.COMPILED not in technique.provides:
@@ -82,7 +82,7 @@ class Pace:
                 seconds = _COMPILING_S[kind if component == "denoiser" else "other"]
                 if kind == "whole" and component == "denoiser":
                     seconds = max(seconds, self.reported_s)
-                seconds_in_all += seconds if is_worth_tuning(technique) else _UNUSUAL * seconds
+                seconds_in_all += seconds if is_recommended(technique) else _UNUSUAL * seconds
         if not seconds_in_all:
             return 0.0
         if recipe in self._first_s:
@@ -92,7 +92,7 @@ class Pace:
         return seconds_in_all if compiled_s is None else max(compiled_s, seconds_in_all / 4)
 
     def of_trial(self, recipe: Recipe) -> float:
-        """Return about how long a screening takes."""
+        """Estimate the seconds of a screening."""
         call_s = self.base_s if self.few_s is None or not recipe.same_picture else self.few_s
         return self.of_round() + (SCREENING + WARM_UP) * call_s + self.of_compiling(recipe)
 
@@ -104,7 +104,7 @@ class Pace:
         *,
         drawn: int = 0,
     ) -> float:
-        """Return about how long a final takes.
+        """Estimate the seconds of a final.
 
         Args:
             images: that are drawn of each recipe for its quality; 0 if quality is not judged.
@@ -116,7 +116,7 @@ class Pace:
         return first + later + self.of_quality(1 + len(finalists), images)
 
     def of_images(self, finalists: Sequence[Result], images: int, *, drawn: int = 0) -> float:
-        """Return about how long a further batch of images takes, the quality pass included.
+        """Estimate the seconds of a further batch of images, the quality pass included.
 
         Args:
             images: of the batch, of each recipe.
@@ -127,14 +127,14 @@ class Pace:
         return drawing + self.of_quality(1 + len(finalists), images)
 
     def of_drawing(self, result: Result | None, images: int) -> float:
-        """Return about how long a round that draws images takes, of the baseline if `result` is None."""
+        """Estimate the seconds of a round that draws images, of the baseline if `result` is None."""
         seconds = self.batch * result.seconds if result is not None and result.seconds else self.base_s
         first = 0.0 if result is None else max(0.0, (result.first_call_s or 0.0) - seconds)
         warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
         return (1 + max(1.0, images / self.batch)) * seconds + warm * first + self.of_round()
 
     def of_final_round(self, result: Result | None, images: int) -> float:
-        """Return about how long a round of the final takes, of the baseline if `result` is None.
+        """Estimate the seconds of a round of the final, of the baseline if `result` is None.
 
         Args:
             images: that it draws; 0 if an earlier round has drawn them.
@@ -150,21 +150,21 @@ class Pace:
         return calls * seconds + warm * first + self.of_round()
 
     def of_quality(self, recipes: int, images: int) -> float:
-        """Return about how long the quality pass takes, which compares all images."""
+        """Estimate the seconds of the quality pass, which compares all images."""
         return self.reading_s + self.scoring_s * recipes * images if images else 0.0
 
     def note_quality(self, images: int, drawn: int, seconds: float) -> None:
-        """Take in how long a quality pass took that drew images of the baseline and compared others."""
+        """Record the time of a quality pass that drew images of the baseline and compared others."""
         if images:
             self.reading_s = max(0.0, seconds - self.base_s * drawn / self.batch - self.scoring_s * images)
 
     def note(self, calls_s: float, rounds: int, seconds: float) -> None:
-        """Take in how long a comparison took, of which so many seconds were its calls."""
+        """Record the time of a comparison, and how many of its seconds were calls."""
         if rounds and seconds > calls_s:  # else the rounds were stored already
             self.overhead_s.append((seconds - calls_s) / rounds)
 
     def learn(self, results: Sequence[Result]) -> None:
-        """Take in the first calls of compiled recipes: the compiler keeps its code."""
+        """Record the first calls of compiled recipes: the compiler keeps its code."""
         for result in results:
             if result.first_call_s is not None and result.seconds is not None and _compiled(result.recipe):
                 seconds = max(0.0, result.first_call_s - self.batch * result.seconds)

@@ -1,4 +1,4 @@
-"""What recipes have in common: the path of the latents, and the options that they would be the first to try."""
+"""Common parts of recipes: the path of the latents, and the options that they would be the first to try."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parts_of(technique: Technique) -> frozenset[str]:
 
 @lru_cache(maxsize=100_000)
 def path_of(recipe: Recipe) -> tuple[str, ...] | None:
-    """Return what decides on the path of the latents: techniques that change the image, except for the VAE's.
+    """Return the techniques that decide on the path of the latents: those that change the image, except for the VAE's.
 
     What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
     errors is then the same with it and without.

@@ -1,4 +1,4 @@
-"""The peaks that `vivace plan` predicts of recipes, asked once each, and what can be said where it predicts none."""
+"""Predicted peaks of recipes by `vivace plan`, computed once each, and bounds where it predicts none."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Peaks:
     predicted: dict[Recipe, float | None] = field(default_factory=dict)
 
     def ask(self, recipes: Sequence[Recipe]) -> None:
-        """Predict what is missing, all at once: starting the process that does it is most of the time."""
+        """Predict all missing peaks at once: starting the process that does it is most of the time."""
         missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.predicted]
         if missing:
             self.predicted.update(zip(missing, self.predict(missing), strict=True))
 
     def add(self, recorded: Mapping[Recipe, float]) -> None:
-        """Take what records have where nothing was predicted."""
+        """Add recorded peaks where nothing was predicted."""
         for recipe, peak in recorded.items():
             if self.predicted.get(recipe) is None:
                 self.predicted[recipe] = peak
@@ -69,9 +69,9 @@ class Peaks:
 
 
 def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, float]:
-    """Return the peaks that vivace's own records have of a model's recipes at a size, for single images, in bytes.
+    """Return the recorded peaks of a model's recipes at a size, for single images, in bytes.
 
-    They are there also where nothing can be predicted, and before anything is asked of `vivace plan`.
+    They also exist where nothing can be predicted, and before `vivace plan` is called.
     """
     peaks: dict[Recipe, float] = {}
     for (name, text, *size), every in all_recorded().items():

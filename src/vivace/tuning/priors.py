@@ -1,4 +1,4 @@
-"""What is believed of techniques before the first trial: from their declarations, from records, and publications.
+"""Priors of techniques before the first trial: from their declarations, from records, and publications.
 
 A technique can save no more than the time of the components that it works on, so the baseline's stages bound its
 effect. Records of the same model on the same family of GPUs count most; those of other models or families are a hint.
@@ -26,13 +26,13 @@ from vivace.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.techniques.steps import Steps
 from vivace.tuning.objective import Objective
 from vivace.tuning.regression import Datum, Prior
-from vivace.tuning.space import is_worth_tuning
+from vivace.tuning.space import is_recommended
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction of this model's on this GPU."""
 _NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
 SAME = 0.1
-"""A larger error has only what was measured of another model or family."""
+"""Largest error of a gain of this model: only other models' or families' measurements have a larger one."""
 _MUCH_SLOWER = -0.3
 """The gain below which a combination says nothing of its parts: what one part repairs, another has broken (fp32 and
 tf32 on a bf16 model)."""
@@ -51,7 +51,7 @@ go, too, and calls have overheads."""
 
 @dataclass(frozen=True)
 class PriorSource:
-    """Figures of other runs as they enter the model: where they are from, and how many they are."""
+    """Figures of other runs in the model: their source, and their number."""
 
     name: str
     data: tuple[Datum, ...]
@@ -64,7 +64,7 @@ def effects(
     num_steps: int | None = None,
     is_cpu: bool = False,
 ) -> dict[str, Prior]:
-    """Return each option's effect on the goal before anything is known of it, by its text, and by name@component.
+    """Return the prior of each option's effect on the goal, by its text, and by name@component.
 
     Args:
         stages_s: the baseline's seconds by stage; None if unknown.
@@ -86,9 +86,9 @@ def effects(
 def _effect_of_training(
     technique: Technique, stages_s: Mapping[str, float] | None, objective: Objective, num_steps: int | None
 ) -> Prior | None:
-    """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they leave out.
+    """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they save.
 
-    Of other techniques that leave work out the gain could be counted as well. But a search that believes it tries the
+    Of other techniques that leave work out the gain could be counted as well. But a search that expects it tries the
     most reckless of them first, and finds less (docs/tuning.md).
     """
     if objective.measures_memory:
@@ -118,7 +118,7 @@ def _effect(
     # What changes the image does so to skip work. What saves memory mostly pays with time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
     sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
-    if not is_worth_tuning(technique):
+    if not is_recommended(technique):
         mean, sd = mean - 0.08, sd / 2
     if is_cpu and technique.same_picture and Trait.COMPILED not in technique.provides:
         sd = min(sd, (_SAVING_ON_A_CPU_SD if saves_memory else _ON_A_CPU_SD) * min(1.0, reach))
@@ -136,7 +136,7 @@ def touched_share(targets: Sequence[str], stages_s: Mapping[str, float] | None) 
 def known_sources(
     model: str, device_name: str, objective: Objective, without: Iterable[str] = (), is_cpu: bool = False
 ) -> tuple[PriorSource, ...]:
-    """Return the gains that vivace's records, owners of cards and published studies say of recipes, for a device.
+    """Return the gains of recipes in vivace's records, contributions and published studies, for a device.
 
     What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
     work out is taken over: it gains on any device.
@@ -173,7 +173,7 @@ def _leaves_work_out(recipe: Recipe) -> bool:
 
 
 def reported(sources: Iterable[PriorSource]) -> list[Technique]:
-    """Return what was measured in recipes of the same model on the same family: worth trying as it was written."""
+    """Return recipes measured with the same model on the same family, to try as they were written."""
     data = [datum for source in sources for datum in source.data if datum.error <= SAME]
     return list(dict.fromkeys(technique for datum in data for technique in datum.recipe))
 
@@ -197,7 +197,7 @@ def _of_records(model: str, mine: str | None) -> Iterable[Datum]:
 
 
 def no_record(device_name: str, device: str = "cuda") -> str | None:
-    """Return that no record is of this GPU or its generation, in words; None if there is one, and for a CPU."""
+    """Return a note that no record is of this GPU or its generation; None if there is one, and for a CPU."""
     if device == "cpu" or has_records(device_name, (*committed_tables(), *community_tables())):
         return None
     return (

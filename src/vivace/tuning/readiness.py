@@ -1,6 +1,6 @@
-"""What a search lacks on this machine, all of it, before anything is downloaded, loaded or measured.
+"""Everything that a search lacks on this machine, before anything is downloaded, loaded or measured.
 
-Nothing here imports torch. What is said is a lower bound: a search is refused only if it cannot succeed.
+Nothing here imports torch. Requirements are lower bounds: a search is refused only if it cannot succeed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from vivace.tuning.image_request import ImageRequest
 from vivace.untrusted.files import user_path
 
 _CORE_FLOPS = 200e9
-"""Per second and core in fp32: more than a core of any CPU reaches in a whole model."""
+"""FLOP per second and core in fp32: more than a core of any CPU reaches in a whole model."""
 _LEAST_IMAGES = 4
-"""That the shortest final draws: the baseline and a recipe, in two rounds."""
+"""Images of the shortest final: the baseline and a recipe, in two rounds."""
 _FP32_OVER_HALF = 2
 
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that is missing.
+    """A missing requirement.
 
     Attributes:
         ends: whether no search can succeed without it.
@@ -48,7 +48,7 @@ class Lack:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a model needs: bytes of its files and of its memory here, and seconds of an image; None if unknown."""
+    """Requirements of a model: bytes of its files and of its memory here, and seconds of an image; None if unknown."""
 
     download_bytes: int | None
     memory_bytes: float | None
@@ -70,7 +70,7 @@ def check_ready(
     Args:
         minutes: of the search; None for no limit.
         here: this machine.
-        tell: is told what is missing where the search goes on.
+        tell: called with each missing part where the search goes on.
 
     Raises:
         Unsupported: something is missing without which no search succeeds.
@@ -93,11 +93,11 @@ def check_ready(
         if not any(lack.may_come for lack in lacks) or here.hub_answers_late():
             return
     reasons = "\n".join(f"  - {lack.text}" for lack in lacks)
-    raise Unsupported(f"{name} cannot be tuned here:\n{reasons}\n{_instead(name, entry)}")
+    raise Unsupported(f"{name} cannot be tuned here:\n{reasons}\n{_instead(entry)}")
 
 
 def _located(name: str) -> tuple[LocatedModel | None, str | None]:
-    """Return the model as far as it is on this machine, and the repositories of what is not; "" if that is unknown.
+    """Return the model's parts on this machine, and the repositories of the others; "" if they are unknown.
 
     A name that is no model's is reported where it is looked up.
     """
@@ -212,7 +212,7 @@ def _download(needs: _Needs, entry: Entry | None, absent: str | None, here: Surr
 
 
 def _judges(scorer: str | None, witness: str | None, here: Surroundings) -> Iterator[Lack]:
-    """Yield the models that judge images and that can be neither found nor downloaded."""
+    """Yield the models that judge images and that can be neither located nor downloaded."""
     options = [(scorer, "--scorer", find_scorer)] if scorer not in (None, "auto") else []
     options += [(witness, "--witness", find_witness)] if witness is not None else []
     for name, flag, find in options:
@@ -231,8 +231,8 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
-def _instead(name: str, entry: Entry | None) -> str:
-    """Describe what can be done here instead."""
+def _instead(entry: Entry | None) -> str:
+    """Describe the alternatives that work here."""
     tiny = "tiny-flux" if entry is not None and "Flux" in entry.pipeline else "tiny-sd"
     parts = [f"`vivace tune {tiny}` runs on any machine"]
     if entry is not None:

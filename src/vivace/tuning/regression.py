@@ -1,4 +1,4 @@
-"""A model of what techniques do to a figure of a recipe: Bayesian linear regression over its techniques.
+"""A model of techniques' effects on a figure of a recipe: Bayesian linear regression over its techniques.
 
 A recipe's figure (the logarithm of its speed-up, of its memory, or its slack at the quality gate) is the sum of an
 effect of each technique on each component that it is aimed at, of each of its knobs that differs from the default, and
@@ -23,7 +23,7 @@ from vivace.technique import Technique
 Array = NDArray[np.float64]
 Feature = tuple[str, ...]
 Weight = Callable[[Recipe, Technique, Sequence[str]], float]
-"""Of a recipe's technique, on some of the components that it is aimed at."""
+"""Weight of a recipe's technique, on some of the components that it is aimed at."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def merged(data: Sequence[Datum]) -> list[Datum]:
 
 @dataclass
 class Regression:
-    """What is believed of one figure.
+    """The posterior of one figure.
 
     Attributes:
         effects: of techniques, by text or by name, and by name@component; others have `usual`.
@@ -70,7 +70,7 @@ class Regression:
         own_sd: what single recipes differ from the sum of their effects.
         kind_sd: what recipes of one kind differ from it together.
         kind_of: what recipes of one kind have in common; None for a recipe that has no kind.
-        shared_sd: of what all figures have in common because all are relative to the baseline: its error is theirs.
+        shared_sd: error that all figures share, because all are relative to the baseline.
         weight_of: a technique's effect in a recipe, in shares of its effect on the baseline; see `reweigh`.
     """
 
@@ -91,19 +91,19 @@ class Regression:
     _inverse: Array | None = None
 
     def learn(self, data: Sequence[Datum]) -> None:
-        """Replace what it knows by these figures."""
+        """Replace the data."""
         self._data = list(data)
         self._inverse = None
 
     def reweigh(self, weight_of: Weight) -> None:
-        """Replace the weights of effects: they follow what the other techniques of a recipe leave of the time."""
+        """Replace the weights of effects: they follow the share of the time that a recipe's other techniques leave."""
         self.weight_of = weight_of
         self._rows.clear()
         self._inverse = None
 
     @property
     def data(self) -> tuple[Datum, ...]:
-        """What it has learnt from."""
+        """The data of the fit."""
         return tuple(self._data)
 
     def estimate(self, recipes: Sequence[Recipe]) -> tuple[Array, Array]:
@@ -194,7 +194,7 @@ class Regression:
         return self._rows[recipe]
 
     def _features(self, recipe: Recipe) -> list[tuple[Feature, float, float, float]]:
-        """Return what a recipe is made of, with prior mean and standard deviation, and its weight."""
+        """Return a recipe's features, with prior mean and standard deviation, and its weight."""
         features: list[tuple[Feature, float, float, float]] = []
         if self.shared_sd and not recipe.is_baseline:
             features.append((("any",), 0.0, self.shared_sd, 1.0))
@@ -211,7 +211,7 @@ class Regression:
                 for name, value in technique.values.items()
                 if value != technique.knobs()[name].default
             ]
-            # What a technique does to one component says nothing of what it does to another.
+            # A technique's effect on one component says nothing of its effect on another.
             for where in technique.targets or ("",):
                 reach = self.effects.get(f"{technique.name}@{where}", effect)
                 weight = self.weight_of(recipe, technique, (where,) if where else ())
@@ -233,6 +233,6 @@ class Regression:
 
 
 def _widened(matrix: Array, width: int) -> Array:
-    """Add columns of zeros for features that were met later."""
+    """Add columns of zeros for new features."""
     missing: Any = width - matrix.shape[1]
     return np.pad(matrix, ((0, 0), (0, missing))) if missing else matrix

@@ -1,4 +1,4 @@
-"""What is known of recipes: measured here, in an earlier run, or on another machine."""
+"""Results of recipes: measured here, in an earlier run, or on another machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vivace.stats.intervals import Interval, student_t
 from vivace.tuning.objective import Objective
 
 RUINED = 0.15
-"""A recipe that keeps so much less than the limit on a few images is not measured further."""
+"""Gap to the limit on a few images, beyond which a recipe is not measured further."""
 _LEAST_ERROR = 0.01
 _UNKNOWN_ERROR = 0.08  # of one round without an interval
 _DISTURBED_ERROR = 0.10
@@ -50,7 +50,7 @@ class Result:
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
         stages_s: seconds per image by stage.
         reason: why it was not measured, or why quality failed.
-        busy_share: of its time in which the GPU was busy, in a traced call; None if that is unknown.
+        busy_share: share of its time in which the GPU was busy, in a traced call; None if unknown.
         least_gain: lower end of the gain's 95 % interval; None if unknown, or if the gain needs none, as of memory.
     """
 
@@ -90,7 +90,7 @@ class Result:
         return not (first is not None and (self.first_call_s is None or self.first_call_s > first))
 
 
-def seen_of(
+def result_of_row(
     row: Row,
     baseline: Row,
     rung: Rung,
@@ -99,7 +99,7 @@ def seen_of(
     final_prompts: float = 0.0,
     sure: float = _SURE,
 ) -> Result | None:
-    """Return what a row says of its recipe; None for a recipe that this version of vivace cannot read.
+    """Return the result of a row; None for a recipe that this version of vivace cannot read.
 
     Args:
         steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
@@ -204,7 +204,7 @@ def expected_low(
     *,
     of_the_final: bool = False,
 ) -> tuple[float, float]:
-    """Return the lower bound that is to be expected of all images of the final, and the error of that prediction.
+    """Return the lower bound expected of all images of the final, and the error of that prediction.
 
     The point moves as means of samples do, and the interval shrinks with the root of their number.
 
@@ -251,12 +251,12 @@ def _own_error(seconds: Interval) -> float:
 
 
 def gain_of(result: Result) -> float:
-    """Return the gain of a result; of what was not measured the least."""
+    """Return the gain of a result; the least gain if it was not measured."""
     return -math.inf if result.gain is None else result.gain
 
 
 def latest(history: Sequence[Result]) -> dict[Recipe, Result]:
-    """Return what the most thorough measurement of each recipe says; of equals, the last."""
+    """Return the most thorough result of each recipe; of equals, the last."""
     by_recipe: dict[Recipe, Result] = {}
     for result in history:
         if result.recipe not in by_recipe or result.rung >= by_recipe[result.recipe].rung:

@@ -28,21 +28,21 @@ class Sampler(Protocol):
         """Return up to `number` recipes that are not in the history; none if there is nothing left to try."""
         ...
 
-    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
-        """Return how good each measured recipe promises to be: its gain, discounted by the doubts about its quality."""
+    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+        """Return the promise of each measured recipe: its gain, discounted by the doubts about its quality."""
         ...
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:
-        """Return posterior samples of what each recipe is worth (samples, recipes): its gain where it
+        """Return posterior samples of each recipe's value (samples, recipes): its gain where it
         passes, else no more than a proposal has to exceed."""
         ...
 
     def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        """Return the recipe without techniques that are believed to give nothing; as it is if nothing is known."""
+        """Return the recipe without techniques expected to give nothing; unchanged without a model."""
         ...
 
     def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        """Return the recipe with techniques that are believed to make it faster, and to keep its quality as it is."""
+        """Return the recipe with techniques expected to make it faster, and to keep its quality."""
         ...
 
     def expected_gains(

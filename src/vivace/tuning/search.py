@@ -1,6 +1,6 @@
-"""The search: screen what is promising, judge the better half, prove the best beside the baseline.
+"""The search: screen promising recipes, judge the better half, prove the best beside the baseline.
 
-With a limit of time it holds an answer from its first half on: a final of recipes of which one passes almost surely.
+With a limit of time it has an answer within its first half: a final of recipes, one of which passes almost surely.
 What is bolder replaces the answer only where another final proves it.
 
 What is measured goes through a `Measurer`, which is the benchmark, or in tests a recorded grid. The history is all that
@@ -28,7 +28,7 @@ from vivace.tuning.utility import chance_of, floor_of, shortest_as_fast
 
 BATCH = 4
 PROMOTED = 0.5
-_MANY = 10  # trials, of which one is kept for the end
+_MANY = 10  # trials; one is kept for the end
 _FINALS = 8
 """Finals at most: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def num_trials(self) -> int:
-        """How many recipes have been measured, the baseline not counted."""
+        """The number of recipes that have been measured, the baseline not counted."""
         return len({result.recipe for result in self.history if not result.recipe.is_baseline} - self.refused)
 
     def run(self) -> Result | None:
@@ -123,7 +123,7 @@ class Search:
         return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
-        """Return recipes that may work here; those that do not are noted, and cost no trial."""
+        """Return recipes that may work here; others are noted, and cost no trial."""
         refused = 0
         while True:
             recipes = self.sampler.ask(self.history, number)
@@ -153,7 +153,7 @@ class Search:
                 self.space.leave_out(added[0], result.reason or result.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes, if they can still win, and what changes the image anew.
+        """Judge the better half of the screened recipes, if they can still win, and the changes of the image anew.
 
         What ruins the image is then known before more recipes are made of it.
         """
@@ -180,7 +180,7 @@ class Search:
         )
         promising = [result for result in screened if gain_of(result) > best - max(REACH, 2 * result.error)]
         number = math.ceil(PROMOTED * len(screened))
-        chosen = [result.recipe for result in self._by_worth(promising)[:number]]
+        chosen = [result.recipe for result in self._by_promise(promising)[:number]]
         chosen += [
             result.recipe
             for result in screened
@@ -191,7 +191,7 @@ class Search:
             self._note(self.measurer.judge(chosen))
 
     def _tells_of_quality(self, result: Result) -> bool:
-        """Whether a recipe gains something by a technique that changes the image, and that was never judged."""
+        """Return whether a recipe gains something by a technique that changes the image, and that was never judged."""
         judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
         return gain_of(result) > _WORTH_A_FINAL and any(
             not technique.same_picture and technique not in judged_techniques for technique in result.recipe
@@ -207,7 +207,7 @@ class Search:
                 and result.keeps(self.objective)
                 and gain_of(result) > _WORTH_A_FINAL
             ]
-            chosen = [result.recipe for result in self._by_worth(left)[:MOST_USEFUL]]
+            chosen = [result.recipe for result in self._by_promise(left)[:MOST_USEFUL]]
             chosen = self.budget.affordable(chosen, [])
             if not chosen:
                 break
@@ -218,7 +218,7 @@ class Search:
                 break
 
     def _judge_what_may_beat(self, pick: Result) -> None:
-        """Judge recipes that were only screened and are expected to improve on the pick."""
+        """Judge screened recipes that are expected to improve on the pick."""
         left = [
             result
             for result in latest(self.history).values()
@@ -226,26 +226,26 @@ class Search:
             and result.keeps(self.objective)
             and gain_of(result) > gain_of(pick)
         ]
-        worth = self.sampler.worth(left, self.history)
+        promises = self.sampler.promise(left, self.history)
         chosen = [
             result
-            for result, value in zip(left, worth, strict=True)
+            for result, value in zip(left, promises, strict=True)
             if value / gain_of(result) * (gain_of(result) - gain_of(pick)) > _WORTH_A_FINAL
         ]
         recipes = self.budget.affordable(
-            [result.recipe for result in self._by_worth(chosen)[:MOST_USEFUL]], []
+            [result.recipe for result in self._by_promise(chosen)[:MOST_USEFUL]], []
         )
         if self.judges and recipes:
             self.watcher.note(f"judging the quality of {len(recipes)} that may beat {pick.recipe.text}")
             self._note(self.measurer.judge(recipes))
 
-    def _by_worth(self, results: Sequence[Result]) -> list[Result]:
-        worth = self.sampler.worth(results, self.history)
-        order = sorted(range(len(results)), key=lambda k: -worth[k])
+    def _by_promise(self, results: Sequence[Result]) -> list[Result]:
+        promises = self.sampler.promise(results, self.history)
+        order = sorted(range(len(results)), key=lambda k: -promises[k])
         return [results[k] for k in order]
 
     def _candidates(self, *, screened: bool = False) -> list[Result]:
-        """Return what could be proposed, the most promising first.
+        """Return the candidates, the most promising first.
 
         Args:
             screened: also what was not judged yet.
@@ -262,7 +262,7 @@ class Search:
             and not (result.rung is Rung.PROVEN and self.judges and result.gate is not Gate.PASSED)
             and (screened or not self.judges or result.rung > Rung.SCREENED)
         ]
-        return self._by_worth(candidates)
+        return self._by_promise(candidates)
 
     def _prove(self) -> Result | None:
         """Measure finalists beside the baseline until one has passed and no other promises more; return the best.
@@ -301,7 +301,7 @@ class Search:
     def _final(self, recipes: Sequence[Recipe]) -> None:
         """Measure finalists beside the baseline: the first ones, as many as there is time for."""
         results = latest(self.history)
-        finalists = [results.get(recipe) or _not_seen(recipe) for recipe in recipes]
+        finalists = [results.get(recipe) or _placeholder(recipe) for recipe in recipes]
         while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
             finalists.pop()
         recipes = [result.recipe for result in finalists]
@@ -347,7 +347,7 @@ class Search:
     def open_ends(self) -> list[Result]:
         """Return the recipes that a longer search may still prove, the most promising first."""
         undecided = self._undecided(_HOPELESS)
-        return self._by_worth([*undecided, *self._candidates(screened=True)])
+        return self._by_promise([*undecided, *self._candidates(screened=True)])
 
     def _portfolio(self) -> list[Result]:
         """Return the finalists of a search without an answer: one of them passes almost surely, if that can be had."""
@@ -363,10 +363,10 @@ class Search:
         return [candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective), chosen)]
 
     def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
-        """Return the candidates of which the best that passes is expected to be the fastest, the most useful first.
+        """Choose finalists greedily by expected improvement over posterior samples.
 
         Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
-        each posterior sample, so one of them stands for all.
+        each posterior sample, so one of them represents all.
 
         Args:
             over: what they have to beat.
@@ -379,7 +379,7 @@ class Search:
         return unlike(self, [candidates[k] for k in chosen])
 
     def pick(self) -> Result | None:
-        """Return the best recipe that has been proven, without techniques that were shown to give it nothing."""
+        """Return the best proven recipe, without techniques that were proven to give it nothing."""
         floor = floor_of(self.history, self.objective)
         good = [
             result
@@ -394,6 +394,6 @@ class Search:
         return shortest_as_fast(max(good, key=gain_of), good) if good else None
 
 
-def _not_seen(recipe: Recipe) -> Result:
-    """Return what is known of a recipe that was not measured: that it may take as long as the baseline."""
+def _placeholder(recipe: Recipe) -> Result:
+    """Return a placeholder for a recipe that was not measured: it may take as long as the baseline."""
     return Result(recipe, Outcome.MEASURED, Rung.SCREENED)

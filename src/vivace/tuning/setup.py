@@ -1,4 +1,4 @@
-"""What a search starts with: its space, its budget, and the checks of what was asked."""
+"""The start of a search: its space, its budget, and the checks of its request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vivace.tuning.measuring import Bench
 from vivace.tuning.objective import Objective
 from vivace.tuning.peaks import recorded
 from vivace.tuning.results import Result
-from vivace.tuning.settings import DEFAULT_MINUTES
+from vivace.tuning.search_settings import DEFAULT_MINUTES
 from vivace.tuning.space import Space, fitted
 
 
@@ -54,7 +54,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
 def space_of(
     objective: Objective, bench: Bench, trusted: frozenset[Recipe] | None, reported: Sequence[Technique] = ()
 ) -> Space:
-    """Return the space without what this machine or model does not support. For `reported` see `Space.of`.
+    """Return the space without unsupported techniques. For `reported` see `Space.of`.
 
     Raises:
         Unsupported: that includes a technique that is to be kept.
@@ -76,7 +76,7 @@ def space_of(
     def why_not(technique: Technique) -> str | None:
         is_known = technique.same_picture or trusted is None
         if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
-            return "the trusted model was not seen to keep its quality with it"
+            return "no record of the trusted model keeps its quality with it"
         if technique.num_gpus > 1 and bench.environment.device == "cpu" and not objective.keeps(technique):
             return (
                 f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
@@ -96,7 +96,7 @@ def space_of(
 
 
 def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limits) -> frozenset[Recipe]:
-    """Return the recipes that kept the quality of an embedded model, as the store has seen.
+    """Return the recipes that kept the quality of an embedded model, by the store.
 
     Raises:
         UsageError: it is not of the same kind, or nothing is known of it.
@@ -125,14 +125,14 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
         pass
     if not passed:
         raise UsageError(
-            f"--trust-quality-of {name}: the store {store} has not seen any recipe keep its quality; run "
+            f"--trust-quality-of {name}: the store {store} has no recipe that keeps its quality; run "
             f"`vivace tune {name}` first"
         )
     return frozenset(passed)
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:
-    """Refuse a limit of memory that no recipe which saves memory is predicted to keep.
+    """Refuse a limit of memory that no recipe is predicted to keep.
 
     Raises:
         UsageError: naming the least that is predicted.

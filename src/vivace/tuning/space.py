@@ -50,8 +50,8 @@ def options(kind: type[Technique], components: Components = None) -> list[Techni
         return []
     plain = {name: choices[0] for name, choices in values.items()}
     made = [_made(kind, plain)]
-    for name, worth in values.items():
-        made += [_made(kind, plain | {name: value}) for value in worth[1:]]
+    for name, candidates in values.items():
+        made += [_made(kind, plain | {name: value}) for value in candidates[1:]]
     first = next((option for option in made if option is not None), None)
     if first is not None:
         made += [_made(kind, dict(first.values), targets) for targets in _target_sets(kind, components)]
@@ -59,7 +59,7 @@ def options(kind: type[Technique], components: Components = None) -> list[Techni
 
 
 def fitted(technique: Technique, components: Components) -> Technique:
-    """Return the technique aimed at no more than the model has, as it is written in the shortest way."""
+    """Return the technique with its targets limited to the model's, written in the shortest way."""
     kind = type(technique)
     if components is None or technique.targets == kind.default_targets:
         return technique
@@ -74,8 +74,8 @@ def is_usual(technique: Technique) -> bool:
     return technique.targets == type(technique).default_targets
 
 
-def is_worth_tuning(technique: Technique) -> bool:
-    """Whether its author thinks so: its first knob has the default, or a value that is declared."""
+def is_recommended(technique: Technique) -> bool:
+    """Whether its author recommends it: its first knob has the default, or a value that is declared."""
     for name, field_ in list(type(technique).knobs().items())[:1]:
         extra = field_.json_schema_extra
         assert isinstance(extra, dict)
@@ -100,7 +100,7 @@ def variants(technique: Technique, components: Components = None) -> Iterator[Te
 
 
 def _target_sets(kind: type[Technique], components: Components) -> list[tuple[Any, ...]]:
-    """Return other targets than the default ones: all that the model has, and each that is no default alone."""
+    """Return other targets than the default ones: all of the model, and each that is no default alone."""
     every = tuple(option for option in kind.targetable if components is None or option in components)
     usual = tuple(option for option in kind.default_targets if option in every)
     target_sets = [every, *((option,) for option in every if option not in usual)]
@@ -196,7 +196,7 @@ class Space:
         self.options = [option for option in self.options if option != technique]
 
     def base(self) -> Recipe:
-        """Return the smallest recipe that has what is to be kept, with the first options of techniques kept by name."""
+        """Return the smallest recipe with everything to keep, with the first options of techniques kept by name."""
         recipe = Recipe.of(self.objective.kept)
         for name in sorted(self.objective.kept_names - {t.name for t in recipe}):
             recipes = [r for option in self.options if option.name == name if (r := _with(recipe, option))]
@@ -205,7 +205,7 @@ class Space:
         return recipe
 
     def singles(self) -> list[Recipe]:
-        """Return the recipes of one option on top of what is kept."""
+        """Return the recipes of one option added to the kept ones."""
         base = self.base()
         recipes = (_with(base, option) for option in self.options)
         return [recipe for recipe in dict.fromkeys(recipes) if recipe is not None and self.holds(recipe)]
@@ -228,7 +228,7 @@ class Space:
                     yield from self._held(changed)
 
     def holds(self, recipe: Recipe) -> bool:
-        """Whether a recipe has what is to be kept and nothing that is left out."""
+        """Whether a recipe has everything to keep and nothing that is left out."""
         if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
             return False
         changing = {technique for technique in recipe if not technique.same_picture}
@@ -243,7 +243,7 @@ class Space:
     def pool(
         self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4
     ) -> list[Recipe]:
-        """Return promising recipes: the neighbours of `around`, and what repeated improvement by `value` leads to.
+        """Return promising recipes: the neighbours of `around`, and the ends of repeated improvement by `value`.
 
         What is kept is one of them by itself.
 
@@ -274,7 +274,7 @@ _DEPTH = 8  # techniques of a recipe that the search grows to, at most
 
 
 class FixedSpace(Space):
-    """A given list of recipes, as a recorded grid has."""
+    """A fixed list of recipes, such as a recorded grid."""
 
     def __init__(self, recipes: list[Recipe], objective: Objective | None = None) -> None:
         super().__init__(objective or Objective())

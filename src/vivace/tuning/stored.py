@@ -1,4 +1,4 @@
-"""What a store knows of a model: results of the same search, which goes on from them, and figures of other runs."""
+"""A store's knowledge of a model: results of the same search, which continues from them, and figures of other runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 
 
 def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
-    """Return the results of the same search, and the figures of other runs. Its finals are read in, too."""
+    """Return the results of the same search, and the figures of other runs, with its finals."""
     results: list[Result] = []
     others: list[Datum] = []
     with Store.create(bench.run.folder) as store:

@@ -1,4 +1,4 @@
-"""How long the parts of a search take, and when each has to end so that an answer is proven in time."""
+"""Durations of a search's parts, and their deadlines, so that an answer is proven in time."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from vivace.benchmark.deadline import Deadline
 from vivace.recipes.recipe import Recipe
 from vivace.spec.record import Outcome
 from vivace.stats import Gate
-from vivace.tuning.images import ImagePlan
+from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.pace import Pace
 from vivace.tuning.results import Result, Rung
 
 FINAL_ROUNDS = 2
 """A speed-up of one round has no interval over processes, so nothing is proven by it."""
 MOST_OF_THE_TIME = 0.2
-"""Of a search, for a round of a recipe before the final, unless it is expected to take longer."""
+"""Share of a search for a round of a recipe before the final, unless it is expected to take longer."""
 _USUAL_LOOKS = 3
-"""Looks at a final's images that are usual: judgements before it predict the last of them, and their time is kept."""
+"""Usual number of looks at a final's images: judgements before it predict the last, and their time is reserved."""
 _LOOKS_AT_BOLD = 2
-"""The same of finals after the first: an answer is held then."""
+"""The same of finals after the first, when an answer is already proven."""
 _LONG_SHARE = 1 / 60  # of a search's time: the baseline's timed calls in a round of the final
 _LEAST_TIMEOUT_S = 20.0
 _LATE = 2.0
-"""How many times as long as expected a round may take before it is stopped."""
+"""Factor of a round's expected time at which it is stopped."""
 _ROOM_TO_DECIDE = 1.5  # a search that had too little time was on a busy machine
-_OF_THE_BASELINE = 0.5  # of its time: what a finalist takes of which nothing is known
+_OF_THE_BASELINE = 0.5  # share of its time for a finalist without results
 _GRACE = 0.05
-"""Of a search's time: what the quality pass of the final may take beyond it."""
+"""Share of a search's time by which the final's quality pass may exceed it."""
 
 
 @dataclass
 class Timetable:
-    """Estimates of what is to come, and deadlines.
+    """Estimates of the remaining steps, and deadlines.
 
     Attributes:
         judges: whether images are compared with the baseline's.
@@ -56,7 +56,7 @@ class Timetable:
     results: dict[Recipe, Result] = field(default_factory=dict)
 
     def spend(self, minutes: float | None, began: float) -> None:
-        """Take in how long the search may last."""
+        """Set how long the search may last."""
         if minutes is not None:
             self.total_s = 60 * minutes
             self.ends_at = began + self.total_s
@@ -64,17 +64,17 @@ class Timetable:
             self.pace.long_s = min(self.pace.long_s, _LONG_SHARE * self.total_s)
 
     def note(self, results: Iterable[Result]) -> None:
-        """Take in results."""
+        """Record results."""
         self.results |= {result.recipe: result for result in results}
 
     @property
     def placeholder(self) -> Result:
-        """A finalist of which nothing is known: one worth a final is faster than the baseline."""
+        """Return a finalist without results: one worth a final is faster than the baseline."""
         seconds = _OF_THE_BASELINE * self.pace.base_s / self.pace.batch
         return Result(Recipe(), Outcome.MEASURED, Rung.SCREENED, seconds=seconds)
 
     def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
-        """Return by how many prompts quality is going to be decided: the usual number, or the most that there are of
+        """Return the number of prompts that will decide on quality: the usual number, or the most that there are of
         what a final has left unclear; 0 if there are no more."""
         if rung is not Rung.PROVEN:
             return self.plan.prompts_at(min(_USUAL_LOOKS, len(self.plan.sizes)) - 1)
@@ -82,16 +82,16 @@ class Timetable:
         return 0.0 if is_over else self.plan.prompts_at(len(self.plan.sizes) - 1)
 
     def seconds_of_trial(self, recipe: Recipe) -> float:
-        """Return about how long a screening takes, compiling included."""
+        """Estimate the seconds of a screening, compiling included."""
         return self.pace.of_trial(recipe)
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
-        """Return about how long it takes to screen recipes beside the baseline, and to judge the better half."""
+        """Estimate the seconds of screening recipes beside the baseline, and of judging the better half."""
         judging = 0.5 if self.judges else 0.0
         return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
 
     def seconds_of_final(self, finalists: Sequence[Result]) -> float:
-        """Return about how long a final takes with the further images that are usual.
+        """Estimate the seconds of a final with the usual number of further images.
 
         Without any finalist: of the least that is a final.
         """
@@ -106,7 +106,7 @@ class Timetable:
         return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
 
     def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
-        """Return about how long the rounds of a final take, with its first images.
+        """Estimate the seconds of a final's rounds, with its first images.
 
         Those of recipes that were in an earlier one are kept, unless all were.
         """
@@ -115,12 +115,12 @@ class Timetable:
         return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
 
     def seconds_of_images(self, finalists: Sequence[Result]) -> float:
-        """Return about how long the next batch of images of these finalists takes."""
+        """Estimate the seconds of the next batch of images of these finalists."""
         look = min((self.looks.get(result.recipe, 1) for result in finalists), default=1)
         return self._seconds_of_look(finalists, look) if look < len(self.plan.sizes) else 0.0
 
     def minutes_to_decide(self, finalist: Result) -> float:
-        """Return how many minutes a search that goes on needs to decide on a recipe, in halves."""
+        """Estimate the minutes that a continued search needs to decide on a recipe, in halves."""
         looks = range(self.looks.get(finalist.recipe, 1), len(self.plan.sizes)) if self.judges else ()
         seconds = self.starting_s + _ROOM_TO_DECIDE * (
             self.pace.of_final([finalist], FINAL_ROUNDS, self._first_images[0])
@@ -135,7 +135,7 @@ class Timetable:
 
     @property
     def _first_images(self) -> tuple[int, int]:
-        """The images of a final's rounds, and how many of the baseline's an earlier final has drawn."""
+        """Return the images of a final's rounds, and how many of the baseline's an earlier final has drawn."""
         images = self.plan.sizes[0] if self.judges else 0
         return images, images if self.looks.get(Recipe()) else 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
@@ -40,7 +40,7 @@ from vivace.tuning.readiness import check_ready
 from vivace.tuning.results import Result, latest
 from vivace.tuning.samplers import Name, Sampler, sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.settings import SearchSettings
+from vivace.tuning.search_settings import SearchSettings
 from vivace.tuning.setup import (
     budget_of,
     check_baseline,
@@ -101,12 +101,12 @@ def tune(
         keep, without: techniques that every recipe has, or none.
         sampler: "model" (the default), "tpe" (Optuna's) or "random".
         trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
-            searched where the store has seen them keep that model's quality.
+            searched where the store's records of that model keep the quality.
         request: size, steps and prompts; None for the model's own.
         gpus: screen and judge on so many GPUs of this host; the final runs on one.
         price_per_hour: of this machine, in any currency: the answer says what images cost.
         seed: of the search's own randomness.
-        watcher, progress: are told what happens.
+        watcher, progress: observers of the search.
         launcher: a running launcher; None to start one.
 
     Raises:
@@ -139,7 +139,7 @@ def tune(
 
 
 def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tuned:
-    """Search by settings that are checked here; see `tune`."""
+    """Search by settings, checked here; see `tune`."""
     check_ready(
         model,
         settings.device,
@@ -175,7 +175,9 @@ def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tun
         space = space_of(objective, bench, trusted, reported(sources))
         check_memory(objective, bench)
         history, stored = history_of(bench)
-        watcher.note(f"{len(space.options)} options, {len(space.cut)} left out{_known_of(history, stored)}")
+        watcher.note(
+            f"{len(space.options)} options, {len(space.cut)} left out{_stored_summary(history, stored)}"
+        )
         for note in judge.notes(bench.command):
             watcher.note(f"note: {note}")
         if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None:
@@ -209,7 +211,7 @@ def _bench(
     judge: QualityJudge,
     request: ImageRequest,
 ) -> Bench:
-    """Return what measures, with a launcher that ends with the stack."""
+    """Return the measurer, with a launcher that ends with the stack."""
     run = settings.run
     stack.enter_context(Store.create(run.folder)).close()
     launcher = run.launcher or stack.enter_context(start_launcher(settings.device))
@@ -268,8 +270,8 @@ def _sampler(
     )
 
 
-def _known_of(history: Sequence[Result], stored: PriorSource) -> str:
-    """Describe what the store has: results of the same search, which count, and figures to learn from."""
+def _stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
+    """Describe the store's content: results of the same search, which count, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
     parts = []
@@ -314,7 +316,7 @@ def _answer(
 
 
 def expected_neighbours(search: Search, pick: Result | None) -> dict[str, float]:
-    """Return the gain that is expected of the pick with one technique less: its own, and what is believed of it."""
+    """Return the expected gain of the pick with one technique less: its own, and that technique's posterior."""
     if pick is None:
         return {}
     less = [pick.recipe.without(technique) for technique in pick.recipe]

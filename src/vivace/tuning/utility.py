@@ -1,4 +1,4 @@
-"""What samplers share: what a measured recipe is worth, and how likely its quality passes."""
+"""Shared rules of samplers: the value of a measured recipe, and the probability that its quality passes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from vivace.tuning.objective import Objective
 from vivace.tuning.results import Result, Rung, latest
 
 TRIES = 200
-"""How often a random recipe is drawn for each that is wanted."""
+"""Random recipes that are drawn for each one to return."""
 
 NUM_SAMPLES = 512
-"""In which recipes pass or fail, and are as fast as they may be."""
+"""Number of posterior samples, in each of which recipes pass or fail, and have a gain."""
 
 _ANY_GAIN = -3.0
 _AS_FAST, _NOISE = 0.01, 0.03
-"""A shorter recipe is as fast if it is this much slower, as a logarithm: at any rate, and within its interval."""
+"""Gap, as a logarithm, within which a shorter recipe counts as fast: at any rate, and within its interval."""
 _ANOTHER = 0.005
 """The same of a shorter recipe that is no part of the best one."""
 
 
 class AsMeasured:
-    """Takes measurements as they are: a recipe promises what it gained, unless its quality is in doubt."""
+    """Takes measurements as they are: a recipe's promise is its gain, unless its quality is in doubt."""
 
-    def worth(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
         return [(result.gain or 0.0) * chance_of(result) for result in results]
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:
-        """Each passes or fails by itself."""
+        """Draw samples in which each recipe passes or fails by itself."""
         rng = np.random.default_rng(len(history))
         passes = rng.random((NUM_SAMPLES, len(results))) < [chance_of(result) for result in results]
         return np.where(passes, [result.gain or 0.0 for result in results], _ANY_GAIN)
@@ -49,7 +49,7 @@ class AsMeasured:
         return recipe
 
     def expected_gains(self, recipes: Sequence[Recipe], history: Sequence[Result]) -> None:
-        """There is no model of gains."""
+        """Return None: there is no model of gains."""
 
 
 def chance_of(result: Result) -> float:
@@ -68,7 +68,7 @@ def floor_of(history: Sequence[Result], objective: Objective) -> float:
 
 
 def constraint_of(result: Result) -> float:
-    """Return what Optuna calls feasible if it is not above zero."""
+    """Return Optuna's constraint, which is feasible if not above zero."""
     if not result.is_measured:
         return 1.0
     return -1.0 if result.slack is None else -result.slack
@@ -91,7 +91,7 @@ def value_of(result: Result, objective: Objective, failed: float = -math.inf) ->
 
 
 def shortest_as_fast(best: Result, others: Sequence[Result]) -> Result:
-    """Return the recipe with the fewest techniques that is as fast, as far as can be told."""
+    """Return the recipe with the fewest techniques that is as fast, as far as measured."""
     shortest, _ = simplest_of_best(
         best,
         [best, *others],
@@ -109,7 +109,7 @@ def _is_shorter_and_as_fast(result: Result, best: Result) -> bool:
 
 
 def is_as_fast(result: Result, best: Result) -> bool:
-    """Whether a recipe was not shown to be slower than the best: within 1 %, or within both intervals and 3 %."""
+    """Whether a recipe was not proven slower than the best: within 1 %, or within both intervals and 3 %."""
     error = 1.96 * math.hypot(result.own_error, best.own_error)
     return _gain(best) - _gain(result) <= max(_AS_FAST, min(_NOISE, error))
 

@@ -35,11 +35,11 @@ _NO_LINKS = {
     errno.EMLINK,
     errno.EXDEV,
 }
-"""What file systems without hard links answer: exFAT, FAT, many of FUSE and of networks."""
+"""Errors of file systems without hard links: exFAT, FAT, many of FUSE and of networks."""
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _CANNOT_REPLACE = {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV}
-"""What a file answers that may be written, but not replaced: one that is mounted by itself, as into a container, and
-one in a folder that belongs to somebody else."""
+"""Errors of files that may be written, but not replaced: one that is mounted by itself, as into a container, and
+one in another user's folder."""
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -58,7 +58,7 @@ def replace_from(path: Path, source: Path) -> None:
 
 
 def write_new(path: Path, content: bytes) -> bool:
-    """Write a new file; return False, without writing, if there is a file of that name.
+    """Write a new file; return False, without writing, if a file of that name exists.
 
     A device or pipe is written to: nothing is lost there.
 
@@ -86,13 +86,13 @@ def fill_new(path: Path, fill: Fill) -> bool:
     return True
 
 
-def is_taken(path: Path) -> bool:
+def would_overwrite(path: Path) -> bool:
     """Return whether writing to a path would lose a file that exists; not so for devices, pipes and dangling links."""
     return _descriptor(path) is None and os.path.isfile(path)
 
 
 def is_stream(path: Path) -> bool:
-    """Return whether a path names an open file, a device or a pipe, whose name says nothing of what goes there."""
+    """Return whether a path names an open file, a device or a pipe, whose name says nothing of its content."""
     return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 
@@ -239,7 +239,7 @@ def _copy_permissions(existing: Path, new: Path) -> None:
 def _renamed_to_new(temporary: Path, target: Path) -> bool:
     """Give a temporary file its name where there are no hard links; return False if the name is taken.
 
-    The name is claimed by an empty file first, since renaming would replace a file of somebody else.
+    The name is claimed by an empty file first, since renaming would replace another program's file.
     """
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

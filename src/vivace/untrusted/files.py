@@ -18,11 +18,11 @@ from typing import Any, BinaryIO
 from vivace.errors import nearest
 
 MAX_JSON_BYTES = 32_000_000
-"""Configurations and indices of published models have less than 3 MB."""
+"""Most bytes of JSON. Configurations and indices of published models have less than 3 MB."""
 MAX_DEPTH = 64
-"""Brackets inside brackets in JSON; published configurations have less than 7."""
+"""Most nested brackets in JSON; published configurations have less than 7."""
 MAX_DIGITS = 40
-"""Digits of an integer in JSON. Tokenizers without a limit are published with 31: int(1e30)."""
+"""Most digits of an integer in JSON. Tokenizers without a limit are published with 31: int(1e30)."""
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -136,7 +136,7 @@ def is_path(name: str, suffixes: Collection[str] = ()) -> bool:
 
 
 def not_there(name: str) -> str:
-    """Return that there is no file or folder of that name, and what there is instead, as far as that can be told."""
+    """Describe a missing file or folder, and what exists instead, as far as that can be determined."""
     path = user_path(name.strip())
     path_text = name[:200]
     try:

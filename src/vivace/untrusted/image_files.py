@@ -1,7 +1,7 @@
-"""Open images that others made: one reader for everything that vivace reads images for.
+"""Open foreign images: one reader for everything that vivace reads images for.
 
 Numbers of 16 bits are scaled by their whole range, so 65535 is white. Floating-point numbers are read between 0 and 1.
-Of other ranges nobody knows what is white, so they are refused. Transparent pixels lie on white. A mask may be in the
+Other ranges do not tell which value is white, and are refused. Transparent pixels lie on white. A mask may be in the
 alpha channel (`open_mask`).
 """
 
@@ -19,7 +19,7 @@ from vivace.untrusted.reading import reading
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 4096 * 4096
-"""The largest images of published models; metrics need about 100 bytes a pixel."""
+"""Most pixels: the largest images of published models; metrics need about 100 bytes a pixel."""
 _UNREADABLE = "cannot be read as an image"
 _MAX_BYTES = 500_000_000
 _SEVERAL = (
@@ -29,14 +29,14 @@ _SEVERAL = (
 )  # of several frames; a JPEG's others are previews and depth maps of the camera
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _DIM = 4096
-"""An image of 16 bits that is nowhere brighter is nearly black."""
+"""Brightness below which an image of 16 bits is nearly black."""
 
 
 def open_image(path: Path, note: Callable[[str], object] | None = None) -> Any:
     """Return an image as RGB (PIL), turned as its EXIF data says.
 
     Args:
-        note: is told what was assumed.
+        note: called with each assumption.
 
     Raises:
         UsageError: it is not a regular file, not an image in one of FORMATS, damaged, too large, or of numbers whose
@@ -58,26 +58,26 @@ def open_mask(path: Path) -> Any:
 
 
 def picture_in(data: bytes, name: str, note: Callable[[str], object] | None = None) -> Any:
-    """Return an image that was sent, as `open_picture` does a file's.
+    """Return an image from received bytes, as `open_image` does from a file.
 
     Args:
         name: what messages call it.
 
     Raises:
-        UsageError: as `open_picture`.
+        UsageError: as `open_image`.
     """
     with reading(name, UsageError, problem=_UNREADABLE):
         return _converted(io.BytesIO(data), lambda picture: _as_rgb(picture, note or (lambda text: None)))
 
 
 def mask_in(data: bytes, name: str) -> Any:
-    """Return a mask that was sent, as black and white (PIL, mode L): white is repainted.
+    """Return a mask from received bytes, as black and white (PIL, mode L): white is repainted.
 
     If its alpha channel varies, what is transparent is repainted, as the OpenAI images API has it. Otherwise white is
     where half or more of the light is; transparent everywhere, all is repainted.
 
     Raises:
-        UsageError: as `open_picture`.
+        UsageError: as `open_image`.
     """
     with reading(name, UsageError, problem=_UNREADABLE):
         return _converted(io.BytesIO(data), _transparent_or_white)
@@ -205,7 +205,7 @@ def _in_8_bits(image: Any, note: Callable[[str], object]) -> Any:
     # PIL has 16 bits as I;16, and older versions as I, which may also be 32 bits.
     if image.mode == "I" and (low < 0 or high > 65535 or 0 < high <= 255):
         raise ValueError(
-            f"it has whole numbers of 32 bits from {low:g} to {high:g}, of which white is not known; save it in 8 or "
+            f"it has whole numbers of 32 bits from {low:g} to {high:g}, so white is not known; save it in 8 or "
             "16 bits"
         )
     if 0 < high < _DIM:

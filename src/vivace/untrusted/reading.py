@@ -1,4 +1,4 @@
-"""Turn what libraries raise about a foreign file into one of vivace's errors."""
+"""Turn libraries' errors about a foreign file into one of vivace's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reading(
     *,
     problem: str = "cannot be read",
 ) -> AbstractContextManager[None, None]:
-    """Raise every failure inside as `error`: "WHAT cannot be read: REASON; ADVICE".
+    """Raise every failure inside the context as `error`: "WHAT cannot be read: REASON; ADVICE".
 
     The reason is the last line of the library's message. vivace's own errors and running out of memory, which is not
     the file's fault, stay as they are.

@@ -1,4 +1,4 @@
-"""Standard output and error on which foreign text cannot control the terminal, and of which one carries data alone.
+"""Standard output and error that foreign text cannot use to control the terminal; standard output carries data alone.
 
 Names of files, classes and components, prompts and messages of libraries may hold escape sequences. Everything that
 this process prints passes through `PlainStream`, whoever prints it.
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from vivace.untrusted.terminal_text import plain
 
 _WRITERS = ("click", "rich", "contextlib", __name__)
-"""They print on behalf of who calls them."""
+"""Modules that print on behalf of their callers."""
 _OWN = ("vivace",)
 _data: TextIO | None = None
 
@@ -80,7 +80,7 @@ def unchecked(stream: TextIO) -> TextIO:
 
 
 def standard_output() -> int:
-    """Return the number of the open file that is standard output for what a command answers."""
+    """Return the descriptor of standard output for a command's answer."""
     return 1 if _data is None else _data.fileno()
 
 
@@ -133,14 +133,14 @@ def _data_alone() -> Iterator[None]:
 
 
 def discard(number: int) -> None:
-    """Let everything that is still written to an open file vanish: nobody reads it any more."""
+    """Discard further output to an open file: it has no reader any more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)
 
 
 def _is_own(frame: FrameType | None) -> bool:
-    """Return whether vivace prints: the first caller that prints for nobody else is a module of its own."""
+    """Return whether vivace prints: the first caller that prints for itself is a module of its own."""
     while frame is not None:
         package = frame.f_globals.get("__name__", "")
         if not _is_of(package, _WRITERS):

@@ -200,7 +200,7 @@ AUTO, FIXED = vivace.Timing(), vivace.Timing(repeats=3)
             0,
             58.0,
             AUTO,
-            "needs 3 pairs, of which 3 are missing, and a pair takes about 58 s: --max-minutes 1 ends",
+            "needs 3 pairs, 3 more than there are, and a pair takes about 58 s: --max-minutes 1 ends",
         ),
         (60, 0, None, AUTO, "may end before; give --max-minutes 4 or more"),
         (60, 0, None, FIXED, None),
@@ -209,7 +209,7 @@ AUTO, FIXED = vivace.Timing(), vivace.Timing(repeats=3)
         (60, 3, 58.0, AUTO, None),  # they may decide already
         (60, 5, 90.0, AUTO, None),  # the one that is missing may be begun
         (60, 6, 90.0, AUTO, None),
-        (60, 9, 90.0, AUTO, "needs 12 pairs, of which 3 are missing"),
+        (60, 9, 90.0, AUTO, "needs 12 pairs, 3 more than there are"),
     ],
 )
 def test_too_little_time_is_said_before_it_is_spent(

@@ -15,7 +15,7 @@ from tests.unit.benchmark.test_spread import RECIPES, TIMING, check_comparisons
 from vivace.benchmark import Run, Store, Study
 from vivace.benchmark.places.ray_pool import RayPool
 from vivace.benchmark.progress import Silent
-from vivace.benchmark.settings import RunSettings
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
 from vivace.errors import Unsupported
 from vivace.spec.record import Outcome, Round

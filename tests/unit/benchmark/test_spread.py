@@ -20,7 +20,7 @@ from vivace.benchmark.places.local_pool import LocalPool
 from vivace.benchmark.places.spread import MAX_ATTEMPTS, SpreadTrials, Ticket
 from vivace.benchmark.progress import Silent
 from vivace.benchmark.requests import WORKER
-from vivace.benchmark.settings import RunSettings
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
 from vivace.errors import UsageError, WorkerError
 from vivace.processes.launcher import Launcher

@@ -6,7 +6,7 @@ from vivace.calibrating.limit import STRICTEST, choose_limit
 from vivace.calibrating.scores import ImageScores, label
 from vivace.errors import UsageError
 from vivace.measure.damage import HARMLESS, damage_kind
-from vivace.measure.damage.seen import least_seen
+from vivace.measure.damage.detection import least_detected
 
 MARGIN = 10.0
 BLUR, BANDING = damage_kind("blur"), damage_kind("banding")
@@ -85,7 +85,7 @@ def test_broken_images_do_not_count() -> None:
 
 def test_the_least_strength_is_interpolated() -> None:
     strengths = (1.0, 2.0, 4.0, 8.0)
-    assert least_seen((0, 0.8, 1, 1), strengths) == pytest.approx(2 * 2**0.5)
-    assert least_seen((0.95, 1, 1, 1), strengths) == 1.0
-    assert least_seen((0, 0, 0.5, 0.89), strengths) is None
-    assert least_seen((0.95, 0.5, 1, 1), strengths) == pytest.approx(2 * 2**0.8)
+    assert least_detected((0, 0.8, 1, 1), strengths) == pytest.approx(2 * 2**0.5)
+    assert least_detected((0.95, 1, 1, 1), strengths) == 1.0
+    assert least_detected((0, 0, 0.5, 0.89), strengths) is None
+    assert least_detected((0.95, 0.5, 1, 1), strengths) == pytest.approx(2 * 2**0.8)

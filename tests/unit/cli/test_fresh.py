@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 import pytest
 
-from vivace.cli.fresh import Part, has_command_line, run_part, settings_of
+from vivace.cli.fresh import CommandPart, has_command_line, run_part, settings_of
 
 
-def _context(part: Part | None) -> click.Context:
+def _context(part: CommandPart | None) -> click.Context:
     return click.Context(click.Command("prove"), obj=settings_of(["prove"], part))
 
 
@@ -20,7 +20,7 @@ def _never(*_: object) -> int:
 def test_parts_before_are_left_out_and_the_command_ends_after_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    part = Part(2, tmp_path / "read")
+    part = CommandPart(2, tmp_path / "read")
     context = _context(part)
     part.keep_silent()
     print("printed by the process that started this one")
@@ -44,7 +44,7 @@ def test_parts_before_are_left_out_and_the_command_ends_after_its_own(
 def test_what_ends_a_process_before_its_part_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    part = Part(1, tmp_path / "read")
+    part = CommandPart(1, tmp_path / "read")
     part.keep_silent()
     print("vivace: the folder is gone", file=sys.stderr)
     part.end()

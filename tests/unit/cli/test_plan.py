@@ -72,7 +72,7 @@ def test_what_is_faster_is_ranked_where_the_model_fits_too(
     assert run(monkeypatch, "tiny-sd", "--card", "8") == 0
     *_, intro, first, _, _, _, use, _ = capsys.readouterr().out.splitlines()
     times = "with times as on RTX 4060, a usual GPU of that size (--gpu names another)"
-    assert intro == f"It fits 8 GB. Of what does, the best first, {times}:"
+    assert intro == f"It fits 8 GB. These do too, the best first, {times}:"
     assert use.removeprefix("Use: --recipe '").split("'")[0] in first
 
 

@@ -13,7 +13,7 @@ from tests.typed import run_vivace
 from vivace.benchmark.profiled import _steady_trace
 from vivace.errors import Unsupported
 from vivace.profiling.trace import Trace
-from vivace.report.profile import changes, sparkline, table_rows
+from vivace.report.profile_tables import changes, sparkline, table_rows
 from vivace.spec.profiling import MemoryTimeline, Profile
 
 SHORT = ("--steps", "2", "--warmup", "2", "--calls", "2", "--device", "cpu")
@@ -106,7 +106,7 @@ def test_the_object_prints_and_has_dicts(profiled: vivace.Profiled) -> None:
 
 
 def test_its_csv_has_a_row_for_each_operator(profiled: vivace.Profiled) -> None:
-    from vivace.report.profile import profile_csv
+    from vivace.report.profile_tables import profile_csv
 
     rows = list(csv.DictReader(io.StringIO(profile_csv(profiled.profile))))
     assert len(rows) == len(profiled.profile.operators)

@@ -105,7 +105,7 @@ def test_a_pass_that_goes_on_counts_from_where_it_began(monkeypatch: pytest.Monk
     progress = TerminalProgress()
     progress.quality("comparing images", 256, 356)
     clock.now += 10
-    assert progress.shown_clock() == "10 s"
+    assert progress.clock_texts() == "10 s"
     progress.quality("comparing images", 306, 356)
-    assert progress.shown_clock() == "10 s  about 10 s left"
+    assert progress.clock_texts() == "10 s  about 10 s left"
     progress.end()

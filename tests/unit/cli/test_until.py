@@ -7,7 +7,7 @@ import pytest
 from tests.make import make_record, make_round
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.until import go_on
-from vivace.cli.until import able_to_tell
+from vivace.cli.detectable import able_to_tell
 from vivace.report.rows import NO_QUALITY
 from vivace.spec.study import Study
 from vivace.stats.until import Until
@@ -47,7 +47,7 @@ def test_it_stops_where_the_opposite_is_sure() -> None:
 def test_it_stops_at_32_rounds_or_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, answers = rounds_until("faster", 1.0)
     assert numbers[-1] == 32
-    assert answers == ("tiny_vae: not told after 32 rounds",)
+    assert answers == ("tiny_vae: undecided after 32 rounds",)
     clock = iter(range(0, 100_000, 100))
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     numbers, answers = rounds_until("faster", 1.0, minutes=2.0)

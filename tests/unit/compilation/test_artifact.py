@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from vivace.cli import app
 from vivace.errors import Unsupported, UnusableModel
-from vivace.machinery.compilation.artifact import MANIFEST, CompiledFor, Manifest, pack, read_manifest, unpack
+from vivace.machinery.compilation.artifact import MANIFEST, CompiledFor, Manifest, pack, unpack
 
 HERE = CompiledFor(platform="Linux x86_64, Python 3.12", device="NVIDIA H200", libraries={"torch": "2.11.0"})
 
@@ -105,7 +105,7 @@ def test_no_zip(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)
     with pytest.raises(UnusableModel, match="is not compiled code that vivace packed"):
-        read_manifest(path)
+        unpack(path, tmp_path / "cache", HERE)
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         file.writestr(MANIFEST, b" " * 20_000_000)
     path.write_bytes(buffer.getvalue())
     with pytest.raises(UnusableModel, match="its manifest is too large"):
-        read_manifest(path)
+        unpack(path, tmp_path / "cache", HERE)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,10 @@ def test_a_second_cache_finds_the_code(tmp_path: Path, monkeypatch: pytest.Monke
     assert small.endswith("1 graph, 0 from the cache")
     assert large.startswith("96x64: first call")
     assert large.endswith("0 graphs, 0 from the cache")
-    assert read_manifest(file).recipe == recipe
-    assert read_manifest(file).workload.startswith("64x64, 96x64, batch 1")
+    with zipfile.ZipFile(file) as zipped:
+        packed_manifest = Manifest.model_validate_json(zipped.read(MANIFEST))
+    assert packed_manifest.recipe == recipe
+    assert packed_manifest.workload.startswith("64x64, 96x64, batch 1")
 
     import torch
 

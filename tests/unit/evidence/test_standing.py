@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vivace.cli.doctor import _claims, _claims_in_words
-from vivace.evidence.standing import CPU, Claim, Standing, claims, devices_of
+from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims, devices_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.stats import Interval
 from vivace.technique import Machine
@@ -27,7 +27,7 @@ def table(kind: Any, device_name: str, *rows: EvidenceRow, device: str = "cuda")
     )
 
 
-def claim_of(recipe: str, machine: Machine, name: str, *tables: EvidenceTable) -> Claim:
+def claim_of(recipe: str, machine: Machine, name: str, *tables: EvidenceTable) -> TechniqueClaim:
     (claim,) = (each for each in claims(machine, name, tables) if each.recipe == recipe)
     return claim
 
@@ -44,16 +44,16 @@ TABLES = (
 @pytest.mark.parametrize(
     ("recipe", "standing", "why"),
     [
-        ("quantize(int8)", Standing.HERE, "RTX 4090"),
-        ("compile(max-autotune)", Standing.OTHERS, "RTX 4090"),
-        ("compile(default)", Standing.DECLARED, ""),
-        ("quantize(nf4)", Standing.DECLARED, ""),
-        ("quantize(int4)", Standing.DECLARED, ""),
-        ("fused(fp8)", Standing.COMPILED, ""),
-        ("fused(fp8, convolutions=fp8)", Standing.COMPILED, ""),
+        ("quantize(int8)", ClaimBasis.HERE, "RTX 4090"),
+        ("compile(max-autotune)", ClaimBasis.OTHERS, "RTX 4090"),
+        ("compile(default)", ClaimBasis.DECLARED, ""),
+        ("quantize(nf4)", ClaimBasis.DECLARED, ""),
+        ("quantize(int4)", ClaimBasis.DECLARED, ""),
+        ("fused(fp8)", ClaimBasis.COMPILED, ""),
+        ("fused(fp8, convolutions=fp8)", ClaimBasis.COMPILED, ""),
     ],
 )
-def test_on_an_rtx_4090(recipe: str, standing: Standing, why: str) -> None:
+def test_on_an_rtx_4090(recipe: str, standing: ClaimBasis, why: str) -> None:
     claim = claim_of(recipe, gpu(8, 9), "NVIDIA GeForce RTX 4090", *TABLES)
     assert (claim.standing, claim.why, claim.devices) == (standing, why, why)
 
@@ -61,27 +61,27 @@ def test_on_an_rtx_4090(recipe: str, standing: Standing, why: str) -> None:
 def test_what_a_card_lacks_is_refused_whatever_was_measured() -> None:
     tables = (table("own", "NVIDIA GeForce RTX 4090", row("attention(flash3_fp8)")),)
     claim = claim_of("attention(flash3_fp8)", gpu(8, 9), "NVIDIA GeForce RTX 4090", *tables)
-    assert claim.standing is Standing.REFUSED
+    assert claim.standing is ClaimBasis.REFUSED
     assert "9.x" in claim.why
     assert claim.devices == ""
     for recipe in ("quantize(fp8)", "fused(fp8)", "quantize(nvfp4)"):
-        assert claim_of(recipe, gpu(8, 6), "NVIDIA GeForce RTX 3090").standing is Standing.REFUSED
+        assert claim_of(recipe, gpu(8, 6), "NVIDIA GeForce RTX 3090").standing is ClaimBasis.REFUSED
 
 
 def test_a_record_of_the_generation_is_more_than_none() -> None:
     claim = claim_of("fused(fp8)", gpu(9, 0), "NVIDIA H200", *TABLES)
-    assert (claim.standing, claim.devices) == (Standing.GENERATION, "H100")
-    assert claim_of("fused(fp8)", gpu(9, 0), "NVIDIA H100", *TABLES).standing is Standing.VIVACE
+    assert (claim.standing, claim.devices) == (ClaimBasis.GENERATION, "H100")
+    assert claim_of("fused(fp8)", gpu(9, 0), "NVIDIA H100", *TABLES).standing is ClaimBasis.VIVACE
     claim = claim_of("quantize(int8)", gpu(8, 9), "NVIDIA L40S", *TABLES)
-    assert (claim.standing, claim.devices) == (Standing.GENERATION, "RTX 4090")
+    assert (claim.standing, claim.devices) == (ClaimBasis.GENERATION, "RTX 4090")
 
 
 def test_cpus_and_gpus_say_nothing_of_each_other() -> None:
     tables = (*TABLES, table("committed", "Some Xeon", row("quantize(int8)"), device="cpu"))
     cpu = Machine("cpu", "the CPU", None, "c++", has_all_packages=True)
     claim = claim_of("quantize(int8)", cpu, "Another CPU", *tables)
-    assert (claim.standing, claim.devices) == (Standing.VIVACE, CPU)
-    assert claim_of("quantize(fp8)", cpu, "Another CPU", *tables).standing is Standing.DECLARED
+    assert (claim.standing, claim.devices) == (ClaimBasis.VIVACE, CPU)
+    assert claim_of("quantize(fp8)", cpu, "Another CPU", *tables).standing is ClaimBasis.DECLARED
 
 
 def test_doctor_tells_that_nobody_measured_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ import pytest
 
 from vivace.load_testing.figures import figures_of, lone_latencies, throughput_ratio
 from vivace.load_testing.load_report import compared, render
-from vivace.load_testing.rows import LoadRow, RequestSettings, Samples, Stage
+from vivace.load_testing.rows import LoadRow, LoadStage, RequestSettings, Samples
 
 SETTINGS = RequestSettings(model="m", fields={}, variants=((None, None),), prompts_sha256="0")
 
 
 def row(
     samples: Samples,
-    stage: Stage | None = None,
+    stage: LoadStage | None = None,
     rate: float | None = None,
     slo_s: tuple[float, ...] = (),
     settings: RequestSettings = SETTINGS,
@@ -25,7 +25,7 @@ def row(
         server={},
         client={},
         began="2026-01-01T00:00:00+00:00",
-        stage=stage or Stage(kind="closed", clients=1),
+        stage=stage or LoadStage(kind="closed", clients=1),
         rate=rate,
         slo_s=slo_s,
         samples=samples,
@@ -61,7 +61,7 @@ def test_throughput_of_eight_clients_is_the_servers_whatever_its_batches(batch: 
         due.append(free[k % 8])
         ended.append(float(k // batch + 1))
         free[k % 8] = ended[-1]
-    figures = figures_of(row(samples(due, ended), Stage(kind="closed", clients=8)))
+    figures = figures_of(row(samples(due, ended), LoadStage(kind="closed", clients=8)))
     assert figures.throughput.point == pytest.approx(batch, rel=0.02)
 
 
@@ -69,7 +69,7 @@ def test_goodput_counts_what_comes_in_time_of_all_that_was_asked_for() -> None:
     due = [0.5 * k for k in range(100)]
     ended = [each + (0.2 if k % 4 else 0.9) for k, each in enumerate(due)]
     outcome = ["HTTP 429" if k % 10 == 1 else "done" for k in range(100)]
-    load = row(samples(due, ended, outcome), Stage(kind="poisson", fraction=0.8), rate=2.0, slo_s=(0.6,))
+    load = row(samples(due, ended, outcome), LoadStage(kind="poisson", fraction=0.8), rate=2.0, slo_s=(0.6,))
     figures = figures_of(load)
     assert (figures.num_requests, figures.num_done, figures.errors) == (100, 90, {"HTTP 429": 10})
     good = sum(k % 4 != 0 and k % 10 != 1 for k in range(100)) / 100
@@ -82,7 +82,7 @@ def test_goodput_counts_what_comes_in_time_of_all_that_was_asked_for() -> None:
 
 def test_that_all_came_in_time_is_no_proof_that_all_will() -> None:
     due = [0.5 * k for k in range(100)]
-    load = row(samples(due, [d + 0.1 for d in due]), Stage(kind="poisson", fraction=0.5), 2.0, (0.6,))
+    load = row(samples(due, [d + 0.1 for d in due]), LoadStage(kind="poisson", fraction=0.5), 2.0, (0.6,))
     within = figures_of(load).within_slo
     assert within is not None
     assert within.point == within.high == 1.0
@@ -99,7 +99,7 @@ def test_a_percentile_without_samples_beyond_it_has_no_interval() -> None:
 
 def test_latency_counts_from_when_the_user_came() -> None:
     due = [float(k) for k in range(20)]
-    load = row(samples(due, [d + 5.0 for d in due], late=4.0), Stage(kind="poisson", fraction=0.5), 1.0)
+    load = row(samples(due, [d + 5.0 for d in due], late=4.0), LoadStage(kind="poisson", fraction=0.5), 1.0)
     figures = figures_of(load)
     assert figures.latency_s[50].point == 5.0
     assert figures.lag_s == pytest.approx(4.0)
@@ -123,7 +123,7 @@ def test_two_servers_are_compared_load_by_load() -> None:
 
 def test_a_load_without_any_image_has_a_row_all_the_same() -> None:
     load = row(
-        samples([0.0, 1.0], [0.1, 1.1], ["timeout"] * 2), Stage(kind="closed", clients=2), None, (1.0,)
+        samples([0.0, 1.0], [0.1, 1.1], ["timeout"] * 2), LoadStage(kind="closed", clients=2), None, (1.0,)
     )
     figures = figures_of(load)
     assert (figures.throughput.point, figures.latency_s, figures.errors) == (0.0, {}, {"timeout": 2})

@@ -15,11 +15,11 @@ from tests.loaded_server import loaded_server
 from vivace.load_testing.exchange import ExchangeFailed, exchange
 from vivace.load_testing.loads import LoadLimit, closed_loop, poisson, poisson_arrivals
 from vivace.load_testing.sending import phases_of
-from vivace.load_testing.target import Target
+from vivace.load_testing.target import LoadTarget
 
 
-def target_of(url: str, timeout_s: float = 10.0) -> Target:
-    return Target(url, "shapes", prompts=("a red circle",), timeout_s=timeout_s)
+def target_of(url: str, timeout_s: float = 10.0) -> LoadTarget:
+    return LoadTarget(url, "shapes", prompts=("a red circle",), timeout_s=timeout_s)
 
 
 def quiet(number: int, elapsed_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from vivace.memory.fit import _saving_recipes
 from vivace.recipes.resolve import resolve
-from vivace.recommendation.speeds import Speeds, known_speeds
+from vivace.recommendation.recorded_speeds import Speeds, known_speeds
 
 
 def test_speeds_are_those_of_the_records() -> None:

@@ -35,7 +35,7 @@ def test_faster_is_right_and_lighter_is_low() -> None:
     assert fast.left is not None
     assert fast.right is not None
     assert fast.left < fast.x < fast.right
-    assert fast.said == "2.00×, 300 MB"
+    assert fast.description == "2.00×, 300 MB"
     assert plot.starts_at_zero
     assert plot.y_name == "peak memory, MB"
 

@@ -8,7 +8,7 @@ import torch
 
 import vivace
 from vivace.errors import Cancelled
-from vivace.runtime import Session
+from vivace.runtime.session import Session
 
 STEPS = 6
 RECIPES = [

@@ -15,8 +15,8 @@ import vivace
 from tests.conditioned import as_pipeline, picture
 from tests.families import build, draw, psnr
 from vivace.errors import Unsupported, UsageError
+from vivace.machinery.samplers.step_counting import step_of_each_call
 from vivace.machinery.samplers.step_limits import refused_steps
-from vivace.machinery.samplers.steps import step_of_each_call
 from vivace.techniques.scheduler import Scheduler
 
 NAMES = [

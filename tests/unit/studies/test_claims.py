@@ -12,9 +12,9 @@ from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
 from vivace.studies import read_study
 from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
-from vivace.studies.columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.expand import ModelPart, expand
 from vivace.studies.judging import judge
+from vivace.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.studies.study_file import Part, StudyFile, Synthetic
 
 FIGURES = ("latency", "p99", "peak_memory", "clip")
@@ -81,7 +81,7 @@ def test_published_times_are_compared_as_printed(
     kind: str, value: float | None, expected: ClaimVerdict
 ) -> None:
     verdict = only(faster(kind=kind), published("A100", tiny_vae=value, baseline=1.0), "tiny_vae")
-    assert verdict.said is expected
+    assert verdict.verdict is expected
 
 
 def test_a_published_claim_names_its_numbers_or_what_is_missing() -> None:
@@ -93,19 +93,19 @@ def test_a_published_claim_names_its_numbers_or_what_is_missing() -> None:
 
 def test_measured_times_need_an_interval_apart() -> None:
     clear = measured(timed("baseline", 1.0, 1.0), timed("tiny_vae", 0.5, 0.5))
-    assert only(faster(), clear, "tiny_vae").said is ClaimVerdict.AGREES
-    assert only(faster(kind="slower"), clear, "tiny_vae").said is ClaimVerdict.DISAGREES
+    assert only(faster(), clear, "tiny_vae").verdict is ClaimVerdict.AGREES
+    assert only(faster(kind="slower"), clear, "tiny_vae").verdict is ClaimVerdict.DISAGREES
     assert "2.00x [1." in only(faster(), clear, "tiny_vae").because
     close = measured(timed("baseline", 1.0, 1.0), timed("tiny_vae", 0.97, 0.99))
-    assert only(faster(), close, "tiny_vae").said is ClaimVerdict.CANNOT_TELL
+    assert only(faster(), close, "tiny_vae").verdict is ClaimVerdict.CANNOT_TELL
 
 
 def test_one_round_tells_only_large_differences() -> None:
     column = measured(timed("baseline", 1.0), timed("tiny_vae", 0.93))
     verdict = only(faster(), column, "tiny_vae")
-    assert verdict.said is ClaimVerdict.CANNOT_TELL
+    assert verdict.verdict is ClaimVerdict.CANNOT_TELL
     assert verdict.because.endswith("(one round only)")
-    assert only(faster(kind="same"), column, "tiny_vae").said is ClaimVerdict.CANNOT_TELL
+    assert only(faster(kind="same"), column, "tiny_vae").verdict is ClaimVerdict.CANNOT_TELL
 
 
 def test_rows_that_share_no_round_are_compared_by_way_of_the_baseline() -> None:
@@ -113,7 +113,7 @@ def test_rows_that_share_no_round_are_compared_by_way_of_the_baseline() -> None:
     first = make_record("tiny_vae", *(make_round(i, (0.5,) * 10) for i in (0, 1)))
     second = make_record("steps(8)", *(make_round(i, (0.5,) * 10) for i in (2, 3)))
     verdict = only(faster("steps(8)", "tiny_vae"), measured(base, first, second), "tiny_vae", "steps(8)")
-    assert verdict.said is ClaimVerdict.AGREES
+    assert verdict.verdict is ClaimVerdict.AGREES
     assert "2.00x" in verdict.because
 
 
@@ -130,14 +130,14 @@ def test_rows_of_two_gpus_are_compared_by_way_of_their_own_baselines() -> None:
     cells = {(*key, figure): cell_of(row, figure) for key, row in rows.items() for figure in FIGURES}
     column = StudyColumn("GPU", "measured", cells, rows, {("p", "tiny-sd"): (first[0], second[0])})
     verdict = only(faster("steps(8)", "tiny_vae"), column, "tiny_vae", "steps(8)")
-    assert verdict.said is ClaimVerdict.AGREES
+    assert verdict.verdict is ClaimVerdict.AGREES
     assert "1.60x" in verdict.because
 
 
 def test_a_row_that_was_not_measured_is_named_with_its_outcome() -> None:
     lost = make_record("tiny_vae", make_round(0, outcome=Outcome.OUT_OF_MEMORY, reason="40 GB wanted"))
     verdict = only(faster(), measured(timed("baseline", 1.0), lost), "tiny_vae")
-    assert (verdict.said, verdict.because) == (
+    assert (verdict.verdict, verdict.because) == (
         ClaimVerdict.CANNOT_TELL,
         "tiny_vae out of memory: 40 GB wanted",
     )
@@ -146,20 +146,20 @@ def test_a_row_that_was_not_measured_is_named_with_its_outcome() -> None:
 def test_memory_of_a_cpu_is_not_a_gpus() -> None:
     claim = faster(kind="ratio", figure="peak_memory", at_most=0.9)
     here = only(claim, measured(timed("baseline", 1.0), timed("tiny_vae", 1.0)), "tiny_vae")
-    assert here.said is ClaimVerdict.CANNOT_TELL
+    assert here.verdict is ClaimVerdict.CANNOT_TELL
     assert "resident set" in here.because
     column = published("A100", "peak_memory", tiny_vae=8e9, baseline=10e9)
-    assert only(claim, column, "tiny_vae").said is ClaimVerdict.AGREES
+    assert only(claim, column, "tiny_vae").verdict is ClaimVerdict.AGREES
 
 
 def test_the_best_must_beat_each_other_row() -> None:
     claim = Claim(says="x", kind="best", rows=("tiny_vae",))
     rows = ("tiny_vae", "bf16")
     good = published("A100", tiny_vae=0.5, bf16=0.6, baseline=1.0)
-    assert only(claim, good, *rows).said is ClaimVerdict.AGREES
+    assert only(claim, good, *rows).verdict is ClaimVerdict.AGREES
     tied = published("A100", tiny_vae=0.5, bf16=0.5, baseline=1.0)
     verdict = only(claim, tied, *rows)
-    assert (verdict.said, verdict.because) == (
+    assert (verdict.verdict, verdict.because) == (
         ClaimVerdict.DISAGREES,
         "holds in 1 of 2; tiny_vae 0.500 s, bf16 0.500 s",
     )
@@ -167,19 +167,22 @@ def test_the_best_must_beat_each_other_row() -> None:
 
 def test_a_limit_is_in_the_figures_unit() -> None:
     claim = Claim(says="x", kind="limit", rows=("tiny_vae",), figure="peak_memory", at_most=8)
-    assert only(claim, published("A100", "peak_memory", tiny_vae=7e9), "tiny_vae").said is ClaimVerdict.AGREES
     assert (
-        only(claim, published("A100", "peak_memory", tiny_vae=9e9), "tiny_vae").said is ClaimVerdict.DISAGREES
+        only(claim, published("A100", "peak_memory", tiny_vae=7e9), "tiny_vae").verdict is ClaimVerdict.AGREES
+    )
+    assert (
+        only(claim, published("A100", "peak_memory", tiny_vae=9e9), "tiny_vae").verdict
+        is ClaimVerdict.DISAGREES
     )
 
 
 def test_a_small_model_says_nothing_about_a_limit_of_another() -> None:
     claim = Claim(says="under a minute", kind="limit", rows=("baseline",), figure="latency", at_most=60)
     column = measured(timed("baseline", 1.0, 1.0))
-    assert judge(claim, [part("baseline")], [column])[0].said is ClaimVerdict.AGREES
+    assert judge(claim, [part("baseline")], [column])[0].verdict is ClaimVerdict.AGREES
     (tiny,) = judge(claim, [replace(part("baseline"), measured_on="tiny-flux")], [column])
-    assert tiny.said is ClaimVerdict.CANNOT_TELL
-    assert tiny.because.endswith("a small model, which stands for tiny-sd; on tiny-flux")
+    assert tiny.verdict is ClaimVerdict.CANNOT_TELL
+    assert tiny.because.endswith("a small model in the place of tiny-sd; on tiny-flux")
 
 
 def test_conclusions_are_counted_by_column_the_published_first() -> None:
@@ -201,9 +204,9 @@ def test_gpus_are_compared_row_by_row() -> None:
         measured(timed("baseline", 1.0)),
     ]
     gpus, here = judge(claim, [part("tiny_vae")], columns)
-    assert gpus.said is ClaimVerdict.DISAGREES
+    assert gpus.verdict is ClaimVerdict.DISAGREES
     assert gpus.because == "holds in 1 of 2; baseline 2.50 s and 2.00 s, 0.80x"
-    assert (here.column, here.said) == ("Test CPU", ClaimVerdict.CANNOT_TELL)
+    assert (here.column, here.verdict) == ("Test CPU", ClaimVerdict.CANNOT_TELL)
 
 
 def test_a_claim_about_a_gpu_is_not_asked_of_another() -> None:
@@ -255,9 +258,9 @@ def test_what_the_sources_own_numbers_say(name: str, start: str) -> None:
     (claim,) = [candidate for candidate in file.claim if candidate.says.startswith(start)]
     judgements = judge(claim, parts, columns)
     by_gpu = sorted(judgements, key=lambda judgement: judgement.column)
-    assert " ".join(judgement.said.value.split()[0] for judgement in by_gpu) == PUBLISHED_SAY[name, start], (
-        judgements
-    )
+    assert (
+        " ".join(judgement.verdict.value.split()[0] for judgement in by_gpu) == PUBLISHED_SAY[name, start]
+    ), judgements
 
 
 @pytest.mark.parametrize("name", ["000", "001", "002", "003", "004"])
@@ -311,7 +314,7 @@ def test_a_schedule_that_was_set_decides_only_between_rows_that_share_it() -> No
 
     def verdict_of(**claim: object) -> tuple[ClaimVerdict, str]:
         (judged_claim,) = judge(Claim.model_validate({"says": "S", **claim}), [planned], [column])
-        return judged_claim.said, judged_claim.because
+        return judged_claim.verdict, judged_claim.because
 
     assert verdict_of(kind="faster", rows=[both], than=cache)[0] is ClaimVerdict.AGREES
     for claim in (

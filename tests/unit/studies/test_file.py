@@ -9,8 +9,8 @@ import pytest
 from vivace.errors import RecipeError, UsageError
 from vivace.studies import read_study
 from vivace.studies.claims import Claim
-from vivace.studies.columns import FIGURES
 from vivace.studies.expand import Case, expand
+from vivace.studies.study_columns import FIGURES
 from vivace.studies.study_file import MAX_BYTES, Part
 
 HEAD = 'title = "T"\n'

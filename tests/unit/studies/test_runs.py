@@ -241,7 +241,7 @@ def test_published_numbers_are_judged_by_all_models_whatever_was_run() -> None:
         claim.says: verdicts for claim, verdicts in StudyRun(file, Path(), (MeasuredPart(planned),)).claims()
     }
     (h100,) = by_claim["Full optimisation is the fastest of all ten on an H100"]
-    assert h100.said.value == "does not"
+    assert h100.verdict.value == "does not"
     assert h100.because.startswith("holds in ")
 
 
@@ -258,7 +258,7 @@ def test_the_waterfall_runs_whole(tmp_path: Path) -> None:
     assert all(gain is not None for _, gain in gains)
     assert len(gains) == 6
     by_claim = {
-        claim.says: {verdict.kind: verdict.said.value for verdict in verdicts}
+        claim.says: {verdict.kind: verdict.verdict.value for verdict in verdicts}
         for claim, verdicts in run.claims()
     }
     assert by_claim["20 steps are faster than 30"]["published"] == "agrees"

@@ -180,7 +180,7 @@ def test_what_is_missing_is_a_typed_cell_with_its_reason() -> None:
     assert (cells["few"].outcome, cells["bf16"].outcome) == ("not_measured", "not_measured")
     assert "no round" in cells["few"].note
     ((_, (judgement,)),) = study_run.claims()
-    assert judgement.said.value == "agrees"
+    assert judgement.verdict.value == "agrees"
     assert "data:image" not in study_run.page(), "a record has no images"
     assert "vivace study x --synthetic" in study_run.page(), "the command that measures it"
 
@@ -208,7 +208,7 @@ def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
         ["H200"],
     ]
     ((_, judgements),) = whole.claims()
-    assert [(judgement.column, judgement.said.value) for judgement in judgements] == [
+    assert [(judgement.column, judgement.verdict.value) for judgement in judgements] == [
         ("H200", "agrees"),
         ("H100", "agrees"),
     ]
@@ -284,6 +284,6 @@ def test_a_device_that_measured_nothing_of_a_claim_has_no_say_in_it() -> None:
     whole = run(first, other.model_copy(update={"environment": environment}))
     assert len(whole.measured()) == 2
     ((_, judgements),) = whole.claims()
-    assert [(each.column, each.said.value) for each in judgements] == [
+    assert [(each.column, each.verdict.value) for each in judgements] == [
         (first.environment.device_name, "agrees")
     ]

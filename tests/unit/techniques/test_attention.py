@@ -15,10 +15,10 @@ import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import NoEffect, Unsupported
-from vivace.machinery.attention_backends import calls
-from vivace.machinery.attention_backends.calls import RedirectedAttention
+from vivace.machinery.attention_backends import redirection
 from vivace.machinery.attention_backends.kernels import KERNELS, selected
-from vivace.measure.kernels import attention_kernels
+from vivace.machinery.attention_backends.redirection import RedirectedAttention
+from vivace.measure.attention_trace import attention_kernels
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
@@ -253,7 +253,7 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
     yield request.param
-    calls._OPERATORS.clear()
+    redirection._OPERATORS.clear()
 
 
 def test_flash3_takes_the_wheels_module(monkeypatch: pytest.MonkeyPatch) -> None:

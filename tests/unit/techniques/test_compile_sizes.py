@@ -10,7 +10,7 @@ from tests import flow_models
 from tests.families import session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.compilation import sizes as limits
+from vivace.machinery.compilation import graph_limits as limits
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.spec.recipe import RecipeSpec

@@ -362,18 +362,18 @@ def test_layers_are_not_searched_for_offloading_hooks(family: str, monkeypatch: 
 
 def test_what_is_offloaded_or_moved_is_searched_for() -> None:
     pipe = build("sd")
-    devices = cuda_graph._KnownDevices()
+    devices = cuda_graph._DeviceAnswers()
     devices.settle(pipe)
     pipe.vae.to("meta")
-    with devices.told():
+    with devices.answering():
         assert group_offloading._get_group_onload_device(pipe.unet) == torch.device("cpu")
         with pytest.raises(ValueError, match="not enabled"):
             group_offloading._get_group_onload_device(pipe.vae)
     offloaded = build("sd")
     offloaded.vae.enable_group_offload(torch.device("cpu"), offload_type="leaf_level")
-    devices = cuda_graph._KnownDevices()
+    devices = cuda_graph._DeviceAnswers()
     devices.settle(offloaded)
-    with devices.told(), pytest.raises(ValueError, match="not enabled"):
+    with devices.answering(), pytest.raises(ValueError, match="not enabled"):
         group_offloading._get_group_onload_device(offloaded.unet)
 
 

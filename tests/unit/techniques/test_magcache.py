@@ -20,7 +20,7 @@ from vivace.machinery.step_caching.magcache_ratios import Ratios, keep, mean_of,
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.calibration import calibrate_magcache
+from vivace.runtime.cache_fits import calibrate_magcache
 from vivace.technique import Machine
 from vivace.techniques.magcache import Magcache, find_ratios
 

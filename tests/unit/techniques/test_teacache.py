@@ -22,7 +22,7 @@ from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.calibration import calibrate_teacache
+from vivace.runtime.cache_fits import calibrate_teacache
 from vivace.technique import Machine
 from vivace.techniques.teacache import FLUX_DEV, Teacache, find_fit
 

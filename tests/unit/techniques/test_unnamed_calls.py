@@ -13,7 +13,7 @@ import vivace
 from tests.families import build
 from vivace.errors import Unsupported
 from vivace.families import FAMILIES
-from vivace.machinery.step_caching.technique import guides_in_unnamed_calls
+from vivace.machinery.step_caching.step_cache import guides_in_unnamed_calls
 
 
 @pytest.fixture(scope="module")

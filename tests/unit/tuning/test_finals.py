@@ -17,7 +17,7 @@ from vivace.spec.study import WorkloadRequest
 from vivace.stats import Gate, Interval
 from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.finalists import portfolio
-from vivace.tuning.images import ImagePlan
+from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.results import Rung
 from vivace.tuning.timetable import FINAL_ROUNDS
 
@@ -56,7 +56,7 @@ def test_a_look_has_to_be_surer_than_the_only_one() -> None:
     barely, clearly = Interval(1.0, 0.986, 1.01), Interval(1.0, 0.996, 1.004)
     verdicts = []
     for bounds in (barely, clearly):
-        (row,) = PLAN.judged([row_with(bounds, passed)])
+        (row,) = PLAN.with_verdicts([row_with(bounds, passed)])
         assert row.judgement is not None
         assert row.fidelity is not None
         assert row.fidelity.clip is not None
@@ -67,7 +67,7 @@ def test_a_look_has_to_be_surer_than_the_only_one() -> None:
 
 def test_what_is_broken_fails_at_every_look() -> None:
     broken = Judgement(Gate.FAILED, "2 of 13 images are broken (black)", "broken")
-    (row,) = PLAN.judged([row_with(Interval(1.0, 0.996, 1.004), broken)])
+    (row,) = PLAN.with_verdicts([row_with(Interval(1.0, 0.996, 1.004), broken)])
     assert row.judgement == broken
 
 

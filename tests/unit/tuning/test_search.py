@@ -39,7 +39,7 @@ from vivace.tuning.results import Result, Rung
 from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
 from vivace.tuning.space import FixedSpace, Space
-from vivace.tuning.tuner import _known_of, expected_neighbours
+from vivace.tuning.tuner import _stored_summary, expected_neighbours
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
 
@@ -317,9 +317,11 @@ def test_the_answer_says_what_images_cost() -> None:
 def test_a_search_says_what_it_goes_on_from() -> None:
     data = (Datum(resolve("tiny_vae"), 0.1, 0.1),)
     history = [result("baseline", 0.0), result("tiny_vae", 0.1), result("tiny_vae", 0.2)]
-    assert _known_of([], PriorSource("this store", ())) == ""
-    assert "has 1 recipe of this search, which goes on" in _known_of(history, PriorSource("this store", ()))
-    assert "learns from 1 that" in _known_of([], PriorSource("this store", data))
+    assert _stored_summary([], PriorSource("this store", ())) == ""
+    assert "has 1 recipe of this search, which goes on" in _stored_summary(
+        history, PriorSource("this store", ())
+    )
+    assert "learns from 1 that" in _stored_summary([], PriorSource("this store", data))
 
 
 def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:

@@ -23,7 +23,7 @@ from vivace.tuning.explanation import ExpectedGain, Explanation
 from vivace.tuning.objective import Objective
 from vivace.tuning.proof import without_unproved
 from vivace.tuning.results import Result, Rung
-from vivace.tuning.settings import SearchSettings
+from vivace.tuning.search_settings import SearchSettings
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
 

@@ -14,7 +14,7 @@ from vivace.spec.record import Outcome
 from vivace.spec.study import WorkloadRequest
 from vivace.tuning.budget import Minutes
 from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.images import ImagePlan
+from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
 from vivace.tuning.priors import PriorSource

@@ -18,9 +18,9 @@ from vivace.errors import OutputError
 from vivace.untrusted.destinations import (
     check_folder,
     check_writable,
-    is_taken,
     replace,
     replace_from,
+    would_overwrite,
     write_new,
 )
 
@@ -76,9 +76,9 @@ def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
     link.symlink_to(Path("shown") / "1.html")
     chain.symlink_to(link)
     check_writable(chain)
-    assert not is_taken(link), "its target does not exist yet"
+    assert not would_overwrite(link), "its target does not exist yet"
     assert write_new(link, b"one")
-    assert is_taken(chain)
+    assert would_overwrite(chain)
     assert not write_new(chain, b"two")
     replace(chain, b"three")
     assert content_of(tmp_path / "shown") == {"1.html": b"three"}
@@ -103,7 +103,7 @@ def test_a_reader_of_a_pipe_gets_the_content(write: Callable[[Path, bytes], obje
     assert received == [content]
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     check_writable(pipe)  # which must not wait for a reader
-    assert not is_taken(pipe)
+    assert not would_overwrite(pipe)
 
 
 @pytest.mark.parametrize("write", WRITERS)

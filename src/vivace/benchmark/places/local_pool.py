@@ -22,28 +22,28 @@ NumGpus = int | Literal["all"]
 
 @dataclass(frozen=True)
 class _Ask:
-    """Say where you are, with so many CPU threads."""
+    """A request for a place's environment, with its number of CPU threads."""
 
     threads: int | None
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A place's worker answers; `environment` is where it is."""
+    """A place's worker has started; `environment` is its own."""
 
     environment: Environment
 
 
 @dataclass(frozen=True)
 class _Lost:
-    """A place can measure no more; `why` in words."""
+    """A place that can measure no more, and why, in words."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class _Idle:
-    """A place has run all rounds of its job."""
+    """A place that has run all rounds of its job."""
 
 
 _Message = _Ready | _Lost | _Idle | Done

@@ -28,7 +28,7 @@ from vivace.spec.record import Round
 _INSTALL = "pip install 'vivace[ray]'"
 _ANSWER_S = 5.0
 _POLL_S = 1.0
-"""How long Ray's own wait is, so that Ctrl-C is noticed."""
+"""Seconds of each wait in Ray, so that Ctrl-C is noticed."""
 
 
 class RayPlace:
@@ -101,7 +101,7 @@ class RayPool:
         self._worker = tuple(worker)
         self._started = not ray.is_initialized()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray otherwise warns of what it will change some day about actors that ask for no GPU.
+        # Ray otherwise warns of a planned change for actors that request no GPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if self._started:
             check_answers(address)
@@ -139,7 +139,7 @@ class RayPool:
             environment = Environment.model_validate_json(text).at(None)
             environments[environment.digest()] = environment
         if not environments:
-            raise WorkerError("no node of the Ray cluster can measure; `ray status` shows what there is")
+            raise WorkerError("no node of the Ray cluster can measure; `ray status` shows its nodes")
         return list(environments.values())
 
     def run(self, spread: SpreadTrials) -> None:

@@ -38,7 +38,7 @@ class Pool(Protocol):
 
     @property
     def num_places(self) -> int | None:
-        """The number of places, of which each takes its share of the trials at once, with one baseline. None if it is
+        """The number of places, each of which takes its share of the trials at once, with one baseline. None if it is
         not known: then a place takes one trial."""
         ...
 
@@ -67,7 +67,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a place has taken.
+    """The work that a place has taken.
 
     Attributes:
         members: the indices of the job's trials in the comparison.
@@ -165,7 +165,7 @@ class SpreadTrials:
 
     def finish(self, ticket: Ticket) -> None:
         """Note that a place has run all rounds of its work."""
-        self._measured_at |= dict.fromkeys(self._wanted(ticket), ticket.environment)
+        self._measured_at |= dict.fromkeys(self._awaited_trials(ticket), ticket.environment)
 
     def lose(self, ticket: Ticket, why: str) -> None:
         """Note that a place was lost. Finished rounds stay; trials that lack some run elsewhere.
@@ -176,7 +176,7 @@ class SpreadTrials:
         place = ticket.environment.place
         again: list[int] = []
         given_up: list[int] = []
-        for trial in self._wanted(ticket):
+        for trial in self._awaited_trials(ticket):
             if not self._lacks(trial, ticket.environment, rerun=self._rerun):
                 self._measured_at[trial] = ticket.environment
                 continue
@@ -215,7 +215,7 @@ class SpreadTrials:
         """Store a run for each place that measured a trial; return it with the records, their baseline first.
 
         Args:
-            interrupted: also for trials that have not all of their rounds yet, so that reports show what there is.
+            interrupted: also for trials that have not all of their rounds yet, so that reports show the rounds so far.
         """
         runs = []
         for environment, members in self._by_place(interrupted):
@@ -227,7 +227,7 @@ class SpreadTrials:
         return runs
 
     def _begin(self, num_places: int | None) -> None:
-        """Report the progress how many rounds to expect, if no place is lost."""
+        """Report how many rounds to expect if no place is lost."""
         num_jobs = len(self._waiting) if num_places is None else min(num_places, len(self._waiting))
         expected = [(0, index) for index in range(num_jobs * self._timing.rounds)]
         expected += [(t, index) for t in self._waiting if t for index in range(self._timing.rounds)]
@@ -263,7 +263,7 @@ class SpreadTrials:
         return bool(before) and set(keys) <= set(before[-1])
 
     def _delivered_of(self, ticket: Ticket, members: Collection[int]) -> dict[int, int]:
-        """Return how many rounds of its work a place has returned, by trial."""
+        """Return the number of rounds of its work that a place has returned, by trial."""
         returned = Counter(
             ticket.members[trial]
             for trial, index in ticket.job.rounds
@@ -271,8 +271,8 @@ class SpreadTrials:
         )
         return {member: number for member, number in returned.items() if member in members}
 
-    def _wanted(self, ticket: Ticket) -> list[int]:
-        """Return the trials of a ticket that were waited for: all but the baseline, unless it is alone."""
+    def _awaited_trials(self, ticket: Ticket) -> list[int]:
+        """Return the trials that a ticket is for: all but the baseline, unless it is alone."""
         return [member for member in ticket.members if member or len(self._trials) == 1]
 
     def _lacks(self, trial: int, environment: Environment, *, rerun: bool = False) -> bool:

@@ -19,7 +19,7 @@ _SOFTMAX_SCALE = 256.0
 
 
 def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
-    """Why a machine cannot compute attention in fp8, or None.
+    """Return why a machine cannot compute attention in fp8, or None.
 
     Args:
         needs_package: whether the package must be installed here; it is not to predict another machine's memory.

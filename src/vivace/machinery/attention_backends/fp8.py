@@ -18,7 +18,7 @@ _OPERATORS: dict[str, Any] = {}  # registered once per process
 
 
 def cudnn_fp8() -> Function:
-    """cuDNN's attention: a scale for each tensor; the output is e4m3 with the values' scale."""
+    """Attend by cuDNN: a scale for each tensor; the output is e4m3 with the values' scale."""
     operator = _operator("cudnn_fp8", _cudnn, lambda query: query.new_empty(query.shape))
 
     def attention(query: Any, key: Any, value: Any, scale: float | None) -> Any:
@@ -31,7 +31,7 @@ def cudnn_fp8() -> Function:
 
 
 def flash3_fp8() -> Function:
-    """FlashAttention-3's: a scale for each head; the output is bf16."""
+    """Attend by FlashAttention-3: a scale for each head; the output is bf16."""
     import torch
 
     operator = _operator(
@@ -47,7 +47,7 @@ def flash3_fp8() -> Function:
 
 
 def flash3_function() -> Function:
-    """FlashAttention-3's function, of the wheel or of a build of one's own.
+    """Return FlashAttention-3's function, of the wheel or of a build of one's own.
 
     Raises:
         ImportError: neither is installed.

@@ -107,7 +107,7 @@ OF_PYTORCH = {
 }
 """Backends of `torch.nn.attention.sdpa_kernel`, and their members of SDPBackend. Calls are redirected to all others."""
 CACHE_TAG = "attention="
-"""In the keys of the compiler's cache, before the kernel's name."""
+"""Prefix of a kernel's name in the keys of the compiler's cache."""
 
 
 def unsupported_on(backend: str, machine: Machine, needs_package: bool = True) -> str | None:

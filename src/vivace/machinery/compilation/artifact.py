@@ -1,7 +1,7 @@
 """Compiled code as one file that another machine of the same kind can use.
 
 The file is a zip: the files of the cache folder that one recipe's compilation filled, and `vivace.json`, which says
-what they were compiled for. Compilers look code up by what it was compiled from and with, so code that does not fit is
+what they were compiled for. Compilers look code up by its source and options, so code that does not fit is
 never run; the manifest lets vivace say so before anything is copied.
 
 It contains machine code, and PyTorch's cache entries, which execute code when they are read. It is as trustworthy as
@@ -48,7 +48,7 @@ class CompiledFor(Spec):
     folder: str = ""
 
     def differences(self, other: CompiledFor) -> list[str]:
-        """Return what differs, in words: what the code wants, and what there is."""
+        """Return the differences in words: what the code needs, and what this machine has."""
         differences = [
             f"{name}: compiled for {compiled}, here is {here}"
             for name, compiled, here in (
@@ -100,16 +100,6 @@ def pack(folder: Path, manifest: Manifest) -> bytes:
             info.compress_type = zipfile.ZIP_DEFLATED
             file.writestr(info, content)
     return buffer.getvalue()
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Return an artifact's manifest.
-
-    Raises:
-        UnusableModel: the file is no artifact of vivace, or is damaged.
-    """
-    with _opened(path) as file:
-        return _manifest(path, file)
 
 
 def unpack(path: Path, folder: Path, here: CompiledFor) -> int:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def takes_a_sample(part: torch.nn.Module) -> bool:
-    """Whether the first input is `sample`, (batch, channels, height, width), as of diffusers' UNets and VAEs."""
+    """Whether the first input is named `sample`, (batch, channels, height, width), as in diffusers' UNets and VAEs."""
     return next(iter(inspect.signature(part.forward).parameters), None) == "sample"
 
 
 def compiled_by_units(part: torch.nn.Module, *, any_size: bool, **options: Any) -> Callable[..., Any]:
-    """Return the compiled forward of a UNet or a part of a VAE, whose `sample` torch.compile sees in units.
+    """Return the compiled forward of a UNet or a part of a VAE, which passes `sample` to torch.compile in units.
 
     A UNet halves its size at each level. With height and width as symbols its shapes are nested divisions, which sympy
     simplifies again and again: inductor takes three times as long as for one size. So the symbols count units of
@@ -26,7 +26,7 @@ def compiled_by_units(part: torch.nn.Module, *, any_size: bool, **options: Any) 
 
     Args:
         any_size: make height and width symbols from the first size on, and nothing else. Otherwise the first size has
-            code of its own, and torch.compile makes symbols of what changes.
+            code of its own, and torch.compile makes symbols of changing sizes.
         options: of torch.compile, without `dynamic`.
     """
     import torch

@@ -1,1 +1,1 @@
-"""FLUX's transformer, UNets and VAEs as few, fused kernels: their weights, their forwards, and what all are made of."""
+"""FLUX's transformer, UNets and VAEs as few, fused kernels: their weights, their forwards, and their shared parts."""

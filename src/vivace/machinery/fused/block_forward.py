@@ -28,7 +28,7 @@ from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, 
 
 @dataclass
 class _AttentionInputs:
-    """Queries of own tokens, and a function that returns keys and values of all.
+    """Queries of own tokens, and a function that returns the keys and values of all tokens.
 
     scales: None in bf16.
     """
@@ -48,7 +48,7 @@ class _Pending:
 
 @dataclass
 class _Step:
-    """What all blocks of one forward share.
+    """State that all blocks of one forward share.
 
     scales: None in bf16.
     mask: of attention; None: all keys are there.
@@ -282,7 +282,7 @@ class BlockForward:
         return self._row_scaled(block.out, active, tokens, gate)
 
     def _row_scaled(self, product: Product, rows: RowScaled, tokens: TokenLayout, gate: Modulation) -> Branch:
-        """Return a product whose rows are scaled where it is added."""
+        """Return a product of rows that are scaled when it is added."""
         unit = None if rows.scales is None else self._blocks.unit[:1]
         return Branch(product(Rows(rows.values, unit), tokens), gate, product.left_bias, rows.scales)
 
@@ -324,7 +324,7 @@ class BlockForward:
         of_values: torch.Tensor | None,
         queries_last: bool = False,
     ) -> tuple[_AttentionInputs, torch.Tensor]:
-        """Return what a block attends with, of its rows, and all that its first product has made of them.
+        """Return the inputs of a block's attention, of its own rows, and the whole output of its first product.
 
         Args:
             of_values: (2,), the scale of values and attention's output, and its inverse; None in bf16.
@@ -369,13 +369,13 @@ class BlockForward:
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
-        """Attention's output as rows of tokens: see `attend`."""
+        """Return attention's output as rows of tokens: see `attend`."""
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
         return attend((inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch)
 
     def _of_double(self, vector: int) -> list[Modulation]:
-        """Where the modulations of a double block are, whose first is this vector."""
+        """Return the offsets of a double block's modulations, of which this vector is the first."""
         half = OF_DOUBLE // 2
         image = [(vector + k) * self._channels for k in range(half)]
         return [Modulation(text=start + half * self._channels, image=start) for start in image]

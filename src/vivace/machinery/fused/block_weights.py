@@ -125,7 +125,7 @@ class BlockWeights(nn.Module):  # type: ignore[misc]
         return len(self.out.weight) < len(self.qkv.weight)
 
     def limits(self) -> torch.Tensor:
-        """What bounds the values, and the MLP's hidden channels where they have a bound: see `Bounds`.
+        """Return the bounds of the values, and the MLP's hidden channels where they have a bound: see `Bounds`.
 
         Returns:
             Of a double block (1 or 2, 2, 2), for each product and stream; of others (2,), of all together.
@@ -225,7 +225,7 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
 
 
 def _limits(product: Product, outputs: slice = slice(None)) -> torch.Tensor:
-    """For each stream the largest norm of a row of an e4m3 weight, and the largest bias, of some outputs."""
+    """Return for each stream the largest norm of a row of an e4m3 weight, and the largest bias, of some outputs."""
     assert product.scale is not None
     limits = []
     for stream, (weight, scale) in enumerate(zip(product.weight, product.scale, strict=True)):
@@ -240,7 +240,7 @@ def _limits(product: Product, outputs: slice = slice(None)) -> torch.Tensor:
 
 
 def _removed(blocks: Any) -> Any:
-    """Yield the blocks in order, and drop each one from the list, so that its memory is free once it was used."""
+    """Yield the blocks in order, and drop each from the list, so that its memory is free after its use."""
     while len(blocks):
         block = blocks[0]
         del blocks[0]
@@ -249,7 +249,7 @@ def _removed(blocks: Any) -> Any:
 
 
 def projections(attn: Any, stream: Literal["image", "text"]) -> list[Any]:
-    """The Linear layers of queries, keys and values, which may have been fused before."""
+    """Return the Linear layers of queries, keys and values, whether they are already fused or not."""
     fused, separate = {
         "image": ("to_qkv", ("to_q", "to_k", "to_v")),
         "text": ("to_added_qkv", ("add_q_proj", "add_k_proj", "add_v_proj")),

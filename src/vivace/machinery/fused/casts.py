@@ -51,7 +51,7 @@ class SampleCasts:
     """Casts a UNet's inputs to bf16, and its output back to the dtype of the latents."""
 
     _KEPT = (1, "timestep", "added_cond_kwargs")
-    """Times and sizes, which bf16 cannot count to."""
+    """Times and sizes, whose integers bf16 cannot represent."""
 
     def before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         self._dtype = (args[0] if args else kwargs["sample"]).dtype

@@ -15,14 +15,14 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.operations import AttentionScales
 
 Segment = tuple[int, int, bool]
-"""Where it starts and ends, and whether it is text."""
+"""Where a segment starts and ends, and whether it is text."""
 Tables = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines (tokens, pairs) in fp32."""
 
 
 @dataclass
 class Prefix:
-    """What is in front of an image.
+    """The tokens in front of an image.
 
     Attributes:
         length: its tokens.
@@ -43,17 +43,17 @@ class Prefix:
 
     @property
     def behind(self) -> Prefix:
-        """The same for later steps."""
+        """Return the prefix as later steps need it."""
         rope = self.rope[0][self.length :], self.rope[1][self.length :]
         return Prefix(self.length, None, rope, self.mask, False, self.keys, self.values)
 
     @property
     def is_computed(self) -> bool:
-        """Whether its tokens are in this step."""
+        """Whether this step computes the prefix's tokens."""
         return self.segments is not None
 
     def keep(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep its part of a block's keys and values, if they will be needed."""
+        """Keep the prefix's part of a block's keys and values, if later steps need them."""
         if not self.is_kept:
             return
         self.keys.append(keys[:, : self.length].clone())

@@ -19,7 +19,7 @@ from vivace.machinery.fused.operations import Places
 from vivace.machinery.kernels import reference
 
 Precision = Literal["bf16", "fp8"]
-"""Of residual blocks' convolutions: cuDNN's are in bf16, vivace's in e4m3."""
+"""Precision of residual blocks' convolutions: cuDNN's are in bf16, vivace's in e4m3."""
 _LARGEST_GROUP = 2**20
 """Elements of a GroupNorm's group that its output's bound is for: 1024 x 1024 pixels, or 128 x 128 of 64 channels. In
 larger groups an element beyond it, which would be nearly all of the variance, saturates."""
@@ -144,7 +144,7 @@ class OwnConvolution(nn.Module):  # type: ignore[misc]
 
 
 class FusedResnet(nn.Module):  # type: ignore[misc]
-    """Takes the place of diffusers' `ResnetBlock2D`.
+    """Replaces diffusers' `ResnetBlock2D`.
 
     The time embedding and the first convolution's bias are added by the second norm's kernel.
 
@@ -209,7 +209,7 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
 
 
 class FusedUpsample(nn.Module):  # type: ignore[misc]
-    """Takes the place of diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
+    """Replaces diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
 
     The large image is not made, and a pixel takes 4 neighbours instead of 9: `vivace.machinery.kernels.convolution`.
 
@@ -258,7 +258,7 @@ class FusedUpsample(nn.Module):  # type: ignore[misc]
 
 
 class FusedNorm(nn.Module):  # type: ignore[misc]
-    """Takes the place of a GroupNorm and the SiLU after it."""
+    """Replaces a GroupNorm and the SiLU after it."""
 
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ def can_enlarge(block: Any) -> bool:
 
 
 def unsuited_resnet(block: Any) -> str | None:
-    """Why a `ResnetBlock2D` has no fused form, or None."""
+    """Return why a `ResnetBlock2D` has no fused form, or None."""
     suited = (
         (block.time_embedding_norm == "default" or block.time_emb_proj is None)
         and not block.skip_time_act

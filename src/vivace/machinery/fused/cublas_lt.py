@@ -303,7 +303,7 @@ def multiply(
 _NUM_ALGORITHMS = 6
 _ROUNDS, _CALLS = 3, 8
 _HOPELESS = 1.2
-"""Times the fastest, beyond which an algorithm is not timed again: a new size of an image waits for this."""
+"""Factor above the fastest time beyond which an algorithm is not timed again: a new image size waits for this."""
 _fastest: dict[tuple[Kind, int], int] = {}
 
 
@@ -339,7 +339,7 @@ def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
 
 
 def algorithms_like_the_first(plan: Any, operands: tuple[Any, Any, Any, Any, Any, Any]) -> list[int]:
-    """Return the indices of a plan's algorithms that write the bits which the first one writes.
+    """Return the indices of a plan's algorithms that write the same bits as the first one.
 
     An algorithm that splits the sums would round in another order.
 

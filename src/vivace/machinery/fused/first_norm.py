@@ -46,7 +46,7 @@ class FirstNorm(nn.Module):  # type: ignore[misc]
 
 
 class FirstBlock(nn.Module):  # type: ignore[misc]
-    """In the place of the first double block: its norm, and nothing else."""
+    """Replaces the first double block: its norm, and nothing else."""
 
     def __init__(self, modulations: Modulations) -> None:
         super().__init__()

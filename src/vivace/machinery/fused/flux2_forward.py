@@ -47,7 +47,7 @@ FLUX2 = Architecture("swiglu", _double, _single)
 
 
 class FirstBlock(nn.Module):  # type: ignore[misc]
-    """In the place of the first double block: its norm, by whose output step caches decide, and nothing else."""
+    """Replaces the first double block: its norm, by whose output step caches decide, and nothing else."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()

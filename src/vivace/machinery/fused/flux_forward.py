@@ -116,7 +116,7 @@ class FluxForward:
         pooled: torch.Tensor,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the modulations' table is searched for (batch, inputs), and the embeddings (batch, channels).
+        """Return the keys of the table of modulations (batch, inputs), and the embeddings (batch, channels).
 
         Args:
             dtype: of the latents, to which diffusers rounds time and guidance.

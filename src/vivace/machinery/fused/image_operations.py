@@ -15,7 +15,7 @@ from vivace.machinery.kernels import reference
 from vivace.machinery.kernels.reference import PaddedImages
 
 _MOST_CHANNELS = 256
-"""Of a head that the kernel of attention to a text holds."""
+"""Most channels of a head that the kernel for attention to a text can hold."""
 # On meta tensors nothing is computed, but what counts operations has to see that there is a convolution, or attention.
 _LIBRARY = torch.library.Library("vivace", "FRAGMENT")
 _LIBRARY.define("fused_convolution(Tensor rows, Tensor weight, Tensor(a!) out) -> ()")
@@ -124,7 +124,7 @@ def group_norm(
 def padded_norm(
     x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, scale: torch.Tensor | None
 ) -> PaddedImages:
-    """Return SiLU(GroupNorm(x + added)) as a convolution of vivace's takes it, in bf16 or e4m3.
+    """Return SiLU(GroupNorm(x + added)) in the layout that vivace's convolutions take, in bf16 or e4m3.
 
     Args:
         x: (batch, channels, height, width), in channels_last.

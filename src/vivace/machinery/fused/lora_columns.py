@@ -23,7 +23,7 @@ from vivace.machinery.fused.scales import spread
 from vivace.machinery.kernels.reference import E4M3_MAX, TINY, to_e4m3
 
 _MULTIPLE = 16
-"""Of inputs, as cuBLASLt takes them in e4m3."""
+"""Multiple of inputs that cuBLASLt takes in e4m3."""
 _TYPICAL = 75.0
 """sigma times the root of the number of inputs, inverted: elements of x and A in e4m3 are about 4 and 150."""
 _TYPICAL_OF_SCALED_ROWS = 1200.0
@@ -199,7 +199,7 @@ class LoraColumns(nn.Module):  # type: ignore[misc]
         stream: int,
         scale: torch.Tensor,
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return what rows of A (rank, 1) and columns of B (1, rank) are multiplied by, and set the stream's sigma."""
+        """Return the factors of A's rows (rank, 1) and of B's columns (1, rank), and set the stream's sigma."""
         rows = [down.abs().amax(dim=1).clamp(min=TINY) / E4M3_MAX for down, _ in matrices]
         columns = [
             up.abs().amax(dim=0) * slot.amount.abs().clamp(min=slot.free_amount)

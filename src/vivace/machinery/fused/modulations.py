@@ -6,7 +6,7 @@ H200). So they are computed before the first step, for all timesteps of the sche
 A forward cannot know on the host which step it computes without waiting for the GPU. So the results are kept in a table
 on the device, under what they were computed from: timestep, guidance and pooled text themselves, not their names. Each
 forward looks its own up there. What is not found is computed, also without the host: a kernel reads from the device
-whether it is needed. So a wrong guess of what the pipeline will ask for costs time, and nothing else.
+whether it is needed. So a wrong guess of the pipeline's next steps costs time, and nothing else.
 
 The table moves with the weights: where they are offloaded, it leaves the device with them, and comes back empty. That
 costs a copy, and no work: a call has timesteps of its own, so its rows are computed anew in any case.
@@ -38,7 +38,7 @@ class Modulations(nn.Module):  # type: ignore[misc]
     Args:
         num_outputs, channels: of the layers together.
         quantize: store the weight in e4m3, with a scale for each output.
-        num_inputs: length of what the table is searched for: timestep, guidance and pooled text.
+        num_inputs: length of the table's keys: timestep, guidance and pooled text.
         places: whether there is a table is decided by where the model computes, not by where its weights are now.
         num_guided: how many rows guidance makes of one image's, where it is a part of the batch.
 
@@ -178,7 +178,7 @@ def capacity_on(device: torch.device) -> int:
 class Hoisting:
     """Fills the table when a pipeline's call begins: a hook in front of the transformer's forward.
 
-    Whether a call begins is told by its objects: the pooled text, the guidance and the scheduler's timesteps. With true
+    A call's objects tell whether it begins: the pooled text, the guidance and the scheduler's timesteps. With true
     guidance two pooled texts alternate, so the last few are remembered.
 
     A hook of accelerate, which onloads the transformer, would run later, within the forward. So it is called here; the
@@ -213,7 +213,7 @@ class Hoisting:
         """The table's memory when it was filled, and how often LoRAs had changed."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the transformer in another process has no pipeline, and hoists nothing."""
+        """Leave the pipeline out: a copy of the transformer in another process hoists nothing."""
         return self.__dict__ | {"_pipe": None, "_seen": [], "_next": 0, "_filled": None}
 
     def __call__(

@@ -66,7 +66,7 @@ class AttentionScales:
 
 @dataclass(frozen=True)
 class AttentionPreparation:
-    """What is done to the rows of a projection before attention: bias, norms, rotary embedding and rounding.
+    """The steps from a projection's rows to attention's inputs: bias, norms, rotary embedding and rounding.
 
     Attributes:
         bias: (1 or 2, outputs), of all rows, or of the text's and the image's; None: is added already.
@@ -88,17 +88,17 @@ class AttentionPreparation:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of queries: (batch, tokens, heads, channels)."""
+        """Shape of queries: (batch, tokens, heads, channels)."""
         return self.tokens.batch, self.tokens.length, self.num_heads, self.weights.shape[-1]
 
     @property
     def shape_of_keys(self) -> tuple[int, int, int, int]:
-        """Of keys and values."""
+        """Shape of keys and values."""
         batch, length, heads, channels = self.shape
         return batch, length, self.num_key_heads or heads, channels
 
     def dtype(self, qkv: torch.Tensor) -> torch.dtype:
-        """Of queries, keys and values."""
+        """Dtype of queries, keys and values."""
         import torch
 
         return qkv.dtype if self.scales is None else torch.float8_e4m3fn
@@ -299,7 +299,7 @@ def row_scaled(
 def swiglu(
     up: torch.Tensor, quantize: bool, attended: Rows | None = None, room: Room | None = None
 ) -> RowScaled:
-    """Return attention's output, if it is given, and SiLU(g) h beside it: see `vivace.machinery.kernels.swiglu`.
+    """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.swiglu`.
 
     Args:
         up: (rows, 2 channels): g, then h.

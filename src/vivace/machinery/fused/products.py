@@ -65,7 +65,7 @@ class Product(nn.Module):  # type: ignore[misc]
 
     @property
     def scale(self) -> torch.Tensor | None:
-        """Of each stream's weight, (streams,), fp32."""
+        """Scale of each stream's weight, (streams,), fp32."""
         return None if self.spread_scale is None else self.spread_scale[..., 0]
 
     @property
@@ -78,7 +78,7 @@ class Product(nn.Module):  # type: ignore[misc]
         return list(self.lora.slots)
 
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots of `lora` hold; the first time, and when ranks were reserved, for new columns.
+        """Take over the LoRAs in the slots of `lora`, into new columns the first time and when ranks were reserved.
 
         Args:
             rescaled_to: if only a LoRA's factor has changed, the larger of the one before and the new one.
@@ -124,7 +124,7 @@ class Product(nn.Module):  # type: ignore[misc]
         outputs: slice = slice(None),
         onto: torch.Tensor | None = None,
     ) -> None:
-        """Write some outputs of the product to where they are among all, in `made`, (rows, outputs)."""
+        """Write some outputs of the product to their place among all, in `made`, (rows, outputs)."""
         for stream, span in enumerate(self._spans(tokens)):
             weight, out = self.weight[stream, outputs], made[span, outputs]
             values = self._with_lora(rows.values[span], stream)
@@ -179,7 +179,7 @@ class Product(nn.Module):  # type: ignore[misc]
         return wide
 
     def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
-        """Of a stream's values and weight; none in bf16."""
+        """Return the scales of a stream's values and weight; none in bf16."""
         return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
 
     def _spans(self, tokens: TokenLayout) -> list[slice]:
@@ -269,7 +269,7 @@ def _product(
 
 
 def _of(scales: Any, stream: int) -> Any:
-    """A stream's scale, where each has one, or the one of all."""
+    """Return a stream's scale, where each has one, or the shared one."""
     return scales[stream] if len(scales) > 1 else scales[0]
 
 

@@ -44,7 +44,7 @@ QWEN_IMAGE = Architecture("gelu", double=_double, modulations=_modulations)
 
 
 class FirstBlock(nn.Module):  # type: ignore[misc]
-    """In the place of the first block: its norm, by whose output step caches decide, and nothing else."""
+    """Replaces the first block: its norm, by whose output step caches decide, and nothing else."""
 
     def __init__(self, modulations: Modulations, norm: nn.Module) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class QwenImageForward:
     def inputs_of(
         self, timestep: torch.Tensor, _: None, __: None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the modulations' table is searched for (batch, 1), and the embeddings (batch, channels).
+        """Return the keys of the table of modulations (batch, 1), and the embeddings (batch, channels).
 
         Args:
             dtype: of the latents, to which diffusers rounds the time.
@@ -168,14 +168,14 @@ def fuse_qwen_image(
 
 
 def unsuited(transformer: Any) -> str | None:
-    """Why this transformer has no fused form, or None."""
+    """Return why this transformer has no fused form, or None."""
     if transformer.config.use_additional_t_cond:
         return "this transformer adds a condition to the timestep (use_additional_t_cond), which fused does not know"
     return None
 
 
 def _mask(of_text: torch.Tensor | None, image: torch.Tensor) -> torch.Tensor | None:
-    """Return which tokens of text and image there are, (batch, tokens)."""
+    """Return a mask of the tokens of text and image that exist, (batch, tokens)."""
     if of_text is None:
         return None
     of_image = of_text.new_ones(image.shape[:2], dtype=torch.bool)

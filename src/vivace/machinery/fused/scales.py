@@ -22,7 +22,7 @@ from torch import nn
 from vivace.machinery.kernels.reference import scale_of
 
 GROWTH = 1.15
-"""By how much rounding to e4m3 can enlarge a product of two factors: (1 + 1/16)^2, and a little."""
+"""Factor by which rounding to e4m3 can enlarge a product of two factors: (1 + 1/16)^2, and a little."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Bounds(nn.Module):  # type: ignore[misc]
         self.register_buffer("shifts", torch.cat([shifts.flatten(), of_singles]), persistent=False)
 
     def forward(self, modulations: torch.Tensor, channels: int) -> StepScales:
-        """Return the scales of a step whose modulations are given, (batch, outputs)."""
+        """Return the scales of a step by its modulations (batch, outputs)."""
         vectors = modulations.float().unflatten(1, (-1, channels))
         shift = vectors.index_select(1, self.shifts)
         reach = channels**0.5 * (1 + vectors.index_select(1, self.shifts + 1)).abs().amax(dim=-1)

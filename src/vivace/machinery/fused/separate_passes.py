@@ -23,7 +23,7 @@ def note(kind: Kind) -> None:
 
 
 def evidence() -> dict[str, int]:
-    """For the record: how many kinds of matmuls did, if any."""
+    """Return how many kinds of matmuls took separate passes, if any, for the record."""
     return {"matmuls_in_separate_passes": len(_kinds)} if _kinds else {}
 
 

@@ -31,12 +31,12 @@ _AT, _NAME = 2, "encoder_hidden_states"
 _SCALE = 8
 """Columns of a block's scale, in bf16: 16 bytes, at multiples of which cuBLASLt takes scales."""
 _NUM_TEXTS = 2
-"""How many texts are remembered: guidance may be two calls."""
+"""Number of texts that are remembered: guidance may take two calls."""
 
 
 @dataclass(frozen=True)
 class TextShare:
-    """What belongs to a transformer: columns of keys and values, and blocks among those of all transformers."""
+    """A transformer's share: its columns of keys and values, and its blocks among those of all transformers."""
 
     columns: slice
     blocks: slice
@@ -75,11 +75,11 @@ class TextProjections(nn.Module):  # type: ignore[misc]
 
     @property
     def width(self) -> int:
-        """Columns of what is given in place of a text."""
+        """Columns of the tensor that replaces a text."""
         return len(self.weight) + (0 if self.block_of is None else _SCALE * self._shares[-1].blocks.stop)
 
     def fill(self, blocks: Any) -> TextShare:
-        """Take over the weights of a transformer's blocks; return what belongs to it."""
+        """Take over the weights of a transformer's blocks; return its share."""
         before = self._shares[-1] if self._shares else TextShare(slice(0, 0), slice(0, 0))
         start = end = before.columns.stop
         loras = LorasBeside()
@@ -109,7 +109,7 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         return [tensor for loras in self.loras for tensor in loras.tensors()]
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Return what is given in place of a text: the keys and values of all blocks, and scales."""
+        """Return the tensor that replaces a text: the keys and values of all blocks, and scales."""
         columns = len(self.weight)
         made = self._empty(text, self.width)
         self._multiply(text, slice(None), made[..., :columns])
@@ -140,7 +140,7 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         return text[..., share.columns], scales
 
     def _scales(self, made: torch.Tensor) -> torch.Tensor:
-        """The columns that hold scales, (blocks, 4), in fp32: each the first of four."""
+        """Return the columns that hold scales, (blocks, 4), in fp32: each the first of four."""
         return made[0, 0, len(self.weight) :].view(torch.float32).view(-1, 4)
 
     def _empty(self, text: torch.Tensor, columns: int) -> torch.Tensor:
@@ -160,20 +160,20 @@ class TextProjections(nn.Module):  # type: ignore[misc]
         return made
 
     def are_in(self, text: torch.Tensor) -> bool:
-        """Whether this is not the text, but its keys and values."""
+        """Whether a tensor holds the text's keys and values, and not the text."""
         return not self.takes(text) and text.shape[-1] == self.width
 
     def takes(self, text: torch.Tensor) -> bool:
-        """Whether this is a text, by its channels."""
+        """Whether a tensor is a text, by its channels."""
         return bool(text.shape[-1] == self.weight.shape[1])
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What was computed of a text.
+    """A text with its keys and values.
 
     Attributes:
-        text: only referred to, and dropped with the text: nobody can ask for it again.
+        text: a weak reference, so that the entry is dropped with the text.
         version: PyTorch's count of the writes to the text.
     """
 
@@ -204,7 +204,7 @@ class TextHoisting:
         """What the known ones were computed with: the weight's memory, and the counts of writes to it and to LoRAs."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the UNet starts with no text."""
+        """Copy the UNet without remembered texts."""
         return self.__dict__ | {"_known": [], "_weights": None}
 
     def __call__(
@@ -251,7 +251,7 @@ class TextHoisting:
 
 
 def text_layers(blocks: Any) -> Iterator[Any]:
-    """Yield the layers of diffusers' blocks that make keys and values of the text, in the order of their columns."""
+    """Yield the layers of diffusers' blocks that compute keys and values of the text, in the order of their columns."""
     for block in blocks:
         attention = block.attn2
         fused = getattr(attention, "to_kv", None)
@@ -259,7 +259,7 @@ def text_layers(blocks: Any) -> Iterator[Any]:
 
 
 def why_read_otherwise(unet: Any) -> str | None:
-    """Why a UNet's forward needs the text itself, beside the keys and values of it, or None."""
+    """Return why a UNet's forward needs the text itself, besides its keys and values, or None."""
     kind = getattr(unet.config, "addition_embed_type", None)
     if kind in ("text", "text_image"):
         return f"this UNet adds the text to its time embedding ({kind}), and the fused blocks give it keys and values"

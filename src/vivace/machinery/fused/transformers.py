@@ -19,7 +19,7 @@ class FusedTransformer:
     Attributes:
         weights: what holds them; True where that is in the place of the blocks.
         num_calls: returns how often the fused forward was called.
-        evidence: returns more of what happened.
+        evidence: returns further facts of the run.
     """
 
     weights: Any
@@ -72,7 +72,7 @@ class FusedForm:
 
 
 def form_of(denoiser: Any) -> FusedForm | None:
-    """Return how a denoiser is fused, or None: it is no transformer, or has no fused form."""
+    """Return how a denoiser is fused; None if it is no transformer, or has no fused form."""
     return _FORMS.get(type(denoiser).__name__)
 
 

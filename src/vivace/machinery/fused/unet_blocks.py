@@ -115,7 +115,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
     def _branch(
         self, product: Product, rows: RowScaled, tokens: TokenLayout, scale: torch.Tensor | None = None
     ) -> Branch:
-        """Return a product; `scale` is that of all rows, where they have none of their own."""
+        """Return a product; `scale` is the scale of all rows, if they have none of their own."""
         if scale is None and self.one is not None:
             scale = self.one[:1]
         made = product(Rows(rows.values, scale), tokens)
@@ -134,7 +134,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
 
 
 class FusedTransformer(nn.Module):  # type: ignore[misc]
-    """Takes the place of diffusers' `Transformer2DModel`. Its blocks give their weights up one by one.
+    """Replaces diffusers' `Transformer2DModel`. Its blocks give up their weights one by one.
 
     Args:
         texts: of the whole model, which takes over this transformer's.
@@ -226,7 +226,7 @@ def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: boo
 
 
 def unsuited(model: Any) -> str | None:
-    """Why a UNet has no fused form, or None."""
+    """Return why a UNet has no fused form, or None."""
     if model.config.encoder_hid_dim_type is not None:
         kind = model.config.encoder_hid_dim_type
         return (
@@ -278,14 +278,14 @@ def _unsuited_block(block: Any) -> str | None:
 
 
 def _scales_of(norms: list[Any]) -> torch.Tensor:
-    """The scales of norms' outputs, (norms, 4), of which the first is used: see `vivace.machinery.fused.scales`."""
+    """Return the scales of norms' outputs, (norms, 4); the first is used: see `vivace.machinery.fused.scales`."""
     reach = len(norms[0].weight) ** 0.5
     bounds = [(reach * norm.weight.float().abs() + norm.bias.float().abs()).amax() for norm in norms]
     return spread(scale_of(torch.stack(bounds).detach()))
 
 
 def _linear(layer: Any) -> Any:
-    """A Linear layer, or a convolution of single pixels as one."""
+    """Return a Linear layer, or a convolution of single pixels as one."""
     name = getattr(layer, "vivace_name", "")
     return SimpleNamespace(weight=layer.weight.flatten(1), bias=layer.bias, vivace_name=name)
 

@@ -15,7 +15,7 @@ from vivace.machinery.kernels.reference import TokenLayout
 
 
 class FusedAttention(nn.Module):  # type: ignore[misc]
-    """Takes the place of diffusers' `Attention` of an image's pixels to each other."""
+    """Replaces diffusers' `Attention` of an image's pixels to each other."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def fuse_vae(vae: Any, convolutions: Precision, enlarges: bool, places: Places) 
 
 
 def unsuited(vae: Any) -> str | None:
-    """Why a VAE has no fused form, or None."""
+    """Return why a VAE has no fused form, or None."""
     if type(vae).__name__ not in ("AutoencoderKL", "AutoencoderKLFlux2"):
         return f"the fused kernels are made for the VAEs of Stable Diffusion and FLUX, and this is {type(vae).__name__}"
     for name, part in vae.named_modules():

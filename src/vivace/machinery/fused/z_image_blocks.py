@@ -30,7 +30,7 @@ CHAINS = ("noise_refiner", "context_refiner", "layers")
 _CONTROLNET_AT = 4
 """Positional arguments of diffusers' forward before those of a ControlNet."""
 _VECTORS = 4
-"""Of a block: the weight of attention's norm, its gate, the weight of the MLP's norm, its gate."""
+"""Vectors of a block: the weight of attention's norm, its gate, the weight of the MLP's norm, its gate."""
 
 
 class SandwichBlock(nn.Module):  # type: ignore[misc]
@@ -170,7 +170,7 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         return self.loras.tensors()
 
     def _vectors(self, conditioning: torch.Tensor | None, batch: int) -> torch.Tensor:
-        """Return what multiplies the norms of each block, (batch, blocks, 4, channels), in fp32."""
+        """Return the factors of each block's norms, (batch, blocks, 4, channels), in fp32."""
         if self.modulation is None:
             return self.norms.expand(batch, -1, -1, -1)
         assert conditioning is not None

@@ -1,1 +1,1 @@
-"""Classifier-free guidance as pipelines run it: as rows of a batch or as calls of the denoiser, and its end."""
+"""Classifier-free guidance in pipelines, as rows of a batch or as calls of the denoiser, and its early end."""

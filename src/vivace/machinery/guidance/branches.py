@@ -69,7 +69,7 @@ def guides_in_two_calls(pipe: Any) -> bool:
 
 
 def _layout(match: re.Match[str]) -> GuidanceRows | None:
-    """Return the rows that a line of code takes apart; None for other lines, such as those that halve a mask."""
+    """Return the rows that a line of code splits; None for other lines, such as those that halve a mask."""
     names = [name.split("_") for name in match[1].split(", ")]
     without = [index for index, words in enumerate(names) if "uncond" in words]
     texts = [index for index, words in enumerate(names) if words[-1] in _OF_THE_TEXT]

@@ -20,14 +20,14 @@ from weakref import WeakSet
 
 from vivace.errors import Unsupported
 from vivace.machinery.guidance.branches import CONDITIONAL, UNCONDITIONAL, GuidanceRows
-from vivace.machinery.samplers.steps import num_calls, step_of_each_call
+from vivace.machinery.samplers.step_counting import num_calls, step_of_each_call
 from vivace.machinery.step_caching.cached_denoiser import latents_of
 from vivace.technique import component_of
 
 SHOWN = ("prompt_embeds",)
-"""Tensors that a step's end can replace by their conditional rows, where the pipeline only passes them on."""
+"""Tensors that a step's callback can replace by their conditional rows, where the pipeline only passes them on."""
 _CUT: WeakSet[Any] = WeakSet()
-"""Denoisers in a call that has lost its unconditional rows."""
+"""Denoisers in a call that has dropped its unconditional rows."""
 
 
 def is_cut(denoiser: Any) -> bool:
@@ -135,7 +135,7 @@ class CutRows:
         return self._repeated(output)
 
     def step_end(self, _: Any, __: int, ___: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Show callers' callbacks the text that the denoiser goes on with."""
+        """Pass callers' callbacks the text that the denoiser goes on with."""
         progress = self._progress
         if not (progress.is_running and progress.guided and progress.is_over):
             return {}
@@ -209,10 +209,10 @@ class CutCalls:
         self._denoise = _take_slot(denoiser, self._call)
 
     @contextmanager
-    def _cache_context(self, name: str, **given: Any) -> Iterator[None]:
+    def _cache_context(self, name: str, **others: Any) -> Iterator[None]:
         before, self._context = self._context, name
         try:
-            with self._name(name, **given):
+            with self._name(name, **others):
                 yield
         finally:
             self._context = before
@@ -244,7 +244,7 @@ class CutCalls:
 
 
 def _take_slot(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a module's calls go through a function, and return what they went through before."""
+    """Route a module's calls through a function, and return their previous target."""
     before: Callable[..., Any] = module._compiled_call_impl or module._call_impl
     # A module that `torch.compile` wrapped passes plain assignments on to what it wraps.
     vars(module)["_compiled_call_impl"] = call

@@ -58,7 +58,7 @@ def _store(  # type: ignore[no-untyped-def]
         tl.store(out + at, value.to(out.dtype.element_ty), mask=valid)
 
 
-# Sizes are no part of what is compiled, so that another shape is not another kernel.
+# Sizes are not compiled in, so that another shape is not another kernel.
 @triton.jit(do_not_specialize=["batch", "height", "width", "num_columns", "num_blocks", "steps"])  # type: ignore[untyped-decorator, unused-ignore]
 def _convolve(  # type: ignore[no-untyped-def]
     x,

@@ -1,4 +1,4 @@
-"""How a convolution is divided into tiles: which divisions a GPU has the shared memory for, and which is fastest.
+"""Division of a convolution into tiles: the divisions that fit a GPU's shared memory, and the fastest of them.
 
 A step copies a tile's pixels and weights to shared memory, and the copies of the next steps run ahead of the matmuls,
 so that each has a buffer of its own. How many the compiler keeps differs by generation (Triton 3.6, compiled for each):
@@ -33,11 +33,11 @@ _STEPS_US = {
     (256, 128, 0): 0.824,
     (256, 128, 32): 1.126,
 }
-"""What a step over 128 bytes of channels takes, by the rows and the two blocks of output channels of a tile."""
+"""Microseconds of a step over 128 bytes of channels, by a tile's rows and its two blocks of output channels."""
 _HALF_LINE = 0.627
-"""What a step over 64 bytes takes of it."""
+"""Share of that time which a step over 64 bytes takes."""
 _BARRIERS = 128
-"""Bytes for the barriers of the copies; up to 88 were seen."""
+"""Bytes for the barriers of the copies; up to 88 were observed."""
 _MOST_SUMS = 65_536
 """Bytes of sums in fp32 that are rearranged at a time on Ada."""
 _LAUNCH_US, _EPILOGUE_US = 2.325, 2.779
@@ -75,7 +75,7 @@ class Tiles:
         return 4 if self.rows + self.channels <= 288 else 3
 
     def shared_memory(self, element_bytes: int, capability: tuple[int, int]) -> int:
-        """Return the bytes of shared memory that the compiler wants for it, rounded up.
+        """Return the bytes of shared memory that the compiler needs for it, rounded up.
 
         Below Hopper, Triton has no TMA, and copies no step ahead. What is left is a step, or the sums on their way to
         threads that store neighbours.
@@ -119,7 +119,7 @@ def _limits_of_gpu(index: int) -> BlockLimits:
 
 
 def candidates(weight: torch.Tensor, limits: BlockLimits | None = None) -> list[Tiles]:
-    """The divisions that `choose` chooses from: those for a number of input channels that a GPU has memory for.
+    """Return the divisions for a number of input channels that a GPU has memory for.
 
     Args:
         limits: None: those of the GPU that holds the weight.

@@ -69,7 +69,7 @@ def _block(  # type: ignore[no-untyped-def]
     return products, _products(q, more_keys, first + WORDS, words, MORE), values, more_values
 
 
-# Sizes are no part of what is compiled, so that another image or text is not another kernel.
+# Sizes are not compiled in, so that another image or text is not another kernel.
 @triton.jit(do_not_specialize=["tokens", "words"])  # type: ignore[untyped-decorator, unused-ignore]
 def _cross_attention(  # type: ignore[no-untyped-def]
     q,

@@ -27,7 +27,7 @@ _SMALL = 16384
 (results/unet-kernels.jsonl)."""
 
 
-# Sizes of images are no part of what is compiled, so that another size is not another kernel. That addresses can be
+# Sizes of images are not compiled in, so that another size is not another kernel. That addresses can be
 # divided by 16 is known by the channels.
 @triton.jit(do_not_specialize=["pixels", "num_chunks", "chunk"])  # type: ignore[untyped-decorator, unused-ignore]
 def _moments(  # type: ignore[no-untyped-def]

@@ -59,7 +59,7 @@ def _modulate(normed, scale, shift, by, out, at, channel, inside, exists):  # ty
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)  # the cast to e4m3 saturates
 
 
-# Numbers of tokens are no part of what is compiled, so that another size of an image is not another kernel.
+# Numbers of tokens are not compiled in, so that another size of an image is not another kernel.
 @triton.jit(do_not_specialize=["num_text_rows", "text", "image"])  # type: ignore[untyped-decorator, unused-ignore]
 def _residual_norm(  # type: ignore[no-untyped-def]
     x,

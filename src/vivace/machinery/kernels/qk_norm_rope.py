@@ -42,7 +42,7 @@ def _scaled(x, scale):  # type: ignore[no-untyped-def]
     return x * (1.0 / scale)  # the cast saturates
 
 
-# Numbers of tokens are no part of what is compiled, so that another size of an image is not another kernel.
+# Numbers of tokens are not compiled in, so that another size of an image is not another kernel.
 @triton.jit(do_not_specialize=["num_text_rows", "text", "image"])  # type: ignore[untyped-decorator, unused-ignore]
 def _qk_norm_rope(  # type: ignore[no-untyped-def]
     qkv,

@@ -1,4 +1,4 @@
-"""Quantisation to e4m3 in one pass: with a scale that is given, or one for each row."""
+"""Quantisation to e4m3 in one pass, with a fixed scale or one for each row."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quantize(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
     )
 
 
-# The number of rows is no part of what is compiled, so that another size of an image is not another kernel.
+# The number of rows is not compiled in, so that another size of an image is not another kernel.
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
 def _quantize_rows(  # type: ignore[no-untyped-def]
     x,

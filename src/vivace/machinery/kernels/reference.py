@@ -1,4 +1,4 @@
-"""What the fused kernels compute, in plain PyTorch: for devices without Triton, and for tests.
+"""The fused kernels in plain PyTorch: for devices without Triton, and for tests.
 
 Tensors are rows of tokens (rows, channels): those of the text first, then those of the image, each batch row after the
 other. All arithmetic is in fp32, or in fp64 for fp64 inputs, and is rounded once, when a result is stored.
@@ -56,7 +56,7 @@ class Modulation:
 
 @dataclass(frozen=True)
 class Branch:
-    """What is added to the residual stream: gate * (row_scales * values + bias).
+    """A term of the residual stream: gate * (row_scales * values + bias).
 
     Attributes:
         values: (rows, channels).
@@ -75,7 +75,7 @@ class Branch:
         return self.values if self.row_scales is None else _wide(self.values) * self.row_scales[:, None]
 
     def of(self, rows: slice) -> Branch:
-        """Return what is added to some rows."""
+        """Return the term of some rows."""
         scales = None if self.row_scales is None else self.row_scales[rows]
         return replace(self, values=self.values[rows], row_scales=scales)
 
@@ -174,7 +174,7 @@ def norm_modulate(
 
 
 def scale_of(bound: torch.Tensor) -> torch.Tensor:
-    """The scale of e4m3 values that do not exceed a bound."""
+    """Return the scale of e4m3 values that do not exceed a bound."""
     return bound.clamp(min=TINY) / E4M3_MAX
 
 
@@ -320,7 +320,7 @@ def enlarging(weight: torch.Tensor) -> torch.Tensor:
 
 
 def to_joint(rows: torch.Tensor, tokens: TokenLayout) -> torch.Tensor:
-    """Rows of tokens as (batch, tokens, ...), the text's tokens first."""
+    """Return rows of tokens as (batch, tokens, ...), the text's tokens first."""
     text, image = rows[: tokens.num_text_rows], rows[tokens.num_text_rows :]
     return torch.cat(
         [text.unflatten(0, (tokens.batch, tokens.text)), image.unflatten(0, (tokens.batch, tokens.image))], 1
@@ -328,7 +328,7 @@ def to_joint(rows: torch.Tensor, tokens: TokenLayout) -> torch.Tensor:
 
 
 def from_joint(joint: torch.Tensor, tokens: TokenLayout) -> torch.Tensor:
-    """The inverse of `to_joint`; a view where rows are in this order already."""
+    """Invert `to_joint`; return a view where rows are in this order already."""
     if tokens.batch == 1 or not tokens.text:
         return joint.flatten(0, 1)
     return torch.cat([joint[:, : tokens.text].flatten(0, 1), joint[:, tokens.text :].flatten(0, 1)])
@@ -339,7 +339,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_stream(values: torch.Tensor, tokens: TokenLayout) -> torch.Tensor:
-    """Values (streams, ...) for each row; with one stream, the same for all."""
+    """Return values (streams, ...) for each row; with one stream, the same for all."""
     if values.shape[0] == 1:
         return values.expand(tokens.num_rows, *values.shape[1:])
     counts = torch.tensor(

@@ -9,7 +9,7 @@ import triton.language as tl
 _ELEMENTS = 4096
 
 
-# The number of rows is no part of what is compiled, so that another size of an image is not another kernel.
+# The number of rows is not compiled in, so that another size of an image is not another kernel.
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
 def _add(  # type: ignore[no-untyped-def]
     x,

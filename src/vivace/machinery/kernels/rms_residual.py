@@ -33,7 +33,7 @@ def _vector(vectors, start, channel, exists):  # type: ignore[no-untyped-def]
     return tl.load(vectors + start + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
 
 
-# The number of tokens is no part of what is compiled, so that another size of an image is not another kernel.
+# The number of tokens is not compiled in, so that another size of an image is not another kernel.
 @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator, unused-ignore]
 def _rms_residual(  # type: ignore[no-untyped-def]
     x,

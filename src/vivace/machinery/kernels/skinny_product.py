@@ -70,7 +70,7 @@ def skinny_product(
     out: torch.Tensor,
     skip: torch.Tensor | None = None,
 ) -> None:
-    """Write x @ (weight * scale).T + bias to `out`, unless `skip` says not to.
+    """Write x @ (weight * scale).T + bias to `out`, unless the flag `skip` is set.
 
     Args:
         x: (rows, channels), bf16, contiguous, at most MAX_ROWS rows; fp32 under the interpreter.

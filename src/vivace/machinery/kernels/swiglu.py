@@ -100,7 +100,7 @@ def swiglu(
     attended: torch.Tensor | None = None,
     attended_scale: torch.Tensor | None = None,
 ) -> None:
-    """Write attention's output, if it is given, and SiLU(g) h beside it to `out`.
+    """Write attention's output, if there is one, and SiLU(g) h beside it to `out`.
 
     Args:
         up: (rows, 2 hidden): g, then h; rows may be part of wider ones.

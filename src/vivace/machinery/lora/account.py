@@ -1,4 +1,4 @@
-"""What of a LoRA file is used, what is not and why, in words."""
+"""Which parts of a LoRA file are used, and which are not and why, in words."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LoraFile:
 
 @dataclass
 class Account:
-    """Where the tensors of a file went, as it is read.
+    """The destinations of a file's tensors, recorded as it is read.
 
     Attributes:
         pipe: the pipeline.
@@ -57,11 +57,11 @@ class Account:
         written_as: the file's name of each of them.
         foreign: groups for layers that a component lacks.
         foreign_zeros: those of them that add zero.
-        unusable: names of tensors by what they belong to that is no sum.
+        unusable: names of tensors by the kind of change, where that is not a sum.
         malformed: what is wrong with groups in themselves.
         ill: what is wrong with others for this pipeline.
         misfits: groups whose layers have other sizes.
-        absent: names of tensors by what the pipeline lacks for them.
+        absent: names of tensors by the part that the pipeline lacks.
         without_effect: names of tensors that are not used since they add zero.
         has_alpha: the number of layers with one and without.
         num_zero_alphas: the number of layers whose alpha is 0.
@@ -87,7 +87,7 @@ class Account:
     num_zero_alphas: int = 0
 
     def closed(self) -> LoraFile:
-        """Return the file.
+        """Return the finished file.
 
         Raises:
             UnusableModel: nothing in it is for this pipeline.

@@ -1,4 +1,4 @@
-"""What diffusers reads from a LoRA file: whether `pipe.load_lora_weights` would add the same as vivace does.
+"""LoRA files as diffusers reads them: whether `pipe.load_lora_weights` would add the same as vivace does.
 
 It also knows names of layers that vivace has no table for.
 
@@ -68,7 +68,7 @@ def converted(pipe: Any, tensors: Mapping[str, Any]) -> tuple[Mapping[str, Matri
 
 
 def _agree(matrices: Matrices, other: Matrices) -> bool:
-    """Compare what two pairs of matrices do to one random input."""
+    """Whether two pairs of matrices change one random input alike."""
     import torch
 
     if matrices.size() != other.size():
@@ -162,7 +162,7 @@ def _layers(
 
 
 def _renamed_alphas(values: dict[str, Any]) -> dict[str, Any]:
-    """As the matrices of a text encoder: alphas may be named after one of them, or after the layer alone."""
+    """Rename alphas like a text encoder's matrices: alphas may be named after one of them, or after the layer alone."""
     from diffusers.utils.state_dict_utils import convert_state_dict_to_peft
 
     try:

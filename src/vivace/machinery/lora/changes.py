@@ -1,4 +1,4 @@
-"""What a LoRA adds to the weight and the bias of one layer, in the forms in which files store it.
+"""A LoRA's change of the weight and the bias of one layer, in the forms that files have.
 
 All are sums: W + change. Forms that are none (DoRA, GLoRA, OFT, IA3) depend on W, and `read` refuses them.
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     import torch
 
 Rows = tuple[tuple[int, int], ...]
-"""Parts of a weight's rows, each from its first to behind its last, in the order in which a layer has them."""
+"""Parts of a weight's rows, each from its first to behind its last, in a layer's order."""
 
 
 class WeightChange(Protocol):
-    """What is added to a weight."""
+    """A change of a weight."""
 
     def size(self) -> tuple[int, int]:
-        """Rows, and values in a row."""
+        """The number of rows, and of values in a row."""
 
     def sizes(self) -> str:
         """The sizes of its tensors, for messages."""
 
     def values(self, device: Any) -> torch.Tensor:
-        """Compute it in fp32: (rows, ...)."""
+        """Compute the change in fp32: (rows, ...)."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Kronecker:
 
 @dataclass(frozen=True)
 class Whole:
-    """The change itself."""
+    """The change itself, as a whole tensor."""
 
     tensor: torch.Tensor
 
@@ -190,14 +190,14 @@ class RowsOf:
 
 @dataclass(frozen=True)
 class LoraLayer:
-    """What a file adds to one layer. One of the two is given at least."""
+    """A file's change of one layer: of its weight, its bias, or both."""
 
     weight: WeightChange | None
     bias: WeightChange | None = None
 
     @property
     def matrices(self) -> Matrices | None:
-        """The two matrices, if they are all there is: such a layer can be beside another."""
+        """The two matrices, if the change is nothing else: such a layer can be beside another."""
         return self.weight if isinstance(self.weight, Matrices) and self.bias is None else None
 
 
@@ -206,7 +206,7 @@ LoraLayers = Mapping[Component, Mapping[str, LoraLayer]]
 
 
 def rows_of(change: WeightChange, rows: Rows) -> WeightChange:
-    """Return these rows of a change."""
+    """Return some rows of a change."""
     return change.rows(rows) if isinstance(change, Matrices) else RowsOf(change, rows)
 
 

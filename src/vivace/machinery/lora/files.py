@@ -106,7 +106,7 @@ def settings_for(file: Path, keys: Collection[str]) -> Path | None:
 
 
 def digest(file: Path) -> str:
-    """Return the first digits of the sha256 of a file's content, by which a LoRA is known.
+    """Return the first digits of the sha256 of a file's content, which identify a LoRA.
 
     The json with PEFT's settings beside it counts too: alpha is in it.
 

@@ -1,4 +1,4 @@
-"""The tensors that a file has for one layer, put together to what they add."""
+"""The tensors that a file has for one layer, put together to the layer's change."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True)
 class _Parsed:
-    """A file as it was read."""
+    """A parsed file."""
 
     layers: PackedLayers
     notes: tuple[str, ...]
@@ -195,7 +195,7 @@ class HotLora:
             )
 
     def facts(self) -> dict[str, int | float | str]:
-        """What it is now, for the Record."""
+        """Describe the current LoRA for the Record."""
         now: dict[str, int | float | str] = {
             f"lora.{self.name}": f"{self.sha256}, rank {self.rank} of {self.max_rank}, scale {self.scale:g}",
             f"lora.{self.name}.exchanges": self.num_exchanges,
@@ -214,7 +214,7 @@ def follow_writes(pipe: Any, follow: Callable[[Sequence[torch.Tensor]], Any]) ->
 
 
 def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
-    """Change one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
+    """Replace the file or the scale of one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
 
     Returns:
         What a user must know of a new file: which of its tensors are not used, and what was assumed.
@@ -277,7 +277,7 @@ def attach(
 
 
 def chosen(layers: LoraLayers, components: tuple[Component, ...]) -> LoraLayers:
-    """Return a file's parts for these components."""
+    """Return the parts of a file for these components."""
     return {component: part for component, part in layers.items() if component in components}
 
 
@@ -315,7 +315,9 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
     unable = [name for name in layers["denoiser"] if not can_have_one(modules[name])]
     if unable:
         kind = type(modules[unable[0]]).__name__
-        return f"{path} changes {unable[0]}, a {kind}, which can have none beside it; merge it (without hot)"
+        return (
+            f"{path} changes {unable[0]}, a {kind}, which can have no LoRA beside it; merge it (without hot)"
+        )
     return None
 
 

@@ -1,4 +1,4 @@
-"""Names of a LoRA file's tensors: which layer each is for, and what it is of the layer's change.
+"""Names of a LoRA file's tensors: the layer of each, and its role in the layer's change.
 
 The names are those of kohya's scripts, LyCORIS, diffusers (also before PEFT), PEFT, ComfyUI, XLabs and OneTrainer.
 """
@@ -64,7 +64,7 @@ UNUSABLE: dict[Role, str] = {
     "replacement": "values that replace those of the model instead of being added",
     "unknown": "of no kind that vivace knows",
 }
-"""What a tensor belongs to, in words, where its role is not one that vivace can add."""
+"""Descriptions of tensors whose role is not one that vivace can add."""
 
 
 def split_key(key: str) -> tuple[str, Role]:

@@ -37,7 +37,7 @@ _PREFIXES = tuple(
     )
 )  # fmt: skip
 _WRAPPERS = re.compile(r"\A(?:(?:text_model|language_model|model)[._])+")
-"""What libraries put before a text encoder's layers, and their versions differ in."""
+"""Prefixes of a text encoder's layers, which differ between versions of libraries."""
 _PROCESSOR = re.compile(r"(.*?)(?:[._]processor)?[._](to_[qkv]|to_out)_lora")
 _OF_PROCESSOR = {
     "to_q": ("to_q", "q_proj"),
@@ -58,7 +58,7 @@ class LayerPlace:
 
 @dataclass(frozen=True)
 class Named:
-    """What a file's name means.
+    """The meaning of a file's name.
 
     Attributes:
         component: whose layer it is; None for a component that the pipeline lacks.
@@ -94,7 +94,7 @@ class LayerNames:
             self._tables[component] = dict(_names(component, module, layers, self.shapes[component]))
 
     def find(self, written: str) -> tuple[Named, ...]:
-        """Return what a name may mean: one, or for a name without a component, each that has such a layer."""
+        """Return the possible meanings of a name: one, or without a component, each component that has such a layer."""
         part, rest = _without_prefix(written)
         if part:
             component = self._component(part)
@@ -150,7 +150,7 @@ def _without_prefix(written: str) -> tuple[str, str]:
 
 
 def _spellings(component: Component, rest: str) -> Iterator[str]:
-    """Return the names by which a table may have it."""
+    """Yield the spellings under which a table may list a name."""
     match = _PROCESSOR.fullmatch(rest)
     names = [f"{match[1]}.{layer}" for layer in _OF_PROCESSOR[match[2]]] if match else [rest]
     for name in names:

@@ -11,7 +11,7 @@ from vivace.technique import component_of
 
 _HEADER = ("modelspec.architecture", "ss_base_model_version", "base_model")
 _BY_WIDTH = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"}
-"""Of a UNet's text, which its second attentions read."""
+"""Models by the width of a UNet's text, which its second attentions read."""
 _BY_NAME = (
     ("joint_blocks", "Stable Diffusion 3"),
     ("img_mod_1", "Qwen-Image"),

@@ -23,7 +23,7 @@ _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class PeftSettings:
-    """What one adapter was made with.
+    """Settings with which one adapter was made.
 
     Attributes:
         where: what it was read from, for messages.
@@ -36,7 +36,7 @@ class PeftSettings:
     is_beside: bool = False
 
     def problem(self) -> str | None:
-        """Return why weights cannot be changed as these settings say; None if they can."""
+        """Return why these settings cannot be applied to weights; None if they can."""
         kind = str(self.values.get("peft_type", "LORA")).upper()
         if kind not in _KINDS:
             return f"{self.where} says that it is {kind[:40]}; vivace adds {', '.join(_KINDS)}"
@@ -90,7 +90,7 @@ def read_settings(config: Path) -> PeftSettings:
 
 
 def settings_of_header(metadata: Any, attribute: str) -> PeftSettings | None:
-    """Return what diffusers has written into a file's header for one component; None if there is nothing."""
+    """Return the settings that diffusers wrote into a file's header for one component; None if there are none."""
     start = f"{attribute}."
     values = {
         key.removeprefix(start): value

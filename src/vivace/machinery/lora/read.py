@@ -1,4 +1,4 @@
-"""Read a LoRA file for a pipeline. Every tensor is used, has no effect, or is said to be unused and why.
+"""Read a LoRA file for a pipeline. Every tensor is used, has no effect, or is listed as unused with the reason.
 
 Sources: kohya-ss/sd-scripts; LyCORIS; PEFT; diffusers, loaders/lora_conversion_utils.py; ComfyUI, comfy/lora.py.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 _METADATA = "lora_adapter_metadata"
-"""What diffusers writes into the header: PEFT's configuration, with alphas and ranks."""
+"""Key of the header under which diffusers writes PEFT's configuration, with alphas and ranks."""
 
 
 @dataclass
@@ -214,7 +214,7 @@ def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
 
 
 def _misfits(now: _Reading, named: Named, change: LoraLayer) -> str:
-    """Return why a change is not one for these layers; "" if it is."""
+    """Return why a change does not fit these layers; "" if it does."""
     assert named.component is not None
     part = attribute_of(now.pipe, named.component)
     shapes = {place.layer: now.names.shapes[named.component][place.layer] for place in named.places}

@@ -24,7 +24,7 @@ def named_layers(model: Any) -> dict[str, Any]:
 
 
 def owners_of(model: Any, slots: Iterable[Any]) -> list[Any]:
-    """Return the modules that take over what is written to slots."""
+    """Return the modules that take over the LoRAs written to slots."""
     written = {id(slot) for slot in slots if hasattr(slot, "reserve_rank")}
     return [module for module in model.modules() if any(id(slot) in written for slot in _slots(module))]
 

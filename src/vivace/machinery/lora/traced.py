@@ -1,4 +1,4 @@
-"""Tensors that remember which tensors of a file they were made from, through whatever is done to them."""
+"""Tensors that remember their origin among a file's tensors, through any operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TensorTrace:
         self.read: set[str] = set()
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return tensors that are followed."""
+        """Return tensors that are traced."""
         kind = _kind()
         followed = {}
         for name, tensor in tensors.items():
@@ -30,7 +30,7 @@ class TensorTrace:
         return followed
 
     def used(self, outputs: Iterable[Any]) -> set[str]:
-        """Return the names of the tensors that are in these, or were read as numbers."""
+        """Return the names of the file's tensors that went into these, or were read as numbers."""
         return self.read.union(*(getattr(output, "sources", ()) for output in outputs))
 
 

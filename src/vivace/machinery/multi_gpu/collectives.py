@@ -68,12 +68,12 @@ def _start(sent: torch.Tensor, gathers: bool, num: int, group: str) -> torch.Ten
 
 
 def start_all_gather(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
-    """Return the received tensor, to be passed to `wait` before it is read."""
+    """Begin to gather a tensor of all processes; pass it to `wait` before reading it."""
     return torch.ops._c10d_functional.all_gather_into_tensor(sent, num, group)
 
 
 def start_broadcast(sent: torch.Tensor, group: str) -> torch.Tensor:
-    """Return what the first process sends, to be passed to `wait` before it is read."""
+    """Begin to receive the first process's tensor; pass it to `wait` before reading it."""
     return torch.ops._c10d_functional.broadcast(sent, 0, group)
 
 
@@ -83,5 +83,5 @@ def _start_all_to_all(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
 
 
 def wait(receiving: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that a collective fills, once it has."""
+    """Wait until a collective has filled a tensor; return it."""
     return torch.ops._c10d_functional.wait_tensor(receiving)

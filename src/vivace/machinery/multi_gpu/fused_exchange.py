@@ -1,4 +1,4 @@
-"""What processes exchange whose FLUX blocks are fused: see `flux_tokens` for how tokens are sharded.
+"""Exchanges between processes whose FLUX blocks are fused: see `flux_tokens` for how tokens are sharded.
 
 A token's key and value lie side by side, so that those of consecutive tokens are one message.
 
@@ -17,7 +17,7 @@ from vivace.machinery.multi_gpu.peer_memory import PeerMemory, can_write_to_peer
 
 
 class FusedExchange:
-    """What the fused blocks of all processes exchange: an all-gather of keys and values for each attention.
+    """Exchanges of the fused blocks of all processes: an all-gather of keys and values for each attention.
 
     In single blocks it overlaps with the MLP's first layer. In fp8 attention it is half as long.
 
@@ -32,7 +32,7 @@ class FusedExchange:
         self._rank, self._num, self._group = rank, num, group
 
     def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """Return what the first process has in its table: a few MB, computed from weights of several GB."""
+        """Return a row of the first process's table: a few MB, computed from weights of several GB."""
         return wait(start_broadcast(compute() if self._rank == 0 else torch.empty_like(like), self._group))
 
     def gathering(self, queries: torch.Tensor) -> Gathering:
@@ -57,7 +57,7 @@ class PeerExchange(FusedExchange):
         return super().modulations(compute, like)
 
     def begin(self) -> None:
-        """Begin a forward with the first buffer, once nobody reads what the forward before has left there."""
+        """Begin a forward with the first buffer, once no process reads the previous forward's values there."""
         self.memory.barrier()
         self._turn = 0
 
@@ -90,7 +90,7 @@ class _AllGather:
 
 
 class _PeerCopies:
-    """Copies of own keys and values to the other GPUs, beside what the current stream does meanwhile.
+    """Copies own keys and values to the other GPUs, while the current stream goes on.
 
     Args:
         gathered: (processes, batch, own tokens, 2, heads, channels), as they lie on each GPU.
@@ -120,7 +120,7 @@ def exchange_of(rank: int, num: int, group: str, device: str) -> FusedExchange:
 
 
 def _of_both(queries: torch.Tensor) -> tuple[int, ...]:
-    """The shape of keys and values of these queries' tokens."""
+    """Return the shape of the keys and values of these queries' tokens."""
     batch, tokens, *head = queries.shape
     return (batch, tokens, 2, *head)
 

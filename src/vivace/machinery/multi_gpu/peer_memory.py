@@ -114,7 +114,7 @@ class PeerMemory:
 
     @property
     def num_bytes(self) -> int:
-        """On each GPU, which PyTorch's own counts leave out."""
+        """Bytes on each GPU, which PyTorch's own counts leave out."""
         return sum(arena[0].numel() for arena in self._arenas)
 
     def _shared_bytes(self, number: int) -> tuple[torch.Tensor, ...]:

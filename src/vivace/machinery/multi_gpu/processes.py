@@ -28,7 +28,7 @@ from vivace.processes.end import ended_by, wait_for_an_end
 
 COMMAND = (sys.executable, "-m", "vivace.runtime.peer")
 TIMEOUT = timedelta(minutes=30)
-"""Of a collective: one GPU may wait while another compiles. A process that died is noticed at once, by its pipe."""
+"""Limit of a collective: one GPU may wait while another compiles. A dead process is noticed at once, by its pipe."""
 _NOTICE_S = 5.0  # between a broken connection and the end of its process being visible
 _GRACE_S = 5.0
 _LEAVING = threading.Lock()

@@ -1,4 +1,4 @@
-"""Guidance in two calls of the denoiser a step, the second of which a peer computes while the first is computed.
+"""Guidance in two calls of the denoiser a step: a peer computes the second while this process computes the first.
 
 The second call of a step is known when the first is made: it has the same latents and timestep, and the text that the
 second call of the step before had. So from the second step on it is sent to a peer in advance. When it is made, it is
@@ -21,14 +21,14 @@ _LATENTS = "hidden_states"
 
 
 class SecondCalls:
-    """What is known of the calls of one image.
+    """The state of one image's calls.
 
     Args:
         send: sends arguments to the peer.
         receive: returns what it made of them: an output like the one that it is given.
 
     Attributes:
-        num_shared: steps of which the peer computed the second call, over all images.
+        num_shared: steps whose second call the peer computed, over all images.
     """
 
     def __init__(self, send: Callable[[Arguments], None], receive: Callable[[Any], Any]) -> None:
@@ -121,7 +121,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _may_be_equal(value: Any, other: Any) -> bool:
-    """Whether values are equal, as far as that is known without reading tensors."""
+    """Whether values are equal, as far as can be decided without reading tensors."""
     if _is_tensor(value) != _is_tensor(other):
         return False
     if _is_tensor(value):

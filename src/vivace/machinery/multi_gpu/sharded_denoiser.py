@@ -52,7 +52,7 @@ class ShardedDenoiser:
 
     Args:
         denoiser: on its device, without local functions in it.
-        about: what the peers are told besides; see `PeerDenoiser`.
+        about: further facts for the peers; see `PeerDenoiser`.
 
     Raises:
         Unsupported: the denoiser cannot be copied.
@@ -238,7 +238,7 @@ class ShardedDenoiser:
         return deserialize(header, [torch.cat(pieces) for pieces in zip(*parts, strict=True)])
 
     def _forward_one(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute one row, or take what a peer has made of it: see `SecondCalls`."""
+        """Compute one row, or take a peer's result: see `SecondCalls`."""
         if args or MODE in kwargs:
             self.num_alone += 1
             return forward(*args, **kwargs)
@@ -312,7 +312,7 @@ class PeerDenoiser:
             )
 
     def serve(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Do what a message asks; return the answer, if it wants one."""
+        """Handle a message; return the answer, if it needs one."""
         import torch
         import torch.distributed as dist
 

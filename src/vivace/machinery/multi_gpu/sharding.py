@@ -1,4 +1,4 @@
-"""What is known of a denoiser whose tokens are sharded."""
+"""Sharding of a denoiser's tokens."""
 
 from __future__ import annotations
 

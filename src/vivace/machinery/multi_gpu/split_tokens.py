@@ -74,7 +74,7 @@ def _split_by_diffusers(denoiser: torch.nn.Module, mode: Mode, num: int, device:
         with _world_group_unbound():
             denoiser.enable_parallelism(config=config)
         return
-    # enable_parallelism looks for an accelerator's index; the rest of what it does holds for a CPU as well.
+    # enable_parallelism looks for an accelerator's index; the rest works on a CPU as well.
     from diffusers import ParallelConfig
     from diffusers.hooks.context_parallel import apply_context_parallel
 

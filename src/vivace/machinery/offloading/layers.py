@@ -131,12 +131,12 @@ class LayerOffloader(ComponentOffloader):
 
 
 def is_onloaded_whole(component: torch.nn.Module) -> bool:
-    """Return whether it is a VAE: pipelines call its `decode`, and cast it within a call."""
+    """Return whether a component is a VAE: pipelines call its `decode`, and cast it within a call."""
     return hasattr(component, "decode")
 
 
 def is_small_vector(tensor: Any) -> bool:
-    """Return whether it is too small to be worth a copy in every step."""
+    """Return whether a tensor is too small for a copy in every step."""
     return is_plain(tensor) and tensor.ndim <= 1 and bool(tensor.nbytes <= SMALL_BYTES)
 
 
@@ -210,7 +210,7 @@ class ComponentLayers:
         self._offloader = offloader
         self._component = component
         self._layers: dict[int, _Layer] = {}
-        """By the id of their module, which they keep alive."""
+        """Layers by the id of their module, which they keep alive."""
         self._vectors = OffloadedModule(component, device, which=is_small_vector)
         # All layers at once: tensors that they share stay shared.
         OffloadedModule(component, device).move_to_host(memory)

@@ -1,4 +1,4 @@
-"""Prefetch layers: copy them to the GPU before they are called, on a stream besides the compute stream.
+"""Prefetch layers: copy them to the GPU before they are called, on a stream beside the compute stream.
 
 The layer that followed the last two in earlier calls is expected next; a prefetched layer that is not called is
 dropped. How much is prefetched is counted in bytes, since layers differ in size by a factor of thousands.
@@ -36,7 +36,7 @@ class Prefetcher:
 
         self.num_prefetched = 0
         self._num_prefetched = 0
-        """In the current call."""
+        """Number of prefetched layers in the current call."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._followers: dict[_Pair, OffloadedModule] = {}
         """The layer that followed a pair of layers."""

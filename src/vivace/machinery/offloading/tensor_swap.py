@@ -29,9 +29,9 @@ class TensorSwap:
         self._make = make
         self._reversible = reversible
         self._made: dict[Any, torch.Tensor] = {}
-        """By the address of a tensor's data: two parameters may be views of one storage."""
+        """Replacements by the address of a tensor's data: two parameters may be views of one storage."""
         self._replacements: dict[int, Any] = {}
-        """By the id of the original."""
+        """Replacements by the id of the original."""
         self._slots: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._data: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []

@@ -24,16 +24,16 @@ REMOVED_BACKENDS = {
     "quanto": "take int8, fp8_weight or int4 of torchao, or of sdnq, which also takes convolutions",
     "modelopt": "take int8, fp8_weight, fp8_static, int4 or nvfp4 of torchao",
 }
-"""What to use instead in recipes that name a backend of earlier versions."""
+"""Replacements for backends of earlier versions, for recipes that name them."""
 
 
 def schemes_of(backend: str) -> list[str]:
-    """The names of a backend's schemes."""
+    """Return the names of a backend's schemes."""
     return [name for library, name in SCHEMES if library == backend]
 
 
 def backends_of(name: str) -> list[str]:
-    """The backends that have a scheme of this name."""
+    """Return the backends that have a scheme of this name."""
     return [library for library, scheme in SCHEMES if scheme == name]
 
 

@@ -19,7 +19,7 @@ NVFP4_BLOCK, MXFP8_BLOCK = 16, 32
 _E2M1_MAX, _E4M3_MAX = 6.0, 448.0
 _E4M3_LEAST = 2.0**-9
 _LEAST_SCALE = 1e-30
-"""Of a tensor of zeros, such as SDXL's empty negative prompt, so that nothing is divided by zero."""
+"""Scale of a tensor of zeros, such as SDXL's empty negative prompt, so that nothing is divided by zero."""
 _TILE_ROWS, _TILE_BLOCKS = 128, 4
 _E8M0_BIAS = 127
 
@@ -87,7 +87,7 @@ def to_mxfp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def from_mxfp8(numbers: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """Return what `to_mxfp8` made, exact in fp32."""
+    """Return the numbers of `to_mxfp8`'s result, exact in fp32."""
     rows, columns = numbers.shape
     scales = _powers(untiled(exponents, rows, columns // MXFP8_BLOCK).int())
     blocks = numbers.float().reshape(rows, -1, MXFP8_BLOCK)
@@ -95,7 +95,7 @@ def from_mxfp8(numbers: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
 
 
 def tiled_shape(rows: int, blocks: int) -> tuple[int, int]:
-    """The shape of `tiled` scales."""
+    """Return the shape of `tiled` scales."""
     return -(-rows // _TILE_ROWS) * _TILE_ROWS, -(-blocks // _TILE_BLOCKS) * _TILE_BLOCKS
 
 

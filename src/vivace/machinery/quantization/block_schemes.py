@@ -21,7 +21,7 @@ _CAPABILITIES = ((10, 0), (10, 3), (12, 0))
 _EIGHT_BITS = (*ONE_ROW, "*modulation*", "*_mod", "*adaLN*")
 """Layers that `nvfp4` stores in MXFP8: with one row an image four bits save no time, and all channels depend on it."""
 _COLUMNS, _ROWS = 32, 16
-"""What cuBLASLt wants input and output channels to be multiples of."""
+"""Multiples of input and output channels that cuBLASLt requires."""
 
 
 def _nvfp4(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _block_tensor() -> Any:
-    """What the two classes share."""
+    """The shared part of the two classes."""
     import torch
     from torchao.utils import TorchAOBaseTensor
 
@@ -51,7 +51,7 @@ def _block_tensor() -> Any:
 
 @functools.cache
 def nvfp4_tensor() -> Any:
-    """The class of a weight (out_features, in_features) in NVFP4, a tensor with the dtype that it is dequantised to.
+    """Return the class of an NVFP4 weight (out_features, in_features), a tensor with its dequantised dtype.
 
     packed, scale, tensor_scale: as `to_nvfp4` returns them.
     up, down: the low-rank branch, in 16 bits; None without one.
@@ -101,7 +101,7 @@ def nvfp4_tensor() -> Any:
 
 @functools.cache
 def mxfp8_tensor() -> Any:
-    """The same in MXFP8. numbers_e4m3, exponents: as `to_mxfp8` returns them."""
+    """Return the same in MXFP8. numbers_e4m3, exponents: as `to_mxfp8` returns them."""
     import torch
 
     class MxFp8Tensor(_block_tensor()):  # type: ignore[misc]
@@ -154,7 +154,7 @@ def nvfp4_weight(weight: torch.Tensor, rank: int = 0) -> Any:
 
 
 def mxfp8_weight(weight: torch.Tensor, rank: int = 0) -> Any:
-    """The same as an MxFp8Tensor."""
+    """Return the same as an MxFp8Tensor."""
     up, down, rest = _divided(weight, rank)
     qdata, exponents = to_mxfp8(rest)
     return mxfp8_tensor()(qdata, exponents, dtype=weight.dtype, up=up, down=down)

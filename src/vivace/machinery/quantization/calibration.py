@@ -95,7 +95,7 @@ def calibrate_choices(
 
 
 class _Largest:
-    """The largest magnitude of tensors, on their device; of one that goes into several layers it is computed once.
+    """The largest magnitude of tensors, on their device; computed once for a tensor that several layers take.
 
     Query, key and value have the same input, and so have all layers that see the prompt.
     """
@@ -165,7 +165,7 @@ def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> No
     import torch
 
     accepted = inspect.signature(target.pipe.__call__).parameters
-    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.given)
+    call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.inputs)
     if not decodes and "output_type" in accepted:
         call["output_type"] = "latent"
     target.pipe(
@@ -176,14 +176,14 @@ def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> No
 
 
 def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
-    """Everything that the scales depend on, as text."""
+    """Return everything that the scales depend on, as text."""
     call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
     dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}
     return json.dumps(
         {
             "version": _VERSION,
             "model": target.identity,
-            "call": call | dict.fromkeys(sorted(target.request.given), "given"),
+            "call": call | dict.fromkeys(sorted(target.request.inputs), "given"),
             "prompts": list(prompts),
             "dtypes": dtypes,
             "layers": list(names),
@@ -193,7 +193,7 @@ def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> s
 
 
 def _file(target: Target, source: str) -> Path | None:
-    """Where scales are cached; None if the pipeline's origin is unknown, so that its scales cannot be told apart."""
+    """Return the file of cached scales; None for a pipeline of unknown origin, whose scales cannot be told apart."""
     if not target.identity:
         return None
     return cache_folder() / "scales" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"

@@ -133,7 +133,7 @@ def summarise(names: Iterable[str]) -> list[str]:
 
 
 def summarise_reasons(skipped: dict[str, str]) -> list[str]:
-    """The same with the reasons: ["blocks.*.norm.linear (4): skip", ...]."""
+    """Merge names with the reasons: ["blocks.*.norm.linear (4): skip", ...]."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in skipped.items():
         by_reason.setdefault(reason, []).append(name)
@@ -141,7 +141,7 @@ def summarise_reasons(skipped: dict[str, str]) -> list[str]:
 
 
 def kinds_of(module: torch.nn.Module, choice: LayerChoice) -> dict[str, tuple[str, str]]:
-    """What the chosen layers are now: the class of the layer, and the class of its weight."""
+    """Return the chosen layers' present kinds: the class of the layer, and the class of its weight."""
     layers = {name: module.get_submodule(name) for name in choice.chosen}
     return {name: (type(layer).__name__, type(layer.weight).__name__) for name, layer in layers.items()}
 

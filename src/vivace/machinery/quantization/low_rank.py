@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 _MORE = 8
-"""Directions that are sought beside those that are kept, so that the last of these is found as well."""
+"""Directions that are computed beside those that are kept, so that the last of these is accurate as well."""
 _PASSES = 4
 
 
@@ -45,6 +45,6 @@ def branch(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rest_of(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Return what the branch leaves of a weight, in fp32; the branch as it is stored."""
+    """Return a weight less its branch, in fp32; the branch as it is stored."""
     rest: torch.Tensor = weight.detach().float() - up.float() @ down.float()
     return rest

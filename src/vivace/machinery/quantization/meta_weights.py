@@ -1,7 +1,7 @@
 """Quantised layers without values, for memory prediction on the meta device.
 
 torchao's tensors can be made on the meta device, where tensors have shapes and no values. Other backends read the
-values while they quantise. Their layers are described here instead, by the shapes and dtypes of what they would hold.
+values while they quantise. Their layers are described here instead, by the shapes and dtypes of their tensors.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _meta_layer_class() -> Any:
             self._shape, self._compute, self._dequantises = shape, compute, dequantises
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            # What reads the weights as they are stored allocates none: one number stands for a matrix.
+            # Matmuls that read the stored weights allocate none: one number replaces a matrix.
             weight = inputs.new_empty(self._shape if self._dequantises else ()).expand(self._shape)
             return self._compute(inputs, weight, self.bias)
 

@@ -19,13 +19,13 @@ GROUPS = (128, 64, 32)
 
 
 def group_size(in_features: int) -> int:
-    """The size of a group; 0 where none of GROUPS divides."""
+    """Return the size of a group; 0 where none of GROUPS divides."""
     return next((size for size in GROUPS if in_features % size == 0), 0)
 
 
 @functools.cache
 def packed_int4() -> Any:
-    """The class of a packed weight (out_features, in_features), a tensor with the dtype that it is dequantised to.
+    """Return the class of a packed weight (out_features, in_features), a tensor with its dequantised dtype.
 
     packed: (out_features, in_features / 2), uint8; of two neighbours the first is in the low four bits.
     scale, zero: (out_features, in_features / group), in that dtype. A weight is (q - 8) * scale + zero, q in 0..15.

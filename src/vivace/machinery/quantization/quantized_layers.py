@@ -25,12 +25,12 @@ class QuantizedLayers:
     def of(
         cls, modules: Mapping[Component, torch.nn.Module], choices: Mapping[Component, LayerChoice]
     ) -> QuantizedLayers:
-        """Remember what the chosen layers are now."""
+        """Record the present kinds of the chosen layers."""
         kinds = {c: kinds_of(modules[c], choice) for c, choice in choices.items() if choice.chosen}
         return cls(modules, choices, kinds)
 
     def listed(self) -> dict[str, list[str]]:
-        """The layers that are quantised, and those left alone with the reasons."""
+        """Return the layers that are quantised, and those left alone with the reasons."""
         lists: dict[str, list[str]] = {}
         for component, kinds in self.kinds.items():
             lost = set(self._lost(component))
@@ -40,7 +40,7 @@ class QuantizedLayers:
         return lists
 
     def no_longer(self) -> str | None:
-        """Which layers are not quantised any more, in words, or None."""
+        """Return which layers are not quantised any more, in words, or None."""
         for component in self.kinds:
             if lost := self._lost(component):
                 return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(summarise(lost))}"

@@ -1,4 +1,4 @@
-"""What a scheme is: which layers it takes, and what it makes of one. One entry per scheme, in its backend's table."""
+"""A scheme: the layers that it takes, and their replacements. One entry per scheme, in its backend's table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SchemeSettings:
-    """The knobs that schemes look at, and the machine that the layers run on.
+    """The knobs that schemes read, and the machine that the layers run on.
 
     rank: of the low-rank branch beside the quantised weight; 0: none.
     layer_name: of the layer that is converted.
@@ -39,7 +39,7 @@ def _takes_all(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> N
 
 
 def no_fp8_on_apple(settings: SchemeSettings) -> str | None:
-    """Why weights cannot be stored in fp8, or None."""
+    """Return why weights cannot be stored in fp8, or None."""
     if settings.machine.backend == "mps":
         return "PyTorch has no fp8 on Apple's GPUs; int8 stores weights in eight bits too"
     return None

@@ -1,4 +1,4 @@
-"""Quantisation as lines of a plain script: what a scheme does to a layer, in public calls of its library."""
+"""Quantisation as lines of a plain script: a scheme's work on a layer, in public calls of its library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOWER_BOUND = "lower_bound = 448 * torch.finfo(layer.weight.dtype).tiny  # for 
 
 @dataclass(frozen=True)
 class _LayerScript:
-    """What is done to one Linear, called `layer`.
+    """Lines for one Linear, called `layer`.
 
     imports: as in `Script`.
     config: the torchao configuration that does it.
@@ -53,7 +53,7 @@ def script_of(
     settings: SchemeSettings,
     choices: Mapping[Component, LayerChoice],
 ) -> Script | None:
-    """Return the lines that quantise what was chosen, or None where public calls cannot.
+    """Return the lines that quantise the chosen layers, or None where public calls cannot.
 
     Where the pipeline is loaded into host memory they move one layer at a time to the GPU, as vivace does.
 
@@ -134,7 +134,7 @@ def _has_bfloat16(module: torch.nn.Module) -> bool:
 
 
 def _skipped_patterns(choice: LayerChoice, module: torch.nn.Module) -> list[str]:
-    """The skipped Linear layers: a pattern where it matches no other layer, else each name."""
+    """Return the skipped Linear layers: a pattern where it matches no other layer, else each name."""
     import torch
 
     skipped = [name for name in choice.skipped if isinstance(module.get_submodule(name), torch.nn.Linear)]

@@ -48,7 +48,7 @@ def _describe(kind: str) -> Callable[[torch.nn.Module, SchemeSettings], torch.nn
 
 
 def _tensors(layer: torch.nn.Module, kind: str) -> list[TensorSpec]:
-    """The weights, and scales per output row and position of a convolution's kernel, or per group in uint4."""
+    """Return the weights, and scales per output row and position of a convolution, or per group in uint4."""
     import torch
 
     shape, num = tuple(layer.weight.shape), layer.weight.numel()

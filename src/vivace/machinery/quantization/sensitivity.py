@@ -1,4 +1,4 @@
-"""How much the denoiser's output changes when one layer alone is quantised, and which layers to leave for that.
+"""The change of the denoiser's output when one layer alone is quantised, and the layers to leave for that.
 
 A few images are generated, and one call of the denoiser is kept of each, from other parts of the denoising. Then each
 layer is quantised alone and these calls are repeated. So the error of a layer is what reaches the denoiser's output,
@@ -40,7 +40,7 @@ _DIGITS = 6  # of what is cached, and so of what is chosen by
 
 
 class Sensitivity(Spec):
-    """What was measured of each layer.
+    """Measurements of each layer.
 
     Attributes:
         errors: the squared error of the denoiser's output over its square, when the layer alone is quantised; the mean
@@ -56,7 +56,7 @@ class Sensitivity(Spec):
 
 @dataclass(frozen=True)
 class Measured:
-    """A sensitivity, where it is from ("measured on ...", "reloaded, ..."), and the file that it is cached in."""
+    """A sensitivity, its origin ("measured on ...", "reloaded, ..."), and the file that it is cached in."""
 
     sensitivity: Sensitivity
     origin: str
@@ -162,7 +162,7 @@ class KeptLayers:
         )
 
     def changed(self) -> dict[str, int | float | str]:
-        """For the Record."""
+        """Return facts for the Record."""
         file = self.measured.file
         return {
             "denoiser.sensitive_layers_left": len(self.names),
@@ -207,7 +207,7 @@ def _one_call(target: Target, denoiser: torch.nn.Module, prompt: str, k: int, nu
 def _references(
     denoiser: torch.nn.Module, layers: Mapping[str, torch.nn.Module], calls: list[_Call]
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Return the outputs as they are, and the multiplications of each layer."""
+    """Return the unquantised outputs, and the multiplications of each layer."""
     work = dict.fromkeys(layers, 0.0)
     with contextlib.ExitStack() as stack:
         for name, layer in layers.items():
@@ -229,7 +229,7 @@ def _counting(name: str, layer: Any, work: dict[str, float]) -> Iterator[None]:
 
 
 def _copy_of(layer: torch.nn.Module) -> torch.nn.Module:
-    """A layer with the same tensors, which may be replaced in it."""
+    """Return a layer with the same tensors, which may be replaced in it."""
     copied = copy.copy(layer)
     copied._parameters = dict(layer._parameters)
     copied._buffers = dict(layer._buffers)
@@ -237,7 +237,7 @@ def _copy_of(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 def _output(denoiser: torch.nn.Module, call: _Call) -> torch.Tensor:
-    """Call the denoiser; return everything that it returns as one vector in fp32."""
+    """Call the denoiser; return its whole output as one vector in fp32."""
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -258,7 +258,7 @@ def _rounded(error: float) -> float:
 
 
 def _load(file: Path, source: str, layers: Mapping[str, object]) -> Sensitivity | None:
-    """Return what is cached; None if it is absent, damaged, or of something else."""
+    """Return the cached sensitivity; None if it is absent, damaged, or of something else."""
     try:
         sensitivity = Sensitivity.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, ValidationError):

@@ -207,7 +207,7 @@ def _check_shapes(
 def _expected_shapes(
     kind: str, attributes: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of plain tensors by name; those that are not named have one element."""
+    """Return the shapes of plain tensors by name; those that are not named have one element."""
     if kind == "PackedInt4Tensor":
         rows, columns = shape
         groups = shapes["scale"][-1]

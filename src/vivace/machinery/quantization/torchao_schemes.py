@@ -42,7 +42,7 @@ def _int8(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
 
 
 def _int8_dynamic(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
-    """As Int8DynamicActivationInt8WeightConfig does."""
+    """Quantise as Int8DynamicActivationInt8WeightConfig does."""
     from torchao.quantization import PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 
@@ -84,7 +84,7 @@ def _fp8_static(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Mo
 
 
 def _fp8_static_on_meta(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
-    """Without calibration, so the scale comes with the first inputs: torchao wants one of their rank."""
+    """Quantise without calibration, so the scale comes with the first inputs: torchao needs one of their rank."""
     layer.register_forward_pre_hook(_set_empty_scale)
     return with_weight(layer, _fp8_static_tensor(layer, None))
 
@@ -96,7 +96,7 @@ def _set_empty_scale(layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _fp8_static_tensor(layer: torch.nn.Module, input_scale: torch.Tensor | None) -> torch.Tensor:
-    """The weight as Float8StaticActivationFloat8WeightConfig makes it, given the scale."""
+    """Return the weight as Float8StaticActivationFloat8WeightConfig makes it, for a fixed scale."""
     import torch
     from torchao.float8.inference import Float8MMConfig
     from torchao.prototype.quantization.float8_static_quant.prototype_float8_tensor import (
@@ -117,7 +117,7 @@ def _fp8_static_tensor(layer: torch.nn.Module, input_scale: torch.Tensor | None)
 
 
 def _fp8_tensor(layer: torch.nn.Module, settings: SchemeSettings, **inputs: Any) -> torch.Tensor:
-    """The weight as Float8WeightOnlyConfig and Float8DynamicActivationFloat8WeightConfig make it.
+    """Return the weight as Float8WeightOnlyConfig and Float8DynamicActivationFloat8WeightConfig make it.
 
     The configurations take no lower bound, and the second refuses a CPU, where its matmuls do run.
     """
@@ -129,7 +129,7 @@ def _fp8_tensor(layer: torch.nn.Module, settings: SchemeSettings, **inputs: Any)
 
 
 def _lower_bound(layer: torch.nn.Module) -> float:
-    """The least value taken for the largest of a row: e4m3's maximum, 448, times the smallest normal number.
+    """Return a lower bound for the largest value of a row: e4m3's maximum, 448, times the smallest normal number.
 
     A row of zeros, such as those of SDXL's empty negative prompt, would otherwise get a scale of zero, and 0/0 spreads.
     """
@@ -159,7 +159,7 @@ def _fp8_static_skips(layer: torch.nn.Module, name: str, settings: SchemeSetting
 
 
 def _is_one_block(layer: torch.nn.Module) -> str | None:
-    """torchao takes one scale for 128x128 weights for a scale per block of 128x128, and the matmul then fails."""
+    """Whether a weight is 128x128: torchao takes its one scale for a scale per block, and the matmul then fails."""
     return "its 128x128 weights are one block to torchao" if tuple(layer.weight.shape) == (128, 128) else None
 
 

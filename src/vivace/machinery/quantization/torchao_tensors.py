@@ -33,7 +33,7 @@ def with_weight(layer: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module
 
 
 def not_a_multiple(layer: torch.nn.Module, size: int) -> str | None:
-    """Why the layer is skipped if its rows or columns are not a multiple of `size`."""
+    """Return why the layer is skipped if its rows or columns are not a multiple of `size`."""
     rows, columns = layer.weight.shape[:2]
     return (
         None if rows % size == 0 and columns % size == 0 else f"{rows}x{columns} is not a multiple of {size}"
@@ -46,7 +46,7 @@ _INT_MM_MIN_ROWS = 17
 
 @functools.cache
 def int8_weight_tensor() -> Any:
-    """torchao's Int8Tensor with a matmul that inductor leaves to cuBLAS on a GPU.
+    """Return torchao's Int8Tensor with a matmul that inductor leaves to cuBLAS on a GPU.
 
     Inductor (torch 2.11) recognises the matmul of torchao 0.18, bf16 by int8 and scaled in bf16, and replaces it by
     PyTorch's `_weight_int8pack_mm`. On a GPU that kernel is made for the few rows of a language model's next token; an
@@ -66,7 +66,7 @@ def int8_weight_tensor() -> Any:
 
 @functools.cache
 def int8_dynamic_tensor() -> Any:
-    """torchao's Int8Tensor with an uncompiled matmul that does not wait for the GPU.
+    """Return torchao's Int8Tensor with an uncompiled matmul that does not wait for the GPU.
 
     torchao 0.18 formats its inputs as text in each call to find out whether it is being traced. That copies them to the
     host and waits for the GPU, and a CUDA graph cannot capture it. Compiled, and on a CPU, torchao takes another path,
@@ -92,7 +92,7 @@ channels fail and 3,072 channels do not (https://github.com/pytorch/ao/issues/45
 
 @functools.cache
 def fp8_row_tensor() -> Any:
-    """torchao's Float8Tensor with a scale per row, whose matmuls of few rows are padded where cuBLAS has none."""
+    """Return torchao's Float8Tensor with a scale per row, which pads matmuls of few rows that cuBLAS lacks."""
     from torchao.quantization.quantize_.workflows import Float8Tensor
 
     def linear(theirs: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def fp8_row_weight(weight: Any) -> torch.Tensor:
 
 
 def in_more_rows(linear: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-    """Call a layer with rows of zeros added, and return the output of the rows that were given.
+    """Call a layer with rows of zeros added, and return the output of the original rows.
 
     Args:
         linear: takes (rows, in_features), computes each row apart.

@@ -22,7 +22,7 @@ def resized(latents: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def _resizing(old: int, new: int) -> torch.Tensor:
-    """The matrix (new, old) from values to low frequencies to values."""
+    """Return the matrix (new, old) from values to low frequencies to values."""
     common = min(old, new)
     return cosines(new)[:common].T @ cosines(old)[:common]
 

@@ -1,4 +1,4 @@
-"""What a sampler says of its noise levels, and what a model's output says of image and noise."""
+"""The state of samplers at a noise level, and the image and noise in a model's output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     import torch
 
 _HISTORIES = ("ets", "derivatives", "order_list", "noise_sampler", "prev_derivative")
-"""What samplers keep of earlier steps, by attribute, and cannot do without amid a schedule."""
+"""Attributes in which samplers keep earlier steps, and which they need amid a schedule."""
 
 
 def unsupported_sampler(scheduler: Any) -> str | None:
-    """Why a sampler cannot go on at another size, or None."""
+    """Return why a sampler cannot go on at another size, or None."""
     name, instead = (
         type(scheduler).__name__,
         "take another sampler, such as scheduler(euler) or scheduler(dpmpp_2m)",
     )
     if getattr(scheduler, "order", 1) != 1 or any(hasattr(scheduler, kept) for kept in _HISTORIES):
-        return f"{name} needs what it kept of earlier steps, which has the lower resolution; {instead}"
+        return f"{name} needs its earlier steps, which have the lower resolution; {instead}"
     is_supported = hasattr(scheduler, "alphas_cumprod") or _is_flow(scheduler)
     if not is_supported or hasattr(scheduler, "precondition_outputs"):
         return f"the noise levels of {name} are not known here; {instead}"
@@ -37,7 +37,7 @@ def _is_flow(scheduler: Any) -> bool:
 def predicted(
     kind: str, output: torch.Tensor, sample: torch.Tensor, scale: float, sigma: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The image and the noise, whose sum `scale * image + sigma * noise` the sample is, as the model predicts them."""
+    """Return the image and the noise that the model predicts; the sample is `scale * image + sigma * noise`."""
     if kind == "flow_prediction":  # the noise minus the image
         return sample - sigma * output, sample + scale * output
     norm = math.hypot(scale, sigma)
@@ -50,7 +50,7 @@ def predicted(
 
 
 def level(scheduler: Any, step: int) -> tuple[float, float]:
-    """The factors of image and noise in the latents that a step begins with."""
+    """Return the factors of image and noise in the latents that a step begins with."""
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is None or len(sigmas) != len(scheduler.timesteps) + 1:
         image = (
@@ -68,7 +68,7 @@ def level(scheduler: Any, step: int) -> tuple[float, float]:
 
 
 def shift_of(config: Any, shift: float, ratio: float) -> float:
-    """The shift of full size, which grows with the number of tokens in a straight line, given that of a low size."""
+    """Return the shift of full size, which grows linearly with the number of tokens, from that of a low size."""
     least, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     slope = (config.get("max_shift", 1.15) - config.get("base_shift", 0.5)) / (most - least)
     offset = config.get("base_shift", 0.5) - slope * least
@@ -76,7 +76,7 @@ def shift_of(config: Any, shift: float, ratio: float) -> float:
 
 
 def scaled_levels(scheduler: Any, scale: float) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Timesteps and sigmas with each noise level, noise over image, multiplied; None where there are no sigmas."""
+    """Return timesteps and sigmas with each noise level, noise over image, multiplied; None without sigmas."""
 
     timesteps, sigmas = scheduler.timesteps, getattr(scheduler, "sigmas", None)
     if sigmas is None or len(sigmas) != len(timesteps) + 1:
@@ -94,7 +94,7 @@ def scaled_levels(scheduler: Any, scale: float) -> tuple[torch.Tensor, torch.Ten
 
 
 def _interpolated(values: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """The places, in whole and broken numbers, of values in a list that grows."""
+    """Return the fractional places of values in an ascending list."""
     import torch
 
     above = torch.searchsorted(levels, values).clamp(1, len(levels) - 1)

@@ -57,7 +57,7 @@ class _Sizes:
 
 
 class ResolutionProgress:
-    """What happens to a pipeline's latents, from the start of its call to its end.
+    """Changes a pipeline's latents from the start of its call to its end.
 
     Attributes:
         num_switches: since it was attached.
@@ -183,7 +183,7 @@ class ResolutionProgress:
         return step_or_switch
 
     def _switched(self, scheduler: Any, sizes: _Sizes, model_output: Any, sample: Any) -> torch.Tensor:
-        """The latents at full size and at the next step's noise level, in the place of those that the sampler made."""
+        """Return the latents at full size and at the next step's noise level, in the place of the sampler's."""
         at, following = (level(scheduler, index) for index in (self._step - 1, self._step))
         output, noisy = (self._grid(tensor, sizes.low).float() for tensor in (model_output, sample))
         image, noise = predicted(prediction_type(scheduler), output, noisy, *at)
@@ -196,7 +196,7 @@ class ResolutionProgress:
         return self._laid_out(latents.to(sample.dtype))
 
     def _with_ids(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The positions of the image's tokens: the pipeline goes on passing those of the low resolution."""
+        """Return the positions of the image's tokens: the pipeline goes on passing those of the low resolution."""
         sizes = self._sizes
         if sizes is None or sizes.noise is not None:
             return None
@@ -209,7 +209,7 @@ class ResolutionProgress:
         return 2 * (int(height) // side), 2 * (int(width) // side)
 
     def _low(self, full: tuple[int, int]) -> tuple[int, int]:
-        """The low size, in whole tokens.
+        """Return the low size, in whole tokens.
 
         Raises:
             UsageError: it is no smaller.
@@ -227,7 +227,7 @@ class ResolutionProgress:
         return rows, columns
 
     def _grid(self, latents: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        """Latents as (batch, channels, rows, columns)."""
+        """Return latents as (batch, channels, rows, columns)."""
         if not self._is_packed:
             return latents
         rows, columns = size
@@ -235,7 +235,7 @@ class ResolutionProgress:
         return cells.permute(0, 3, 1, 4, 2, 5).reshape(len(latents), -1, rows, columns)
 
     def _laid_out(self, latents: torch.Tensor) -> torch.Tensor:
-        """The reverse of `_grid`."""
+        """Reverse `_grid`."""
         if not self._is_packed:
             return latents
         batch, channels, rows, columns = latents.shape

@@ -1,1 +1,1 @@
-"""What diffusers' samplers do: the calls of a step, the step counts and predictions that they take."""
+"""Limits and steps of diffusers' samplers: the calls of a step, and the step counts and predictions that they take."""

@@ -1,4 +1,4 @@
-"""What samplers take: numbers of steps, and models that end in pure noise or predict something else than noise.
+"""Limits of samplers: numbers of steps, and models that end in pure noise or predict something else than noise.
 
 diffusers leaves most of this to errors of numpy in the middle of a call, or draws noise in silence.
 """
@@ -16,7 +16,7 @@ _BY_INDEX = (
     "DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler", "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler", "UniPCMultistepScheduler", "SASolverScheduler",
 )  # fmt: skip
-"""They look noise levels up by the timestep, which must be one of the model's."""
+"""Samplers that look noise levels up by the timestep, which must be one of the model's."""
 
 
 def refused_steps(pipe: Any, call: Mapping[str, Any]) -> str | None:

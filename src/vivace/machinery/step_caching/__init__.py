@@ -1,1 +1,1 @@
-"""Step caches: their base, the denoiser that computes or skips steps, schedules, and what is measured for them."""
+"""Step caches: their base, the denoiser that computes or skips steps, schedules, and their measured parameters."""

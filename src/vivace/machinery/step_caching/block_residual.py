@@ -24,7 +24,7 @@ process's own part of the image's tokens (batch, tokens, channels). All processe
 
 
 def unknown_blocks(denoiser: Any) -> str | None:
-    """Why a denoiser's blocks are not known as one residual, or None."""
+    """Return why a denoiser's blocks are not known as one residual, or None."""
     family = family_of(denoiser)
     if family is not None and family.blocks is not None:
         return None
@@ -89,8 +89,8 @@ def residual_forwards(transformer: Any) -> StepForwards:
     whole, plain = transformer.forward, type(transformer).forward
     of_all_tokens = getattr(transformer, WHOLE_TOKENS, None)
     reusing, looking = (
-        _with_block(transformer, blocks, asked_as(first, AddResidual())),
-        _with_block(transformer, blocks, asked_as(first, Modulate())),
+        _with_block(transformer, blocks, stand_in_for(first, AddResidual())),
+        _with_block(transformer, blocks, stand_in_for(first, Modulate())),
     )
 
     def compute(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -116,12 +116,12 @@ def residual_forwards(transformer: Any) -> StepForwards:
 
 
 def _without_extras(blocks: Blocks, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments without what is added between the blocks, which is in the residual."""
+    """Return the arguments without the tensors added between the blocks, which the residual includes."""
     return own_arguments(kwargs | {name: None for name in blocks.added_between if name in kwargs})
 
 
 def own_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments for another call of the forward, which takes items out of some of them."""
+    """Return the arguments for another call of the forward, which takes items out of some of them."""
     kwargs = dict(kwargs)
     for name in ("joint_attention_kwargs", "attention_kwargs"):
         if kwargs.get(name):
@@ -130,7 +130,7 @@ def own_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _added(tokens: torch.Tensor, residual: Any) -> torch.Tensor:
-    """Add a residual to the tokens that it is of: all, or the image's, which come last."""
+    """Add a residual to its tokens: all, or the image's, which come last."""
     import torch
 
     start = tokens.shape[1] - residual.shape[1]
@@ -139,8 +139,8 @@ def _added(tokens: torch.Tensor, residual: Any) -> torch.Tensor:
     return torch.cat([tokens[:, :start], tokens[:, start:] + residual], dim=1)
 
 
-def asked_as(block: Any, stand: Any) -> Any:
-    """Return a stand-in for a block, which has what transformers ask of their blocks besides calling them.
+def stand_in_for(block: Any, stand: Any) -> Any:
+    """Return a stand-in for a block, which has the attributes that transformers read from their blocks.
 
     Qwen-Image 2.1's asks each for its attention processor.
     """
@@ -151,7 +151,7 @@ def asked_as(block: Any, stand: Any) -> Any:
 
 
 def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
-    """The transformer with one other block; it shares all else."""
+    """Return the transformer with one other block; it shares all else."""
     import torch
 
     view = copy.copy(transformer)
@@ -163,7 +163,7 @@ def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
 
 @contextmanager
 def telling_calls_apart(transformer: Any) -> Iterator[Callable[[], str]]:
-    """Yield a function that tells which kind of call is made: guidance may take two calls a step, in named contexts."""
+    """Yield a function that returns the kind of the current call: guidance may take two a step, in named contexts."""
     named = getattr(transformer, "cache_context", None)
     current = [_CONDITIONAL]
     if named is None:
@@ -171,10 +171,10 @@ def telling_calls_apart(transformer: Any) -> Iterator[Callable[[], str]]:
         return
 
     @contextmanager
-    def cache_context(name: str, **given: Any) -> Iterator[None]:
+    def cache_context(name: str, **others: Any) -> Iterator[None]:
         current.append(name)
         try:
-            with named(name, **given):
+            with named(name, **others):
                 yield
         finally:
             current.pop()

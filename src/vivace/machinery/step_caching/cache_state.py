@@ -1,4 +1,4 @@
-"""What a step cache knows within a call: the kept tensors, the step, the timestep, how far inputs have changed."""
+"""The state of a step cache within a call: the kept tensors, the step, the timestep, how far inputs have changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CacheState:
-    """What is known about one kind of the denoiser's calls, from a call of the pipeline's start to its end.
+    """The state of one kind of the denoiser's calls, from the start of a pipeline's call to its end.
 
     Guidance that takes two calls of the denoiser per step makes two kinds, each with a state.
 
@@ -35,9 +35,9 @@ class CacheState:
 
 
 Look = Callable[[], Any]
-"""Computes what a hit is decided by, e.g. the modulated input of the first block."""
+"""Computes the input of a hit's decision, e.g. the modulated input of the first block."""
 IsHit = Callable[[CacheState, Look], bool]
-"""Whether the step can be skipped. Asked in every step; a step for which nothing is kept is computed all the same."""
+"""Whether the step can be skipped. Called in every step; a step for which nothing is kept is computed all the same."""
 
 
 def timestep_of(pipe: Any, state: CacheState) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit
-from vivace.machinery.step_caching.schedule import StepCounter
+from vivace.machinery.step_caching.hit_schedule import StepCounter
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +177,7 @@ def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 
 def _output_class_of(denoiser: Any) -> Any:
-    """What the denoiser returns with `return_dict`."""
+    """Return the denoiser's output class with `return_dict`."""
     from diffusers.models.modeling_outputs import Transformer2DModelOutput
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 

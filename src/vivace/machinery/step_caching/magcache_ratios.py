@@ -72,7 +72,7 @@ def mean_of(tables: Sequence[Sequence[float]], model: str) -> Ratios:
 
 
 def _ratio(new: torch.Tensor, old: torch.Tensor) -> float:
-    """The mean over tokens of the ratio of their norms."""
+    """Return the mean over tokens of the ratio of their norms."""
     return float((new.float().norm(dim=-1) / (old.float().norm(dim=-1) + 1e-8)).mean())
 
 

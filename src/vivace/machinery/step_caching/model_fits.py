@@ -1,4 +1,4 @@
-"""The store of what is measured once per model: TeaCache's polynomials, MagCache's ratios.
+"""The store of fits measured once per model: TeaCache's polynomials, MagCache's ratios.
 
 Each file holds one fit as JSON, named by the model and its architecture, in a folder per kind inside vivace's cache. A
 file may be deleted; the fit is then to be made again.
@@ -67,7 +67,7 @@ def keep(kind: str, denoiser: Any, model: str, fit: Mapping[str, Any]) -> Path:
 
 
 def _architecture(denoiser: Any) -> str:
-    """A hash of its configuration, without the path and the version that it was loaded from."""
+    """Return a hash of a configuration, without the path and the version that it was loaded from."""
     config = {name: value for name, value in denoiser.config.items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -81,7 +81,7 @@ def _file(kind: str, architecture: str, model: str) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """The fit, or None where the file is missing, damaged or of another version."""
+    """Return the fit, or None where the file is missing, damaged or of another version."""
     try:
         content = json.loads(file.read_text())
         return dict(content["fit"]) if content["version"] == _VERSION else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.families import Blocks
-from vivace.machinery.step_caching.block_residual import asked_as, blocks_of, own_arguments
+from vivace.machinery.step_caching.block_residual import blocks_of, own_arguments, stand_in_for
 from vivace.machinery.step_caching.cached_denoiser import StepForwards
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
 
     The transformer's own forward runs over chains of the same lengths, in which some blocks have stand-ins that hand
     on their input. So what is added between blocks (ControlNets) is added where it was. What a stand-in hands on is
-    replaced where the part ends that it stands for. Stand-ins have no tensors of their own, so that what moves the
+    replaced where its part ends. Stand-ins have no tensors of their own, so that what moves the
     transformer moves theirs.
 
     Args:
@@ -75,7 +75,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
     plain = type(transformer).forward
 
     class Stand(torch.nn.Module):  # type: ignore[misc]
-        """In the place of a block: notes what passes it, or hands on something else than the block would."""
+        """Replaces a block: notes its inputs, or passes on other values than the block would return."""
 
         def __init__(self, number: int, block: Any, role: str) -> None:
             super().__init__()
@@ -89,10 +89,10 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             self.adds = role == "adding" and self.leaves
             # SD3's transformer asks its blocks for it where a ControlNet adds something.
             self.context_pre_only = getattr(block, "context_pre_only", None)
-            asked_as(block, self)
+            stand_in_for(block, self)
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            tokens = _given(blocks, self.joined, args, kwargs)
+            tokens = _argument_tokens(blocks, self.joined, args, kwargs)
             start = blocks.image_starts_at((args, kwargs))
             if self.begins:
                 passing.begin = _from(start, tokens)
@@ -115,15 +115,15 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             if self.ends_first:
                 passing.first = returned
             if self.leaves:
-                passing.leaving = _from(start, _taken(blocks, returned))
+                passing.leaving = _from(start, _returned_tokens(blocks, returned))
             return returned
 
     def entering() -> Tokens:
-        """The tokens in front of the middle blocks, as the last of these takes them."""
+        """Return the tokens in front of the middle blocks, as the last of these takes them."""
         return _joined(passing.entering) if joins_in_middle else passing.entering
 
     def view(roles: dict[int, str]) -> Any:
-        """The transformer with stand-ins; it shares all else."""
+        """Return the transformer with stand-ins; it shares all else."""
         made = copy.copy(transformer)
         made._modules = dict(transformer._modules)
         for chain in blocks.chains:
@@ -151,7 +151,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
         return plain(views[name], *args, **own_arguments(kwargs))[0]
 
     def residual() -> Tokens:
-        """What the middle blocks add; of the image alone if no block is computed after them."""
+        """Return the residual of the middle blocks; of the image alone if no block is computed after them."""
         outputs = passing.leaving if last else passing.leaving[:1]
         return tuple(after - before for after, before in zip(outputs, entering(), strict=False))
 
@@ -171,7 +171,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
         run("look", args, kwargs)
         begin = _joined(passing.begin) if joins_in_first else passing.begin
         returned = passing.first
-        after = _taken(blocks, returned)[0]
+        after = _returned_tokens(blocks, returned)[0]
         # In front of the image's tokens there may be others.
         added = after[:, after.shape[1] - begin[0].shape[1] :] - begin[0]
         passing.clear()
@@ -193,32 +193,32 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
     return StepForwards(compute, reuse, look, compute_on, reuse_on)
 
 
-def _given(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
-    """The tokens that a block is given."""
+def _argument_tokens(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
+    """Return the tokens among a block's arguments."""
     image = args[0] if args else kwargs["hidden_states"]
     text = None if joined else blocks.text_of((args, kwargs))
     return (image,) if text is None else (image, text)
 
 
 def _from(start: int, tokens: Tokens) -> Tokens:
-    """The tokens without the first ones of the image's tensor."""
+    """Return the tokens without the first ones of the image's tensor."""
     return (tokens[0][:, start:], *tokens[1:]) if start else tokens
 
 
 def _returned(blocks: Blocks, tokens: Tokens) -> Any:
-    """What a block returns."""
+    """Return the output of a block."""
     image, text = (*tokens, None)[:2]
     return blocks.returned(image, text)
 
 
-def _taken(blocks: Blocks, returned: Any) -> Tokens:
-    """The tokens that a block has returned. SD3's last one returns no text."""
-    image, text = blocks.taken(returned)
+def _returned_tokens(blocks: Blocks, returned: Any) -> Tokens:
+    """Return the tokens in a block's output. SD3's last one returns no text."""
+    image, text = blocks.tokens_in(returned)
     return (image,) if text is None else (image, text)
 
 
 def _joined(tokens: Tokens) -> Tokens:
-    """The tokens of text and image in one tensor, the text first."""
+    """Return the tokens of text and image in one tensor, the text first."""
     import torch
 
     image, text = tokens

@@ -23,7 +23,7 @@ class Fit:
     Attributes:
         coefficients: from the highest power down.
         model: what it was fitted on, NAME@REVISION.
-        low, high: the range of input changes that was seen. Outside of it the polynomial says nothing: below, the value
+        low, high: the range of the measured input changes. Outside of it the polynomial says nothing: below, the value
             at `low` is taken; above, the value at `high` grows in proportion. Published polynomials name no range and
             are taken as they are.
         num_pairs: pairs of steps.
@@ -87,7 +87,7 @@ def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float
 
 
 def _one(output: Any) -> Any:
-    """The output as one tensor; Z-Image's is a list of one for each row."""
+    """Return the output as one tensor; Z-Image's is a list of one for each row."""
     import torch
 
     return torch.stack(output) if isinstance(output, list) else output

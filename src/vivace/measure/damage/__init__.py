@@ -1,4 +1,4 @@
-"""Damage as acceleration does it, at graded strengths, to find at which strength a witness sees it.
+"""Damage such as acceleration causes, at graded strengths, to find the strength at which a witness detects it.
 
 Each kind takes an image (H, W, 3) of 0 to 255, a strength in its own unit and a generator of random numbers, and
 returns an image of the same size whose values are whole numbers from 0 to 255. Strengths grow: the first is at the edge
@@ -17,9 +17,6 @@ from vivace.measure.damage import colours, details, places
 
 Pixels = NDArray[np.float64]
 Change = Callable[[Pixels, float, np.random.Generator], Pixels]
-
-GRADES = 5
-"""Strengths of each kind."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class HarmlessChange:
 
 
 def whole(image: Pixels) -> Pixels:
-    """Return the image as 8 bits hold it."""
+    """Return the image in 8 bits."""
     return np.asarray(np.clip(np.rint(image), 0, 255))
 
 

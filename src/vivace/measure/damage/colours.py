@@ -30,7 +30,7 @@ def _with_saturation(image: Pixels, factor: float) -> Pixels:
 
 
 def cast(image: Pixels, levels: float, _: object = None) -> Pixels:
-    """Add so many grey levels of red and take as many of blue."""
+    """Add a number of grey levels of red and subtract as many of blue."""
     return image + levels * np.array([1.0, 0.0, -1.0])
 
 

@@ -61,7 +61,7 @@ def frequencies_rounded(image: Pixels, step: float, _: object = None) -> Pixels:
 
 
 def _cosines() -> Pixels:
-    """The orthonormal matrix of the cosine transform (DCT-II) of 8 values."""
+    """Return the orthonormal matrix of the cosine transform (DCT-II) of 8 values."""
     k, x = np.arange(_TILE)[:, None], np.arange(_TILE)[None]
     matrix = np.sqrt(2 / _TILE) * np.cos(np.pi * (2 * x + 1) * k / (2 * _TILE))
     matrix[0] /= np.sqrt(2)
@@ -81,7 +81,7 @@ def drifted(image: Pixels, random: np.random.Generator) -> Pixels:
 
 
 def sharpened(image: Pixels, amount: float, _: object = None) -> Pixels:
-    """Add so many times the difference to the blurred image, which leaves halos along edges."""
+    """Add a multiple of the difference to the blurred image, which leaves halos along edges."""
     return image + amount * (image - blurred(image, _HALO))
 
 

@@ -15,7 +15,7 @@ _COARSE = 4.0
 
 
 def shifted(image: Pixels, by: float, _: object = None) -> Pixels:
-    """Move the image right by so many pixels, parts of one included; edges are repeated."""
+    """Move the image right by a number of pixels, which may be fractional; edges are repeated."""
     number, part = int(by), by - int(by)
     moved = _moved(image, number)
     return moved if part == 0 else (1 - part) * moved + part * _moved(image, number + 1)
@@ -33,7 +33,7 @@ def ghosted(image: Pixels, percent: float, _: object = None) -> Pixels:
 
 
 def stale(image: Pixels, percent: float, random: np.random.Generator) -> Pixels:
-    """Replace tiles of 16 x 16 pixels by what a much blurrier image shows there."""
+    """Replace tiles of 16 x 16 pixels by those of a much blurrier image."""
     height, width = image.shape[:2]
     rows, columns = -(-height // _TOKEN), -(-width // _TOKEN)
     number = max(1, round(rows * columns * percent / 100))

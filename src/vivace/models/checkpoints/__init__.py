@@ -1,1 +1,1 @@
-"""What is in a file of weights: which model, what it predicts, and whether its weights are stored as they are."""
+"""The contents of a file of weights: its model, its prediction type, and whether its weights are stored plainly."""

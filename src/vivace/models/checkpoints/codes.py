@@ -1,4 +1,4 @@
-"""Weights that are stored as codes with scales beside them, and what they stand for.
+"""Weights that are stored as codes with scales beside them, and how to decode them.
 
     scaled  values times one scale, one for each row, or one for each block of equal size
     nvfp4   two values of four bits (E2M1) to a byte, the first in the high half; blocks of 16 in a row have a scale in
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["scaled", "nvfp4", "mxfp8"]
 BLOCKS: dict[str, int] = {"nvfp4": 16, "mxfp8": 32}
-"""Values with a scale of their own; rows and columns are padded to a multiple of it."""
+"""Values that share a scale; rows and columns are padded to a multiple of it."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TILE_ROWS, _TILE_BLOCKS = 128, 4
 

@@ -1,4 +1,4 @@
-"""Scales that a file has beside its weights. With such a companion a weight is not the weight: it is a code.
+"""Scales that a file has beside its weights. With such a companion a stored weight is a code.
 
 Two conventions are read. ComfyUI's older files have `X.scale_weight` beside `X.weight` in fp8, `X.scale_input`, and a
 tensor `scaled_fp8`. Its newer files, Black Forest Labs' and ModelOpt's have `X.weight_scale`, `X.input_scale`, and say
@@ -37,7 +37,7 @@ _DTYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "nvfp4": (("U8",), ("F8_E4M3", "U8")),
     "mxfp8": (("F8_E4M3",), ("F8_E8M0", "U8")),
 }
-"""Of a weight's codes, and of the scales of its blocks."""
+"""Dtypes of a weight's codes, and of the scales of its blocks."""
 _OWN = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _LONE = re.compile(
     r"(?:^|\.)(?:weight_scale\w*|scale_weight|weight_zero_point|qweight|qzeros|wscales|absmax|quant_map|SCB)$"
@@ -59,7 +59,7 @@ class _Scales:
 
 
 def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, Codes]:
-    """Return how each weight that is not stored as it is, is stored.
+    """Return the storage of each weight that is not stored plainly.
 
     Args:
         path: of a safetensors file.
@@ -99,7 +99,7 @@ def is_marker(name: str) -> bool:
 
 
 def _companions(tensors: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Return every tensor that belongs to a weight, with the weight."""
+    """Yield every tensor that belongs to a weight, with the weight."""
     for name in tensors:
         module, _, leaf = name.rpartition(".")
         weight = f"{module}.weight" if module else "weight"
@@ -160,7 +160,7 @@ def fits(scale: Sequence[int], weight: Sequence[int]) -> bool:
 
 
 def _check_blocks(path: Path, tensors: Mapping[str, Any], kind: Kind, scales: _Scales, weight: str) -> None:
-    """Raise UnusableModel unless a weight of nvfp4 or mxfp8 has the dtypes and shapes that the format means."""
+    """Raise UnusableModel unless a weight of nvfp4 or mxfp8 has the dtypes and shapes of the format."""
     shape = tensors[weight]["shape"]
     of_codes, of_scales = _DTYPES[kind]
     if tensors[weight]["dtype"] not in of_codes or tensors[scales.scale]["dtype"] not in of_scales:

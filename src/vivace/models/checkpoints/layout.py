@@ -1,4 +1,4 @@
-"""The tensors of a denoiser in its authors' layout: their names, and how they are made of diffusers' tensors.
+"""The tensors of a denoiser in its authors' layout: their names, and their origin in diffusers' tensors.
 
 A tensor of the authors' layout has the rows of one or several of diffusers' tensors, one after the other. Where a layer
 modulates (`AdaLayerNormContinuous`), its halves are swapped. Both directions are used: files are read and written by
@@ -47,7 +47,7 @@ class OriginalTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its own shape."""
+        """Shape of the tensor."""
         if len(self.shapes) == 1:
             return self.shapes[0]
         return sum(shape[0] for shape in self.shapes), *self.shapes[0][1:]

@@ -1,4 +1,4 @@
-"""What a checkpoint predicts: the noise (epsilon), or v, and whether its last noise level is pure noise.
+"""A checkpoint's prediction: the noise (epsilon), or v, and whether its last noise level is pure noise.
 
 A file says so in marker tensors (`v_pred` and `ztsnr`, as NoobAI's and ComfyUI's), in metadata of the ModelSpec
 (`modelspec.prediction_type`), or in that of kohya's scripts (`ss_v_parameterization`, `ss_zero_terminal_snr`).
@@ -34,7 +34,7 @@ _NAME = re.compile(r"v[-_ ]?pred", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PredictionType:
-    """What a checkpoint predicts, and what it was read from.
+    """The prediction type of a checkpoint, and where it was read.
 
     Attributes:
         is_v: v-prediction, not epsilon.
@@ -58,7 +58,7 @@ class PredictionType:
 
 
 def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> PredictionType:
-    """Return what a UNet's checkpoint predicts.
+    """Return the prediction type of a UNet's checkpoint.
 
     Raises:
         UnusableModel: what it says contradicts itself, or is something else.
@@ -101,7 +101,7 @@ def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str])
 
 
 def _flag(path: Path, metadata: Mapping[str, str], key: str) -> bool | None:
-    """Return a yes or no of the metadata; None if it is not there.
+    """Return a boolean of the metadata; None if it is not there.
 
     Raises:
         UnusableModel: it is neither.

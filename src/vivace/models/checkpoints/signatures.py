@@ -1,4 +1,4 @@
-"""What published files of weights are, by tensors that they have: one table.
+"""Signatures of published files of weights, by tensors that they have: one table.
 
 The first row whose tensors a file all has says what it is. So kinds that contain another's tensors come first: Chroma
 and FLUX.2 before FLUX.1, whole models before single components. A row reads a file only by what the file has; nothing
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "")
-"""What tools write before the names of a denoiser's tensors; "net." is NVIDIA's."""
+"""Prefixes that tools write before the names of a denoiser's tensors; "net." is NVIDIA's."""
 SD2 = "sd2"
 """Stands for a catalogue name in rows of SD 2, which the catalogue does not have."""
 SUPPORTED = "supported are single files of SD 1.5, SDXL, SD 3.5, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
@@ -68,7 +68,7 @@ def _denoiser(
     sizes: tuple[tuple[str, int, int], ...],
     part: str = "transformer",
 ) -> Signature:
-    """A file from which the denoiser is read; all other parts come from the catalogue's model."""
+    """Return the row of a file from which the denoiser is read; all other parts come from the catalogue's model."""
     return Signature(what, has, sizes=sizes, entry=entry, component=part)
 
 
@@ -353,13 +353,13 @@ class TensorNames:
     """The names of a file's tensors, without their denoiser's prefix."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Take the names as they are in the file."""
+        """Strip the denoiser's prefix from the names in the file."""
         tensor_names = list(names)
         self.prefix = _prefix_of(tensor_names)
         self.own = {name.removeprefix(self.prefix): name for name in tensor_names}
 
     def has(self, pattern: str) -> bool:
-        """Return whether a tensor has such a name."""
+        """Return whether a tensor has a name."""
         text = pattern.strip("*")
         if pattern.startswith("*") and pattern.endswith("*"):
             return any(text in name for name in self.own)

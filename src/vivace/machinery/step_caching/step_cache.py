@@ -15,7 +15,7 @@ from vivace.families import family_of_pipeline
 from vivace.families.pipeline_code import guides_by_the_usual_scale, names_its_calls, number_of_denoiser_calls
 from vivace.machinery.step_caching.cache_state import IsHit
 from vivace.machinery.step_caching.cached_denoiser import latents_of
-from vivace.machinery.step_caching.schedule import StepCounter, evenly_spaced, never
+from vivace.machinery.step_caching.hit_schedule import StepCounter, evenly_spaced, never
 from vivace.technique import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 
 Changed = dict[str, int | float | str]
@@ -23,7 +23,7 @@ Changed = dict[str, int | float | str]
 
 @dataclass(frozen=True)
 class StepDecision:
-    """When a step is a hit, and what the Record says about that."""
+    """The decision whether a step is a hit, and its facts for the Record."""
 
     is_hit: IsHit
     changed: Mapping[str, int | float | str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class StepDecision:
 
 @dataclass(frozen=True)
 class Attached:
-    """A cache that a denoiser has been given.
+    """A cache that is attached to a denoiser.
 
     Attributes:
         counter: counts its steps, and makes its evidence of them.
@@ -90,11 +90,11 @@ class StepCache(Technique):
 
     @abstractmethod
     def unsupported_denoiser(self, target: Target) -> str | None:
-        """Why the cache cannot work on a pipeline's denoiser, or None."""
+        """Return why the cache cannot work on a pipeline's denoiser, or None."""
 
     @abstractmethod
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        """Give the denoiser the cache.
+        """Attach the cache to the denoiser.
 
         Raises:
             NoEffect: nothing was there to cache.
@@ -102,7 +102,7 @@ class StepCache(Technique):
 
     @abstractmethod
     def decision(self, target: Target) -> StepDecision:
-        """When a step is a hit, without `hits`."""
+        """Return when a step is a hit, without `hits`."""
 
     @property
     def provides(self) -> frozenset[Trait]:
@@ -126,7 +126,7 @@ class StepCache(Technique):
         return self.unsupported_weights(target)
 
     def unsupported_weights(self, target: Target) -> str | None:
-        """Why, without `hits`, steps cannot be decided for the model's weights, or None."""
+        """Return why, without `hits`, steps cannot be decided for the model's weights, or None."""
         if not self.compared or not target.model.has_random_weights:
             return None
         return (
@@ -158,7 +158,7 @@ class StepCache(Technique):
         )
 
     def _decided_by(self) -> float | str:
-        """What decides which steps are hits, for the Record: a threshold's value, or a knob with its value."""
+        """Return what decides which steps are hits, for the Record: a threshold's value, or a knob with its value."""
         if self.hits is not None:
             return f"hits={self.hits:g}"
         name = self.replaced[0]
@@ -195,7 +195,7 @@ def _mixes_guidance(target: Target) -> str | None:
 
 
 def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
-    """Raise an error in a step that is guided after all, by an argument of the call: both calls get one tensor.
+    """Raise an error in a step that an argument of the call makes guided after all: both calls get one tensor.
 
     The last latents are kept, so that no other tensor is taken for them.
     """
@@ -214,7 +214,7 @@ def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
 
 
 def guides_in_unnamed_calls(pipe: Any) -> bool:
-    """Return whether a transformer's pipeline guides by its usual scale in two calls that it gives no names: Chroma.
+    """Return whether a transformer's pipeline guides by its usual scale in two unnamed calls: Chroma.
 
     SD 3's second call is another guidance, of skipped layers, beside a batch that is known to be doubled.
     """
@@ -227,7 +227,7 @@ def guides_in_unnamed_calls(pipe: Any) -> bool:
 
 
 def _reset_before_call(denoiser: Any) -> CallContext:
-    """A context around the pipeline's call. Pipelines reset caches at the end of a call, which a failed one misses."""
+    """Surround the pipeline's call. Pipelines reset caches at the end of a call, which a failed one misses."""
 
     @contextmanager
     def reset() -> Iterator[None]:

@@ -84,7 +84,7 @@ def limit_of(record: Record, median_s: float, gpu_busy_s: float | None) -> Limit
 def _split(
     limit_s: float, parts: Mapping[str, float], median_s: float, busy_s: float | None, outside_s: float
 ) -> Limit:
-    """Divide the time of an image into the limit and what is lost, without rounding anything away."""
+    """Divide the time of an image into the limit and the losses, without rounding anything away."""
     kernels = gaps = outside = None
     if busy_s is not None:
         waiting = median_s - busy_s

@@ -54,7 +54,7 @@ class StudyColumn:
     Attributes:
         name: the GPU as the source calls it, or the device that measured.
         kind: "published" or "measured".
-        cells: by part, model, row and figure. Models are those of the study file, whatever stood for them.
+        cells: by part, model, row and figure. Models are those of the study file, also where others replaced them.
         rows: the measured rows by part, model and row.
         baselines: the baseline's rows by part and model, one for each GPU or host that measured.
     """
@@ -132,7 +132,7 @@ FIGURES: dict[str, Figure] = {
 
 
 def cell_of(row: Row, figure: str) -> StudyCell:
-    """Return a measured row's figure, or why there is none."""
+    """Return a measured row's figure, or the reason why there is none."""
     outcome = row.record.outcome
     if outcome is not Outcome.MEASURED:
         return StudyCell(outcome.value, note=row.record.reason or "")

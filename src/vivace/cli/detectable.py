@@ -1,4 +1,4 @@
-"""Say before a comparison what it will be able to tell."""
+"""What a comparison will be able to tell, stated before it starts."""
 
 from __future__ import annotations
 
@@ -15,4 +15,5 @@ def able_to_tell(rounds: int) -> str:
         needed = rounds_for_same(margin)
         if needed is not None and needed > rounds:
             text += f"; `same` within {margin:.0%} takes about {needed} rounds"
-    return f"{text} (if processes that do the same differ by {DEFAULT_SPREAD.sd:.0%}; --until goes on until it is told)"
+    spread = f"if equal processes differ by {DEFAULT_SPREAD.sd:.0%}"
+    return f"{text} ({spread}; --until goes on until each recipe has an answer)"

@@ -17,12 +17,12 @@ so do batches."""
 
 
 def graph_limit(num_sizes: int, num_kinds: int = 1) -> int:
-    """How often one function may be compiled for so many announced sizes, and kinds of layers in a repeated block."""
+    """Return how often a function may be compiled, by the announced sizes and the kinds of a repeated block."""
     return GRAPHS_PER_SIZE * max(1, num_sizes) * num_kinds
 
 
 def num_kinds(blocks: Iterable[torch.nn.Module]) -> int:
-    """How many kinds of one block there are: the same block with other weights, some quantised, has code of its own."""
+    """Return the number of kinds of one block: the same block with other weights, some quantised, has its own code."""
     kinds: dict[str, set[tuple[str, ...]]] = {}
     for block in blocks:
         parts = tuple(f"{name} {type(weight).__name__}" for name, weight in block.named_parameters())

@@ -2,7 +2,7 @@
 
 The batches are fixed beforehand, and so is how sure each look at the images has to be (`stats.repeated_looks`): all
 looks together pass what lies below its limit no more often than one look would. The bounds of a row are widened to
-that, so what the answer says of them, "with 95 % confidence", holds over all looks.
+that, so the answer's "with 95 % confidence" holds over all looks.
 
 A final's images have another seed than those that the search judged before: a recipe that was chosen because its images
 came out well has to show it again.
@@ -39,7 +39,7 @@ _DECIDED_BY_FIGURES = frozenset({*_BOUNDED, "ssim", "psnr_db"})
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """Which images a final draws, batch by batch.
+    """The images of a final, batch by batch.
 
     Attributes:
         batches: the first is drawn by the rounds of the final.
@@ -83,19 +83,19 @@ class ImagePlan:
 
     @property
     def sure(self) -> float:
-        """How sure each look has to be that a recipe passes."""
+        """The confidence with which a recipe must pass at each look."""
         return sure_of_each(SURE_PASS, self.sizes)
 
     def prompts_at(self, look: int) -> float:
-        """Return how many prompts the images of a look are worth: further seeds of a prompt count as their root."""
+        """Return the number of prompts that a look's images count as: further seeds of a prompt count as their root."""
         return math.sqrt(self.num_prompts[look] * self.sizes[look])
 
     def num_images(self, look: int) -> int:
         """Return the images of the batch that precedes a look; the first look is 0."""
         return self.sizes[look] - (self.sizes[look - 1] if look else 0)
 
-    def judged(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows of a final with bounds and verdicts as sure as each look has to be."""
+    def with_verdicts(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows of a final with bounds and verdicts of the confidence of each look."""
         floor = next((row.noise_floor for row in rows if row.noise_floor is not None), None)
         return [self._judged(row, floor) for row in rows]
 
@@ -145,9 +145,9 @@ class ImagePlan:
 
 
 def needs_floor(rows: Sequence[Row]) -> bool:
-    """Whether a verdict may be another with the noise floor, which a final draws only then.
+    """Whether the noise floor may change a verdict; a final draws it only then.
 
-    It bounds what is asked of recipes that keep the image.
+    It bounds the requirement on recipes that keep the image.
     """
     if not rows or rows[0].floor is not None:
         return False
@@ -156,7 +156,7 @@ def needs_floor(rows: Sequence[Row]) -> bool:
 
 
 def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:
-    """Return a record of a final with the images of all batches that the store has, and how many batches these are.
+    """Return a record of a final with the images of all stored batches, and the number of these.
 
     Args:
         workloads: of the batches after the first.

@@ -18,7 +18,7 @@ PromptArguments = Callable[[Call], dict[str, Any]]
 
 
 class Arguments:
-    """What the calls of a workload are given besides a session's defaults.
+    """Arguments of a workload's calls, besides a session's defaults.
 
     Args:
         pipeline: that the model is published for.
@@ -37,7 +37,7 @@ class Arguments:
             self._pictures = read_sources(sources, workload)
 
     def of(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its prompts, or embeddings encoded once, and its images.
+        """Return a function from a call's index to its prompts, or their embeddings encoded once, and its images.
 
         It is to be called before each call: a benchmark draws few prompts again and again, and unless the workload says
         that they are repeated, they count as new each time.

@@ -1,10 +1,10 @@
-"""What a search is asked for: one frozen object, from the command line or from `vivace.tune`'s keywords."""
+"""The request of a search: one frozen object, from the command line or from `vivace.tune`'s keywords."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vivace.benchmark.settings import DEFAULT_SETTINGS, RunSettings
+from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.models.find import LocatedModel
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.spec.study import QualityRequest
@@ -23,7 +23,7 @@ _USUAL_TIMING = Timing()
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The settings of a search; for what they say see `vivace.tune`.
+    """The settings of a search; `vivace.tune` explains them.
 
     Attributes:
         limits: of the quality gate; None for the usual ones.
@@ -62,7 +62,7 @@ class SearchSettings:
         return self.limits or DEFAULT_LIMITS
 
     def judge(self, located: LocatedModel) -> QualityJudge:
-        """Return who judges the model's images; for the errors see `judge_of`."""
+        """Return the judges of the model's images; for the errors see `judge_of`."""
         return judge_of(
             located,
             QualityRequest(scorer=self.scorer, witness=self.witness),
@@ -84,7 +84,7 @@ class SearchSettings:
         )
 
     def images(self, objective: Objective) -> ImageRequest:
-        """Return what is drawn for the goal: batches of four for throughput, repeated prompts where these are kept."""
+        """Return the images for the goal: batches of four for throughput, repeated prompts where these are kept."""
         request = self.request
         if request.batch == 1:
             request = replace(request, batch=_BATCHES[self.goal])

@@ -1,4 +1,4 @@
-"""The figures of a recipe, and of the table that they are from, for the GPU that was asked about."""
+"""The figures of a recipe, and of its table, for the requested GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivace.stats import Interval
 
 
 def figures_of(ranked: Ranked, of: RankedTable, judge: RowFilter) -> RecipeFigures:
-    """Return a row's figures, its time on the GPU that was asked about."""
+    """Return a row's figures, with its time on the requested GPU."""
     row, table, criteria = ranked.row, of.table, judge.criteria
     latency = time_here(row, of, judge)
     is_projected = of.near is not Near.SAME and row.predicted_from is None and row.latency is not None
@@ -39,15 +39,15 @@ def figures_of(ranked: Ranked, of: RankedTable, judge: RowFilter) -> RecipeFigur
         is_counted=row.is_counted,
         timed_steps=row.timed_steps,
         cost_per_1000=cost,
-        judged=judge.judged(row, table),
+        judged=judge.judgement_of(row, table),
         note=row.note,
     )
 
 
 def time_here(row: EvidenceRow, of: RankedTable, judge: RowFilter) -> Interval | None:
-    """Return the seconds of a row on the GPU that was asked about, at the number of steps that the answer is for.
+    """Return the seconds of a row on the requested GPU, at the answer's number of steps.
 
-    None where no such time can be told: another model's, another number of steps, a GPU without data sheet, or a time
+    None where no such time is known: another model's, another number of steps, a GPU without data sheet, or a time
     that the chip cannot reach, which then is of something else than it says.
     """
     table = of.table
@@ -70,7 +70,7 @@ def time_here(row: EvidenceRow, of: RankedTable, judge: RowFilter) -> Interval |
 
 
 def limit_of(of: RankedTable, judge: RowFilter) -> ChipLimit | None:
-    """Return the limit of the GPU that was asked about, or of the table's, for a table's number of steps."""
+    """Return the limit of the requested GPU, or of the table's, for a table's number of steps."""
     entry_steps = of.kin.steps if of.table.kind != "own" else of.table.steps
     limit = chip_limit(of.kin.name, judge.gpu or of.table.gpu, entry_steps)
     sizes = (of.table.height, of.table.width)

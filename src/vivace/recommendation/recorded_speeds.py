@@ -1,4 +1,4 @@
-"""How fast techniques are on a model, from the records that ship with vivace."""
+"""Speed-ups of techniques on a model, from the records that ship with vivace."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Speeds:
 
 @cache
 def known_speeds(model: str) -> Speeds:
-    """Return what is recorded of a model on a GPU, or else of the models of its architecture."""
+    """Return the recorded speed-ups of a model on a GPU, or else of the models of its architecture."""
     tables = [table for table in committed_tables() if table.device == "cuda" and table.batch == 1]
     kin = kin_of(model, frozenset(table.model for table in tables))
     near = [table for table in tables if table.model == kin.name]
@@ -56,7 +56,7 @@ def known_speeds(model: str) -> Speeds:
 
 
 def _added(table: EvidenceTable) -> list[tuple[str, float]]:
-    """Return what each row adds to the table's baseline, and its speed-up."""
+    """Return each row's techniques beyond the table's baseline, and its speed-up."""
     common = {technique.text for technique in resolve(table.baseline)}
     gains = []
     for row in table.rows:

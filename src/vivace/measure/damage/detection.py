@@ -1,4 +1,4 @@
-"""From which strength damage is seen."""
+"""The strength from which damage is detected."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 POWER = 0.9
 
 
-def least_seen(powers: Sequence[float], strengths: Sequence[float], power: float = POWER) -> float | None:
-    """Return the least strength from which on damage is seen with this power, or None if it is not.
+def least_detected(powers: Sequence[float], strengths: Sequence[float], power: float = POWER) -> float | None:
+    """Return the least strength from which on damage is detected with this power, or None if it is not.
 
-    Between two strengths the power is interpolated over their logarithms. If the lowest strength is seen already, it is
+    Between two strengths the power is interpolated over their logarithms. If the lowest is detected already, it is
     returned: an upper bound.
 
     Args:
-        powers: the probability that damage is seen at each strength.
+        powers: the probability that damage is detected at each strength.
         strengths: positive and growing.
     """
     for k, reached in enumerate(powers):

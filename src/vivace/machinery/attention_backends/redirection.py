@@ -84,7 +84,7 @@ class RedirectedAttention:
             scale: float | None = None,
             enable_gqa: bool = False,
         ) -> Any:
-            reason = self._not_taken(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
+            reason = self._left_to_pytorch(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
             if reason is None and scale is not None and self._kernel.fixed_scale:
                 reason = "with a softmax scale of its own"
             if reason is not None:
@@ -108,7 +108,7 @@ class RedirectedAttention:
         for attention in attentions:
             _Left(attention, self)
 
-    def _not_taken(
+    def _left_to_pytorch(
         self, query: Any, key: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
     ) -> str | None:
         """Return why a call is left to PyTorch, or None."""

@@ -1,4 +1,4 @@
-"""What a study will run, and an estimate of time and memory for each trial, where anything is known.
+"""The trials of a study, with an estimate of time and memory for each, where anything is known.
 
 In this order: the store's own rounds of the trial; vivace's committed records of the architecture, on the GPU that they
 name; for time, roughly what its baseline takes there; for memory on a GPU, what `vivace plan` predicts. What none of
@@ -20,7 +20,7 @@ from rich.text import Text
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
 from vivace.evidence.recorded import recorded_figures
-from vivace.machinery.step_caching.technique import StepCache
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
@@ -45,7 +45,7 @@ _AUTOTUNING_S = 600.0
 than 400 s with max-autotune (UNet and VAE of SD 1.5 on an H100)."""
 
 _RECORD, _PLAN = "record of ", "plan"
-"""Where figures of GPUs come from."""
+"""Sources of figures of GPUs."""
 
 Predict = Callable[[str, str, Workload], int | None]
 
@@ -83,12 +83,12 @@ class Estimate:
 
     @property
     def time_is_of_gpu(self) -> bool:
-        """Whether the time is of a GPU that may be another machine's."""
+        """Whether the time is of a GPU, possibly another machine's."""
         return self.time_from.startswith(_RECORD)
 
     @property
     def memory_is_of_gpu(self) -> bool:
-        """Whether the peak is of a GPU that may be another machine's."""
+        """Whether the peak is of a GPU, possibly another machine's."""
         return self.memory_from == _PLAN or self.memory_from.startswith(_RECORD)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,12 +102,12 @@ def estimates(
     *,
     on_gpu: bool = True,
 ) -> list[Estimate]:
-    """Return each trial of a study, in order, with what is known of it.
+    """Return each trial of a study, in order, with its estimate.
 
     Args:
         store: None: as if nothing had been measured.
         predict: returns the peak of a recipe on a GPU; None: nothing is predicted.
-        on_gpu: whether the study runs on a GPU; if not, what is known of GPUs is left out.
+        on_gpu: whether the study runs on a GPU; if not, figures of GPUs are left out.
 
     Raises:
         UsageError, UnknownModel, Unsupported, WorkloadError: what would end the study before its first round.
@@ -158,7 +158,7 @@ def _estimate(
     predict: Predict | None,
     on_gpu: bool,
 ) -> Estimate:
-    """Return what the trial's own records, the committed ones and `predict` say of it.
+    """Return the estimate of a trial, from its own records, the committed ones and `predict`.
 
     Args:
         about: part, model, what is measured, row and recipe.
@@ -218,7 +218,7 @@ def _estimate(
 
 
 def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, float, str] | None:
-    """Return seconds of a call, of an eager first one and of compiling, and where they are from.
+    """Return seconds of a call, of an eager first one and of compiling, and their sources.
 
     None if the baseline has no record.
     """
@@ -296,10 +296,10 @@ def planner(report: Callable[[str], None]) -> Predict:
 
 
 def print_estimates(estimates: Sequence[Estimate], console: Console, *, without_gpu: bool = False) -> None:
-    """Print the trials by part and model, and what the study takes in all.
+    """Print the trials by part and model, and the total of the study.
 
     Args:
-        without_gpu: whether this machine has no GPU, so that what is known of one is not of this machine.
+        without_gpu: whether this machine has no GPU, so that a GPU's figures are not this machine's.
     """
     groups: dict[tuple[str, str, str], list[Estimate]] = {}
     for estimate in estimates:

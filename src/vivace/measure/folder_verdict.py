@@ -1,4 +1,4 @@
-"""The quality gate's verdict on two folders of images, from what `folders.compare` found."""
+"""The quality gate's verdict on two folders of images, from the figures of `folders.compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and how a study is run: one frozen object that is passed on as it is."""
+"""How a study is run: one frozen object that every function passes on unchanged."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ class RunSettings:
         """
         flag = "--gpus" if self.gpus is not None else "--ray" if self.ray is not None else None
         if self.until is not None and (flag is not None or self.rerun):
-            raise UsageError(
-                f"--until goes on with what is stored, in one place; leave out {flag or '--rerun'}"
-            )
+            raise UsageError(f"--until continues stored rounds, in one place; leave out {flag or '--rerun'}")
         if flag is None:
             return
         if self.gpus is not None and self.ray is not None:

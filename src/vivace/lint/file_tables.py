@@ -37,7 +37,7 @@ class Table:
     unread: list[str] = field(default_factory=list)
 
     def add(self, number: int, cells: Sequence[str]) -> None:
-        """Add a row. Of one with more cells than there are headings nobody knows which cell belongs to which."""
+        """Add a row. If it has more cells than there are headings, none can be assigned."""
         while len(cells) > len(self.headings) and is_missing(cells[-1]):
             cells = cells[:-1]
         if len(cells) > len(self.headings):
