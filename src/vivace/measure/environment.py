@@ -134,7 +134,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def _driver() -> str | None:
     """Return the driver version, e.g. "580.159.04". Its position in the line differs between the kernel modules."""
     try:
-        line = DRIVER.read_text().splitlines()[0]
+        line = DRIVER.read_text(encoding="utf-8").splitlines()[0]
     except (OSError, IndexError):
         return None
     match = re.search(r"\b\d+\.\d+(\.\d+)*\b", line)
@@ -197,6 +197,7 @@ def _git(root: Path, *arguments: str) -> str:
             errors="replace",
             timeout=5,
             check=False,
+            encoding="utf-8",
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
