@@ -9,7 +9,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -162,9 +161,8 @@ def library_versions() -> dict[str, str]:
 
 def _num_cores() -> int:
     """Return how many logical cores this process may use, which a container or `taskset` can limit."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)  # of Linux and some others
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def source_revision(root: Path) -> str | None:
