@@ -41,12 +41,12 @@ Case = dict[str, Any]
 @click.option("--record", default=RESULTS, type=click.Path(path_type=Path))
 def command(number: int, busy: bool, record: Path) -> int:
     """Compare, and print how many of the verdicts were faster or slower."""
-    cases: list[Case] = json.loads(record.read_text()) if record.exists() else []
+    cases: list[Case] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else []
     with start_launcher("cpu") as launcher, keep_busy() if busy else nullcontext():
         for _ in range(sum(case["busy"] is busy for case in cases), number):
             load = round(os.getloadavg()[0], 1)
             cases.append({"busy": busy, "load": load, "cores": os.cpu_count()} | compare(launcher))
-            record.write_text("[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n")
+            record.write_text("[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n", encoding="utf-8")
             click.echo(json.dumps(cases[-1]))
     these = [case for case in cases if case["busy"] is busy]
     wrong = [case for case in these if case["verdict"] in ("faster", "slower")]

@@ -32,6 +32,7 @@ def command(record: Path, device: str) -> int:
         [sys.executable, "-m", "vivace", "doctor", "--device", device, "--measure", "--json"],
         stdout=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
     )
     if ended.returncode:
         raise WorkerError(f"`vivace doctor --measure` ended with exit code {ended.returncode}; see above")
@@ -39,7 +40,7 @@ def command(record: Path, device: str) -> int:
     with locked(record):
         others = [ceiling for ceiling in read_ceilings(record) if ceiling.identity != new.identity]
         rows = [ceiling.model_dump(mode="json") for ceiling in (*others, new)]
-        record.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        record.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     click.echo(f"{new.device_name}: {len(new.ceilings)} ceilings in {record}")
     return 0
 
@@ -48,7 +49,7 @@ def read_ceilings(record: Path = RECORD) -> list[Ceilings]:
     """Return the ceilings of a record; none if there is no such file."""
     if not record.exists():
         return []
-    return [Ceilings.model_validate(fields) for fields in json.loads(record.read_text())]
+    return [Ceilings.model_validate(fields) for fields in json.loads(record.read_text(encoding="utf-8"))]
 
 
 def ceilings_of(environment: Environment, record: Path = RECORD) -> Ceilings | None:

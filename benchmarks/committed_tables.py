@@ -89,7 +89,7 @@ def tables() -> Iterator[EvidenceTable]:
         for device in ("cuda", "cpu"):
             if cases := step_cases.read_cases(step_curves.record_file(name, device)):
                 yield _of_curves(name, device, cases)
-    yield _of_demo(json.loads(DEMO.read_text()))
+    yield _of_demo(json.loads(DEMO.read_text(encoding="utf-8")))
 
 
 def _of_fused(path: Path) -> EvidenceTable:
@@ -300,8 +300,8 @@ def _compact(value: Any) -> Any:
 def main() -> int:
     """Write the file, or check it."""
     if "--check" in sys.argv[1:]:
-        return 0 if TARGET.read_text() == content() else 1
-    TARGET.write_text(content())
+        return 0 if TARGET.read_text(encoding="utf-8") == content() else 1
+    TARGET.write_text(content(), encoding="utf-8")
     return 0
 
 

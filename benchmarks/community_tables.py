@@ -29,10 +29,10 @@ def content() -> str:
 
 
 def main() -> int:
-    is_current = TARGET.read_text() == content()
+    is_current = TARGET.read_text(encoding="utf-8") == content()
     if "--check" in sys.argv:
         return 0 if is_current else 1
-    TARGET.write_text(content())
+    TARGET.write_text(content(), encoding="utf-8")
     return 0
 
 

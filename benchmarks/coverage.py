@@ -83,7 +83,7 @@ def simulate(
 @click.option("--record", default=RESULTS, type=click.Path(path_type=Path))
 def command(repeats: int, only: str | None, record: Path) -> int:
     """Simulate every case and write the record."""
-    contents = json.loads(record.read_text()) if only is not None and record.exists() else {}
+    contents = json.loads(record.read_text(encoding="utf-8")) if only is not None and record.exists() else {}
     if only in (None, "rounds"):
         contents |= {"repeats": repeats, "rows": _rounds(repeats)}
     if only in (None, "movement"):
@@ -91,7 +91,7 @@ def command(repeats: int, only: str | None, record: Path) -> int:
     if only in (None, "pairs"):
         contents |= {"pair_repeats": repeats, "pairs": list(_pairs(repeats))}
     parts = [f'"{name}": {_written(value)}' for name, value in contents.items()]
-    record.write_text("{" + ", ".join(parts) + "}\n")
+    record.write_text("{" + ", ".join(parts) + "}\n", encoding="utf-8")
     return 0
 
 

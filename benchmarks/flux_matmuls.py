@@ -66,7 +66,7 @@ def flux_matmuls(record: Path, algorithms: int, only: tuple[str, ...]) -> int:
             }
             for way, us, facts in timed
         ]
-        with record.open("a") as file:
+        with record.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         for way in dict.fromkeys(line["way"] for line in lines):
             best = min((line for line in lines if line["way"] == way), key=lambda line: float(line["us"]))

@@ -34,7 +34,7 @@ def main(names: list[str]) -> None:
         print(f"{name}: {models[name].peak_bytes / 1e9:.2f} GB", flush=True)
         ordered = {model: models[model] for model in CATALOGUE if model in models}
         content = Footprints(models=ordered, quantised=dict(sorted(quantised.items())))
-        FILE.write_text(content.model_dump_json(indent=1) + "\n")
+        FILE.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def _quantised(

@@ -287,7 +287,7 @@ def _free(device: str) -> None:
 
 def _append(record: Path, case: dict[str, Any]) -> None:
     record.parent.mkdir(parents=True, exist_ok=True)
-    with record.open("a") as file:
+    with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(case) + "\n")
 
 

@@ -88,7 +88,9 @@ def key_of(row: dict[str, Any]) -> Key:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a record, or none if there is none yet."""
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
 
 
 def read_answers(path: Path) -> list[dict[str, Any]]:
@@ -99,7 +101,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         raise StoreError(f"there is no {path}; `python -m benchmarks.memory_caps --plan` writes it")
-    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     return rows
 
 
@@ -135,7 +137,7 @@ def _write_answers(models: Sequence[str], path: Path) -> int:
 def answer_of(model: str, card_gb: int) -> dict[str, Any]:
     """Return what `vivace plan MODEL --card N` answers, as it says in JSON."""
     command = [sys.executable, "-m", "vivace", "plan", model, "--card", str(card_gb), "--json"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=False)
+    printed = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
     if printed.returncode:
         raise StoreError(f"{' '.join(command[2:])}: {printed.stderr.strip()[-500:]}")
     return {"model": model, "card_gb": card_gb} | answer_in(json.loads(printed.stdout))
@@ -172,7 +174,9 @@ def run_case(answer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.memory_caps", _CASE, json.dumps(answer)]
     case = {key: answer[key] for key in ("model", "card_gb", "recipe", "height", "width")}
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=timeout_s, encoding="utf-8"
+        )
     except subprocess.TimeoutExpired:
         return case | {"outcome": "timed_out", "reason": f"more than {timeout_s:g} s"}
     printed = ended.stdout.strip().splitlines()

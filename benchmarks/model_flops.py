@@ -50,8 +50,8 @@ def content() -> str:
 def main() -> int:
     text = content()
     if "--check" in sys.argv[1:]:
-        return int(text != RECORD.read_text())
-    RECORD.write_text(text)
+        return int(text != RECORD.read_text(encoding="utf-8"))
+    RECORD.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -323,7 +323,7 @@ def _check_device(cases: dict[Key, dict[str, Any]], here: Environment, path: Pat
 
 def _append(path: Path, case: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(case) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -124,7 +124,7 @@ def record(wheels: Path, out: Path, record: Path) -> int:
         raise UsageError(
             f"{out} has no {', '.join(missing)}; `measure --wheels FOLDER` measures what is missing"
         )
-    values = {p.name: json.loads((out / f"{p.name}.json").read_text()) for p in PHOTOGRAPHS}
+    values = {p.name: json.loads((out / f"{p.name}.json").read_text(encoding="utf-8")) for p in PHOTOGRAPHS}
     header = {
         "photographs": [
             {

@@ -26,7 +26,7 @@ def read_list(path: Path, kind: type[Kind]) -> list[Kind]:
     if not path.exists():
         return []
     try:
-        return [kind.model_validate(item) for item in json.loads(path.read_text())]
+        return [kind.model_validate(item) for item in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
         raise _not_a_record(path, error) from error
 
@@ -45,7 +45,7 @@ def read_lines(
     if not path.exists():
         return {}
     try:
-        records = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
+        records = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
         for case in records:
             line(case)
             Environment.model_validate(case["environment"])
@@ -73,7 +73,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8")
     os.replace(part, path)
 
 

@@ -89,7 +89,7 @@ class Grid:
 
 def read_grid(path: Path) -> Grid:
     """Read a grid that `benchmarks.tuner_grids` wrote."""
-    contents = json.loads(path.read_text())
+    contents = json.loads(path.read_text(encoding="utf-8"))
     timed = _rounds(contents["rows"])
     entries = {}
     for row in contents["rows"]:

@@ -95,6 +95,7 @@ def draw_side_by_side(
             ],
             stdout=subprocess.PIPE,
             text=True,
+            encoding="utf-8",
         )
         for case in cases
     ]

@@ -74,7 +74,7 @@ def server(model: str, recipe: str, device: str, *more: str) -> Iterator[tuple[s
     )
     command = [sys.executable, "-m", "vivace", "serve", model, *settings, *more]
     began = time.monotonic()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stderr is not None
     output: list[str] = []
     try:

@@ -271,7 +271,7 @@ def profile_file(record: Path) -> Path:
 
 def read_profiles(record: Path) -> list[Profile]:
     path = profile_file(record)
-    return [Profile(**item) for item in json.loads(path.read_text())] if path.exists() else []
+    return [Profile(**item) for item in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
 
 def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measuring) -> int:
@@ -291,7 +291,9 @@ def _profile(chosen: Sequence[Case], recipes: set[str], record: Path, how: Measu
             profiles = _added(
                 read_profiles(record), new, lambda profile: (profile.model, renamed(profile.recipe))
             )
-            path.write_text(json.dumps([asdict(profile) for profile in profiles], indent=1) + "\n")
+            path.write_text(
+                json.dumps([asdict(profile) for profile in profiles], indent=1) + "\n", encoding="utf-8"
+            )
         _say(
             f"{name} {recipe}: {new.step:.1f} ms a step: compute {new.compute:.1f}, communication "
             f"{new.communication:.1f}, waiting {new.waiting:.1f}, idle {new.idle:.1f}, of it while the CPU was "

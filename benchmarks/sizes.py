@@ -318,7 +318,7 @@ def read_cases(path: Path) -> dict[Key, Case]:
 
 def _append(record: Path, case: Case) -> None:
     record.parent.mkdir(parents=True, exist_ok=True)
-    with record.open("a") as file:
+    with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(case) + "\n")
 
 

@@ -207,7 +207,7 @@ def read_operations() -> dict[str, dict[str, Operations]]:
     """Read the counted operations by model and technique; empty before the first count."""
     if not OPERATIONS.exists():
         return {}
-    read = json.loads(OPERATIONS.read_text())
+    read = json.loads(OPERATIONS.read_text(encoding="utf-8"))
     return {
         name: {technique: Operations(**counts) for technique, counts in by_technique.items()}
         for name, by_technique in read.items()
@@ -230,7 +230,7 @@ def _count(name: str) -> int:
         model: {technique: {"step": count.step, "hit": count.hit} for technique, count in sorted(by.items())}
         for model, by in sorted(counts.items())
     }
-    OPERATIONS.write_text(json.dumps(counts_of, indent=1) + "\n")
+    OPERATIONS.write_text(json.dumps(counts_of, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

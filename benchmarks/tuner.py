@@ -227,7 +227,7 @@ def tuner(names: Sequence[str], seeds: int, gate_runs: int, record: Path | None)
             click.echo(f"  gate {results[name]['gate']}")
         click.echo(f"  published recipes: {results[name]['seeds_recipes']}")
     path = record or RESULTS / "tuner-replay.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

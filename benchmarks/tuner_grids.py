@@ -178,7 +178,7 @@ def time_again(path: Path, store: Path, rounds: int, everything: bool, fastest: 
     how much faster or slower the machine was then. Where all rows have them, all get more, or only the fastest: which
     of these is the best is what a replay is judged by, and a few rounds do not tell.
     """
-    grid = json.loads(path.read_text())
+    grid = json.loads(path.read_text(encoding="utf-8"))
     baseline, *others = grid["rows"]
     chosen_rows = [
         row for row in others if "s" in row and (everything or row.get("gate", "passed") == "passed")
@@ -206,7 +206,7 @@ def time_afresh(path: Path, store: Path, rounds: int) -> None:
 
     The rounds of the others stay, scaled by how much faster or slower the machine is now.
     """
-    grid = json.loads(path.read_text())
+    grid = json.loads(path.read_text(encoding="utf-8"))
     baseline, *others = grid["rows"]
     chosen = [baseline, *(row for row in others if row.get("gate") == "passed")]
     measured = _measured(grid["model"], chosen, store, rounds)
@@ -247,7 +247,7 @@ def judge_again(path: Path, store: Path, number: int, num_seeds: int = NUM_SEEDS
 
     What has failed by fewer images has been shown to; what is unclear is mostly so because these are few.
     """
-    grid = json.loads(path.read_text())
+    grid = json.loads(path.read_text(encoding="utf-8"))
     baseline, *others = grid["rows"]
     images = len(PROMPT_SETS["tinyworld"]) * num_seeds
     doubtful = [
@@ -292,7 +292,9 @@ def write_grid(path: Path, grid: dict[str, Any]) -> None:
     """Write a grid with one line for each recipe."""
     head = {name: value for name, value in grid.items() if name != "rows"}
     lines = ",\n".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in grid["rows"])
-    path.write_text(json.dumps(head, ensure_ascii=False)[:-1] + ', "rows": [\n' + lines + "\n]}\n")
+    path.write_text(
+        json.dumps(head, ensure_ascii=False)[:-1] + ', "rows": [\n' + lines + "\n]}\n", encoding="utf-8"
+    )
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -139,7 +139,9 @@ def tune(of: Planned, folder: Path) -> tuple[int, dict[str, Any]]:
         "json",
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120 * of.minutes + _GRACE_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120 * of.minutes + _GRACE_S, encoding="utf-8"
+        )
     except subprocess.TimeoutExpired as error:
         return _TOO_LATE, {"notes": [f"stopped after {error.timeout:g} s"]}
     if not done.stdout.strip():
@@ -209,7 +211,7 @@ def best_proven(model: str, rows: Sequence[TunerRun], picks: Picks | None = None
     if recorded.exists():
         medians += [
             (row["speedup"]["ratio"], row["recipe"])
-            for row in json.loads(recorded.read_text())["final"]
+            for row in json.loads(recorded.read_text(encoding="utf-8"))["final"]
             if row["speedup"] is not None and (row["quality"] or {}).get("verdict") == "passed"
         ]
     return max(medians, default=(1.0, "baseline"))
@@ -257,7 +259,7 @@ def side_by_side(rows: Sequence[TunerRun]) -> Picks:
                 "--store",
                 folder,
             ]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8")
         table = json.loads(done.stdout)
         picks[model] = {
             row["recipe"]: row["speedup"]["ratio"] for row in _rows(table) if row["recipe"] in recipes
@@ -273,7 +275,7 @@ def _rows(table: Any) -> list[dict[str, Any]]:
 def picks_beside(record: Path) -> Picks | None:
     """Return the speed-ups that were measured side by side; None if they were not."""
     path = record.with_name(PICKS)
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def in_words(rows: Sequence[TunerRun], picks: Picks | None = None) -> str:
@@ -326,7 +328,7 @@ def tuner_runs(record: Path, limit_s: float | None, beside: bool) -> int:
     if beside:
         rows = read_list(record, TunerRun)
         picks = side_by_side(rows)
-        record.with_name(PICKS).write_text(json.dumps(picks, indent=2) + "\n")
+        record.with_name(PICKS).write_text(json.dumps(picks, indent=2) + "\n", encoding="utf-8")
         click.echo(in_words(rows, picks))
         return 0
     return measure(record, limit_s)

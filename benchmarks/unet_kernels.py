@@ -123,7 +123,11 @@ def unet_kernels(record: Path, only: tuple[str, ...]) -> int:
     lines: list[str] = []
     if only and record.exists():
         selected = {what for kind in only for what in _WHAT[kind]}
-        lines = [line for line in record.read_text().splitlines() if json.loads(line)["what"] not in selected]
+        lines = [
+            line
+            for line in record.read_text(encoding="utf-8").splitlines()
+            if json.loads(line)["what"] not in selected
+        ]
     for figures in itertools.chain.from_iterable(kinds[kind]() for kind in only or kinds):
         lines.append(json.dumps(figures | where))
         click.echo(lines[-1])

@@ -11,7 +11,7 @@ _MEASURED = "9.0"
 
 def content(path: Path) -> str:
     """Return the recipes whose kernels were compiled for a capability and not measured there, for the package."""
-    rows = json.loads(path.read_text())["capabilities"]
+    rows = json.loads(path.read_text(encoding="utf-8"))["capabilities"]
     compiled = {
         row["capability"]: row["recipes"]
         for row in rows
@@ -24,7 +24,7 @@ class CompiledKernels:
     """A record of `tests.unit.kernels.compiled`."""
 
     def __init__(self, path: Path) -> None:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         self._triton: str = content["triton"]
         self._rows: list[dict[str, Any]] = content["capabilities"]
 

@@ -103,7 +103,7 @@ Made by `python -m benchmarks.coverage` ([record](../results/{record})).
 
 def page(note: str, record: Path) -> str:
     """Return the page as Markdown."""
-    coverage = json.loads(record.read_text())
+    coverage = json.loads(record.read_text(encoding="utf-8"))
     cases: list[Case] = coverage["rows"]
     worst = max((case for case in cases if case["rounds"] > 1), key=lambda case: case["false"])
     return _TEXT.format(
@@ -137,7 +137,7 @@ def _for_real(record: Path) -> str:
     """Say what real comparisons of a recipe with itself came to; one line where there are none."""
     if not record.exists():
         return "Still to be measured: `python -m benchmarks.against_itself`."
-    cases: list[Case] = json.loads(record.read_text())
+    cases: list[Case] = json.loads(record.read_text(encoding="utf-8"))
     paragraphs = []
     for busy in (True, False):
         of = [case for case in cases if case["busy"] is busy]

@@ -207,7 +207,7 @@ def all_measurements(results: Path = RESULTS) -> tuple[Measurement, ...]:
         for record in read_records(results / file):
             measurements += _of_row(rows_of([record])[0], _place(file), None)
     for path in sorted(results.glob("tune-*.json")):
-        measurements += _of_search(json.loads(path.read_text()), _place(path.name))
+        measurements += _of_search(json.loads(path.read_text(encoding="utf-8")), _place(path.name))
     return tuple(measurements)
 
 

@@ -62,13 +62,13 @@ def _composition_page() -> str:
 
 
 def _tuning_page() -> str:
-    page = tuning.filled((DOCS / "tuning.md").read_text(), RESULTS / "tuner-replay.json")
+    page = tuning.filled((DOCS / "tuning.md").read_text(encoding="utf-8"), RESULTS / "tuner-replay.json")
     page = tuner_runs.filled(page, RESULTS / "tuner-runs-cpu.json")
     return tuned.filled(page, _searches())
 
 
 def _readme() -> str:
-    text = (DOCS.parent / "README.md").read_text()
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     return readme.filled(text, RESULTS / "demo-cpu.json", _searches(), all_measurements())
 
 
@@ -84,12 +84,12 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/api.md": partial(api.page, NOTE),
     "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),
     "docs/cli.md": partial(command_line.page, NOTE),
-    "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text()),
+    "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text(encoding="utf-8")),
     "docs/hardware.md": partial(
         hardware.page, NOTE, RESULTS / "kernels-compiled.json", capped.PLAN, capped.RECORD
     ),
     "docs/lint.md": partial(lint.page, NOTE),
-    "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text()),
+    "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text(encoding="utf-8")),
     "docs/techniques.md": partial(techniques.page, NOTE),
     "docs/tuning.md": _tuning_page,
 }
@@ -125,11 +125,11 @@ def main() -> int:
     for name, make in PAGES.items():
         path = DOCS.parent / name
         content = make()
-        if path.exists() and path.read_text() == content:
+        if path.exists() and path.read_text(encoding="utf-8") == content:
             continue
         stale.append(name)
         if "--check" not in sys.argv:
-            path.write_text(content)
+            path.write_text(content, encoding="utf-8")
             print(f"wrote {name}")
     if "--check" in sys.argv and stale:
         print(f"not current: {', '.join(stale)}; run `make docs`", file=sys.stderr)

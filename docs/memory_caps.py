@@ -18,7 +18,7 @@ def section(answers: Path, runs: Path) -> list[str]:
         answers: the record of `python -m benchmarks.memory_caps --plan`.
         runs: that of the runs under a cap, which need not exist.
     """
-    rows: list[dict[str, Any]] = json.loads(answers.read_text())
+    rows: list[dict[str, Any]] = json.loads(answers.read_text(encoding="utf-8"))
     ran = {key_of(row): row for row in read_rows(runs)}
     return [
         "## 8, 12, 16 and 24 GB",

@@ -229,7 +229,7 @@ def _plain(model: str) -> str:
 def _predictions(path: Path) -> Planned:
     if not path.exists():
         return {}
-    return {(row["model"], row["recipe"]): row for row in json.loads(path.read_text())}
+    return {(row["model"], row["recipe"]): row for row in json.loads(path.read_text(encoding="utf-8"))}
 
 
 def conditions_of(records: Iterable[Record]) -> list[str]:

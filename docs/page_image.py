@@ -43,7 +43,7 @@ def page() -> str:
     Raises:
         AssertionError: the rows computed from it are not the record's.
     """
-    stored = json.loads(RECORD.read_text())
+    stored = json.loads(RECORD.read_text(encoding="utf-8"))
     figures = [ImageFigures.model_validate(f) for row in stored for f in row["figures"]]
     scorer = next((f.scorer for f in figures), None)
     rows = rows_of([_record(row) for row in stored], QualityPass({f.key: f for f in figures}, scorer))
@@ -93,7 +93,7 @@ def draw(browser: str) -> None:
     """Write the image."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "page.html", Path(folder) / "page.png"
-        source.write_text(page())
+        source.write_text(page(), encoding="utf-8")
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         options += [f"--user-data-dir={folder}/profile", f"--window-size={WIDTH},{HEIGHT}"]
         subprocess.run(
@@ -105,7 +105,7 @@ def draw(browser: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(page())
+        Path(sys.argv[1]).write_text(page(), encoding="utf-8")
     else:
         browser = shutil.which("chromium") or shutil.which("google-chrome")
         if browser is None:

@@ -30,7 +30,7 @@ _BLIND = "–"
 
 
 def page(note: str, record: Path) -> str:
-    result = json.loads(record.read_text())
+    result = json.loads(record.read_text(encoding="utf-8"))
     rows = {(row["damage"], row["witness"]): row for row in result["rows"]}
     return note + "\n".join(
         [

@@ -38,8 +38,12 @@ def filled(text: str, demo: Path, searches: Sequence[Path], measurements: Sequen
     """
     rows = fastest.table(fastest.fastest_known(measurements, MODELS), top="")
     text = _with(text, FASTEST, "\n".join(rows))
-    text = _with(text, TUNED, tuned_table([json.loads(path.read_text()) for path in searches]))
-    return _with(text, DEMO, _table(_DEMO_HEADINGS, map(_demo_row, json.loads(demo.read_text()))))
+    text = _with(
+        text, TUNED, tuned_table([json.loads(path.read_text(encoding="utf-8")) for path in searches])
+    )
+    return _with(
+        text, DEMO, _table(_DEMO_HEADINGS, map(_demo_row, json.loads(demo.read_text(encoding="utf-8"))))
+    )
 
 
 def _with(text: str, start: str, table: str) -> str:

@@ -19,7 +19,7 @@ def filled(page: str, records: Sequence[Path]) -> str:
     """Return the page with a table of each search."""
     before, rest = page.split(START, 1)
     _, after = rest.split(END, 1)
-    parts = [section(json.loads(record.read_text())) for record in records]
+    parts = [section(json.loads(record.read_text(encoding="utf-8"))) for record in records]
     text = "\n\n".join(parts) if parts else _NONE_YET
     return f"{before}{START}\n{text}\n{END}{after}"
 

@@ -50,7 +50,7 @@ def filled(page: str, record: Path) -> str:
     """Return the page with its table made from the record."""
     before, rest = page.split(START, 1)
     _, after = rest.split(END, 1)
-    grids: dict[str, Any] = json.loads(record.read_text())
+    grids: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
     text = _TEXT.strip().format(
         seeds=_num_seeds(grids),
         table=_table(grids),

@@ -95,7 +95,7 @@ def judge_all(args: argparse.Namespace) -> None:
     if args.record:
         lines = ",\n".join("  " + json.dumps(row) for row in result.pop("rows"))
         head = json.dumps(result, indent=1)[:-2]
-        args.record.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+        args.record.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 
 def ends(kept: KeptShare | None) -> list[float | None] | None:

@@ -24,7 +24,7 @@ MANIFEST = "carry.json"
 def is_finished(out: Path, name: str) -> bool:
     """Whether the training of that name has used its budget."""
     facts = out / f"{name}.json"
-    return facts.exists() and json.loads(facts.read_text()).get("finished", False)
+    return facts.exists() and json.loads(facts.read_text(encoding="utf-8")).get("finished", False)
 
 
 def slim(checkpoint: Path) -> bytes:
@@ -86,7 +86,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def unpack(source: Path, out: Path) -> None:
     """Unpack what `pack` wrote, replacing anything of the same name in `out`."""
-    manifest = json.loads((source / MANIFEST).read_text())
+    manifest = json.loads((source / MANIFEST).read_text(encoding="utf-8"))
     parts = [(source / f"carry.{number:03}").read_bytes() for number in range(len(manifest))]
     for number, (part, digest) in enumerate(zip(parts, manifest, strict=True)):
         if hashlib.sha256(part).hexdigest() != digest:

@@ -259,9 +259,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def write(result: dict[str, Any], args: argparse.Namespace) -> None:
     """Write the record, with the training's facts, and print its gates."""
     if args.training:
-        facts = [json.loads(path.read_text()) for path in sorted(args.training.glob("*.json"))]
+        facts = [
+            json.loads(path.read_text(encoding="utf-8")) for path in sorted(args.training.glob("*.json"))
+        ]
         result["training"] = [fact for fact in facts if "steps" in fact]
-    args.record.write_text(json.dumps(result, indent=1) + "\n")
+    args.record.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for gate in result["gates"]:
         print(
             f"{gate['model']:12} {gate['figure']:12} {gate['measured']:.4f}  wants {gate['least']}  {gate['passed']}"

@@ -95,7 +95,7 @@ def main() -> None:
         "training": facts_of(args.lora),
         "rows": rows,
     }
-    args.record.write_text(json.dumps(record, indent=1) + "\n")
+    args.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Case:
 
 def cases(out: Path) -> Iterator[Case]:
     """Yield every variant whose images were looked at, once for each set of requirements that applies to it."""
-    truth = json.loads(TRUTH.read_text())
+    truth = json.loads(TRUTH.read_text(encoding="utf-8"))
     falls = {(row["model"], row["recipe"]): row["fall"] for row in truth["rows"]}
     for model in gate_variants.RECIPES:
         base = stored_rows(out, Variant(model, "baseline", "baseline", "recipe"))
@@ -105,7 +105,7 @@ def requirements(variant: Variant, label: str) -> list[str]:
 
 def stored_rows(out: Path, variant: Variant) -> list[dict[str, Any]] | None:
     path = out / variant.model / f"{variant.file}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def as_figures(

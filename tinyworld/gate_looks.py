@@ -59,7 +59,9 @@ def draw_all(args: argparse.Namespace) -> None:
             score = np.array([row["alone"]["clip_score"] for row in rows[variant]])
             kept = [round(float(share), 4) for share in 1 - (own - score) / margin]
             kept_rows.append({"model": model, "recipe": variant.name, "kept": kept})
-    args.record.write_text(json.dumps({"scorer": find_scorer(SCORER).id, "rows": kept_rows}) + "\n")
+    args.record.write_text(
+        json.dumps({"scorer": find_scorer(SCORER).id, "rows": kept_rows}) + "\n", encoding="utf-8"
+    )
 
 
 def _drawn(out: Path, variant: Variant) -> NDArray[np.uint8]:
@@ -115,7 +117,7 @@ def simulate(args: argparse.Namespace) -> None:
     limit = Limits().for_scorer(find_scorer(SCORER).id).clip
     assert isinstance(limit, float)
     rules = {"39": PLAIN[:1], "39, 65, 100": PLAIN, "39, 65, 100, stricter": STRICTER}
-    for row in json.loads(args.record.read_text())["rows"]:
+    for row in json.loads(args.record.read_text(encoding="utf-8"))["rows"]:
         shares = np.array(row["kept"])
         prompts = [prompt for prompt, _ in tasks(len(shares))]
         outcomes = {name: look(shares, prompts, limit, rule).value for name, rule in rules.items()}

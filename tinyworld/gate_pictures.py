@@ -108,7 +108,7 @@ def look_at_all(args: argparse.Namespace) -> None:
                 if pictures is None:
                     continue
                 rows = figures_of(clip, variant, pictures, drawn)
-                path.with_suffix(".tmp").write_text(json.dumps(rows) + "\n")
+                path.with_suffix(".tmp").write_text(json.dumps(rows) + "\n", encoding="utf-8")
                 path.with_suffix(".tmp").rename(path)
                 print(model, variant.name, sum(row["right"] for row in rows), flush=True)
 

@@ -179,6 +179,6 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def write_tables(args: argparse.Namespace) -> None:
-    result = json.loads(RECORD.read_text())
-    PAGE.write_text(filled(PAGE.read_text(), result))
-    VARIANTS.write_text(variants_page(result))
+    result = json.loads(RECORD.read_text(encoding="utf-8"))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+    VARIANTS.write_text(variants_page(result), encoding="utf-8")

@@ -121,7 +121,7 @@ def rows_of(out: Path, model: str, clip: ClipScorer) -> Iterator[dict[str, Any]]
             yield {"model": model, "variant": name, "half": half, "label": "collapsed"} | verdict
     labels = {
         (row["model"], row["variant"], row["held_to"]): row["label"]
-        for row in json.loads((ROOT / "results/quality-gate.json").read_text())["rows"]
+        for row in json.loads((ROOT / "results/quality-gate.json").read_text(encoding="utf-8"))["rows"]
     }
     for variant in variants(model):
         label = labels.get((model, variant.name, "another picture"))
@@ -181,7 +181,7 @@ def judge_all(args: argparse.Namespace) -> None:
     splits = [splits_of(args.out, model, clip) for model in MORE_SETS]
     head = {"scorer": scorer.id, "limit": VARIETY_LIMIT, "other_seeds": splits}
     lines = ",\n".join(json.dumps(row) for row in rows)
-    args.record.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
+    args.record.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 def tables(record: dict[str, Any]) -> str:
@@ -213,7 +213,14 @@ def tables(record: dict[str, Any]) -> str:
 
 def write_tables(args: argparse.Namespace) -> None:
     page = ROOT / "docs/quality.md"
-    page.write_text(replaced(page.read_text(), "gate variety", tables(json.loads(args.record.read_text()))))
+    page.write_text(
+        replaced(
+            page.read_text(encoding="utf-8"),
+            "gate variety",
+            tables(json.loads(args.record.read_text(encoding="utf-8"))),
+        ),
+        encoding="utf-8",
+    )
 
 
 def main() -> None:

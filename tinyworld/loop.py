@@ -240,7 +240,7 @@ class Loop:
             "planned_s": 60 * self.budget.minutes if self.budget.steps is None else None,
             **self.last,
         }
-        self.checkpoint.with_suffix(".json").write_text(json.dumps(facts) + "\n")
+        self.checkpoint.with_suffix(".json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
     @torch.no_grad()
     def _load(self) -> None:

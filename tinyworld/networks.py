@@ -184,9 +184,9 @@ def load_in_fp32(text_encoder: Path) -> None:
 
 
 def _edit(config: Path, **changes: str | None) -> None:
-    settings = {**json.loads(config.read_text()), **changes}
+    settings = {**json.loads(config.read_text(encoding="utf-8")), **changes}
     kept = {key: value for key, value in settings.items() if value is not None or key not in changes}
-    config.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    config.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def half(model: nn.Module, fresh: nn.Module) -> nn.Module:

@@ -161,8 +161,13 @@ def filled(page: str, record: dict[str, Any], tables: dict[str, Callable[..., st
 
 def main() -> None:
     for path, tables in ((RECORD, TABLES), (LCM_RECORD, LCM_TABLES), (FLUX_RECORD, FLUX_TABLES)):
-        PAGE.write_text(filled(PAGE.read_text(), json.loads(path.read_text()), tables))
-    CACHE_PLOT.write_text(plot.cache_plot(json.loads(FLUX_RECORD.read_text())))
+        PAGE.write_text(
+            filled(PAGE.read_text(encoding="utf-8"), json.loads(path.read_text(encoding="utf-8")), tables),
+            encoding="utf-8",
+        )
+    CACHE_PLOT.write_text(
+        plot.cache_plot(json.loads(FLUX_RECORD.read_text(encoding="utf-8"))), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class StageRunner:
         environment = dict(os.environ)
         if self.gpus > 1:
             environment["CUDA_VISIBLE_DEVICES"] = str(stage.gpu % self.gpus)
-        log = (self.out / f"{stage.name}.log").open("a")
+        log = (self.out / f"{stage.name}.log").open("a", encoding="utf-8")
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         self.running.append(Running(stage, process, log))
         self._say(f"{stage.name} starts")

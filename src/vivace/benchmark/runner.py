@@ -182,4 +182,6 @@ def _keep_log(store: Store, trial: Trial, log: str) -> None:
     with contextlib.suppress(OSError):
         folder = store.folder / "logs"
         folder.mkdir(exist_ok=True)
-        (folder / f"{trial.recipe.digest()[:12]}.log").write_text(f"recipe: {trial.recipe.text}\n\n{log}")
+        (folder / f"{trial.recipe.digest()[:12]}.log").write_text(
+            f"recipe: {trial.recipe.text}\n\n{log}", encoding="utf-8"
+        )

@@ -151,7 +151,7 @@ def keep(ceilings: Ceilings) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".part")
-        with os.fdopen(handle, "w") as out:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
             out.write(ceilings.model_dump_json(indent=1))
         os.replace(temporary, file)
     except OSError as error:

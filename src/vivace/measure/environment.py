@@ -9,7 +9,6 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -134,7 +133,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def _driver() -> str | None:
     """Return the driver version, e.g. "580.159.04". Its position in the line differs between the kernel modules."""
     try:
-        line = DRIVER.read_text().splitlines()[0]
+        line = DRIVER.read_text(encoding="utf-8").splitlines()[0]
     except (OSError, IndexError):
         return None
     match = re.search(r"\b\d+\.\d+(\.\d+)*\b", line)
@@ -162,9 +161,8 @@ def library_versions() -> dict[str, str]:
 
 def _num_cores() -> int:
     """Return how many logical cores this process may use, which a container or `taskset` can limit."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)  # of Linux and some others
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def source_revision(root: Path) -> str | None:
@@ -197,6 +195,7 @@ def _git(root: Path, *arguments: str) -> str:
             errors="replace",
             timeout=5,
             check=False,
+            encoding="utf-8",
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -152,7 +152,7 @@ def _torch_build() -> str:
 
 def _cgroup_limit() -> float:
     with suppress(OSError, ValueError):
-        return float(_CGROUP_LIMIT.read_text())
+        return float(_CGROUP_LIMIT.read_text(encoding="utf-8"))
     return float("inf")
 
 

@@ -76,7 +76,7 @@ def export(name: str, destination: Path) -> Exported:
                 shutil.copyfile(source, target)
             _write_index(located, folder / _INDEX)
             assert located.entry is not None
-            (folder / NAME).write_text(text_of(located.entry))
+            (folder / NAME).write_text(text_of(located.entry), encoding="utf-8")
             written = num_bytes({file: folder / file for file in (*files, NAME)})
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -89,10 +89,10 @@ def export(name: str, destination: Path) -> Exported:
 
 def _write_index(located: LocatedModel, path: Path) -> None:
     """Write the classes of components that differ from the base model's."""
-    index = json.loads(path.read_text())
+    index = json.loads(path.read_text(encoding="utf-8"))
     classes = {name: ["diffusers", component_class(path)] for name, path in located.components.items()}
     if index | classes != index:
-        path.write_text(json.dumps(index | classes, indent=2, sort_keys=True) + "\n")
+        path.write_text(json.dumps(index | classes, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
+from vivace.models.checkpoints.companions import check_plain
 from vivace.models.checkpoints.signatures import SD2
 from vivace.models.entry import Embedded, Entry, Hub, StoredPart
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
@@ -211,6 +212,9 @@ def obtain(located: LocatedModel) -> LocatedModel:
     if located.missing is not None:
         raise UnusableModel(located.missing)
     check_whole(located.weights)
+    if located.contents is None and located.saved is None:
+        for file in located.weights:
+            check_plain(file)
     return located
 
 

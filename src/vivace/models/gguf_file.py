@@ -11,6 +11,7 @@ from vivace.untrusted.files import open_plain
 from vivace.untrusted.reading import reading, reason
 
 SUFFIX = ".gguf"
+_MAGIC = b"GGUF"
 KEPT_TYPES = (
     "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
@@ -75,6 +76,8 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
             }
             for tensor in reader.tensors
         }
+        if not header:
+            raise ValueError("it has no tensors")
         end = max(about["data_offsets"][1] for about in header.values())
     except Exception as error:
         raise _damaged(path, error) from error
@@ -96,6 +99,12 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredValues]:
 
 def _open(path: Path) -> Any:
     """Return gguf's reader of a file."""
+    with reading(path), open_plain(path) as file:
+        beginning = file.read(len(_MAGIC))
+    if beginning != _MAGIC:
+        raise UnusableModel(
+            f"{path} is not a GGUF file: it does not start with GGUF; copy or download it again"
+        )
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -114,8 +123,6 @@ def _open(path: Path) -> Any:
                 raise ValueError("the header goes beyond the file")
             return super()._get(offset, dtype, count, override_order)
 
-    with reading(path):
-        open_plain(path).close()
     try:
         return Bounded(path)
     except OSError as error:

@@ -10,7 +10,9 @@ from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.architectures import Architecture, Component
-from vivace.models.checkpoints.read import read_denoiser
+from vivace.models.checkpoints.companions import is_marker
+from vivace.models.checkpoints.layout import original_layout
+from vivace.models.checkpoints.read import check_tensors, read_denoiser
 from vivace.models.entry import SamplerEntry, StoredPart
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.gguf_file import SUFFIX
@@ -22,6 +24,7 @@ from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
 from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
+from vivace.models.text_encoders import load_text_encoders
 from vivace.spec.workload import Task
 from vivace.technique.script import literal
 from vivace.untrusted.reading import reading
@@ -70,6 +73,7 @@ def load_pipeline(
         return built if kind == located.pipeline else for_task(built, kind, controlnet)
     with quiet(), _reading(located), _lacking(located):
         pipe = _from_files(located, dtype)
+        _check_filled(located, pipe)
         if located.contents is not None:
             _check_all_used(located, located.contents, pipe)
         if located.entry is not None and located.entry.scheduler is not None:
@@ -155,6 +159,8 @@ def _from_files(located: LocatedModel, dtype: Any) -> Any:
             local_files_only=True,
             **arguments,
         )
+    if located.model.source != "embedded":
+        arguments |= load_text_encoders(located.folder, dtype, located.variant, arguments)
     return diffusers.DiffusionPipeline.from_pretrained(
         str(located.folder),
         dtype=dtype,
@@ -173,6 +179,7 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
     except NotImplementedError as error:
         if located.contents is None or "meta tensor" not in str(error):
             raise
+        _check_names(located, located.contents)
         entry = located.contents.entry
         raise UnusableModel(
             f"{located.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, "
@@ -180,10 +187,42 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
         ) from error
 
 
+def _check_names(located: LocatedModel, contents: Contents) -> None:
+    """Raise UnusableModel, with the tensor's name, if a file's denoiser has other tensors than its configuration."""
+    import diffusers
+    from accelerate import init_empty_weights
+
+    assert located.folder is not None
+    name = contents.denoiser_name
+    kind: Any = getattr(diffusers, components_of(read_config(located.folder / INDEX))[name][1])
+    with init_empty_weights():
+        skeleton = kind.from_config(
+            kind.load_config(str(located.folder), subfolder=name, local_files_only=True)
+        )
+    files = {own: file for file, own in contents.denoiser.items() if not is_marker(file)}
+    check_tensors(located.checkpoint or located.weights[-1], files, original_layout(skeleton), contents.codes)
+
+
+def _check_filled(located: LocatedModel, pipe: Any) -> None:
+    """Raise UnusableModel for weights that the model's files do not have; libraries leave them without values."""
+    import torch
+
+    for part, component in pipe.components.items():
+        if not isinstance(component, torch.nn.Module):
+            continue
+        for name, tensor in component.state_dict().items():
+            if tensor.is_meta:
+                raise UnusableModel(
+                    f"{located.model.name} lacks {name} of its {part}; copy or download it again, or give a model that "
+                    "has all its weights"
+                )
+
+
 def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> None:
     """Raise UnusableModel if a single file has more of a denoiser than its model; diffusers would leave it out."""
     num_loaded = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
     if contents.num_values is not None and contents.num_values > num_loaded:
+        _check_names(located, contents)
         raise UnusableModel(
             f"{located.model.name} has {contents.num_values:,} weights in its {contents.denoiser_name}, of which "
             f"{contents.entry}'s configuration takes {num_loaded:,}; it is another model: give it as a folder in "

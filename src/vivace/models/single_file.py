@@ -32,6 +32,12 @@ _FORMATS = {
     ".pt2": "a program of torch.export",
     ".json": "a file of JSON",
 }
+_SPELLINGS = {
+    ".safetensors": ".safetensors",
+    ".sft": ".safetensors",
+    ".safetensor": ".safetensors",
+    SUFFIX: SUFFIX,
+}
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.(?:safetensors|gguf)$")
 _PARTS_OF_UNETS = ("first_stage_model.", "cond_stage_model.", "conditioner.")
 _PARTS_OF_FLUX = ("text_encoders.", "vae.")
@@ -85,6 +91,10 @@ class Contents:
 def check_format(path: Path) -> None:
     """Raise UnusableModel for a file that is no .safetensors or .gguf file by its name, or one of several."""
     if path.suffix not in (".safetensors", SUFFIX):
+        if own := _SPELLINGS.get(path.suffix.lower()):
+            raise UnusableModel(
+                f"{path} has the suffix {path.suffix}; rename it to {path.with_suffix(own).name}"
+            )
         what = _FORMATS.get(path.suffix.lower())
         named = f" ({path.suffix} is {what})" if what else ""
         raise UnusableModel(

@@ -13,13 +13,13 @@ _OWN = Path("/proc/self")  # of Linux
 def reset_resident_peak() -> None:
     """Let the peak begin anew. Linux alone can, and not without permission: elsewhere it goes on from the start."""
     with contextlib.suppress(OSError):
-        (_OWN / "clear_refs").write_text("5")
+        (_OWN / "clear_refs").write_text("5", encoding="utf-8")
 
 
 def peak_resident_bytes() -> int:
     """Return the peak of this process's resident set, in bytes."""
     with contextlib.suppress(OSError):
-        for line in (_OWN / "status").read_text().splitlines():
+        for line in (_OWN / "status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     if os.name == "posix":

@@ -67,7 +67,7 @@ def open_events() -> TextIO:
     since the process that started this one ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    events = os.fdopen(os.dup(1), "w", buffering=1)
+    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     return events
 

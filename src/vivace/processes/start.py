@@ -55,4 +55,5 @@ async def start_async(command: Sequence[str], variables: Mapping[str, str]) -> a
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, **variables}
+    # What is sent through the pipes is UTF-8, whatever the terminal's encoding is: cp1252 under Windows.
+    return {**os.environ, **variables, "PYTHONIOENCODING": "utf-8"}

@@ -1,25 +1,28 @@
 """Write a model's denoiser, with its weights as a recipe changes them, as one file that ComfyUI reads.
 
 Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
-granularity, because the format has one. They are rounded once, from the weights before they are quantised. What is no
-weight of the denoiser, such as caches, compilation and the VAE, is left out, and said.
+granularity, because the format has one; of `fp8_static` also the scale of each layer's inputs. They are rounded once,
+from the weights before they are quantised. What is no weight of the denoiser, such as caches, compilation and the VAE,
+is left out, and said.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace import __version__
 from vivace.errors import OutputError, Unsupported, UsageError
+from vivace.machinery.quantization.calibration import calibrate
 from vivace.machinery.quantization.layers import summarise
 from vivace.measure.machine import check_works, this_machine
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.load import precision
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.opening import target_of
 from vivace.runtime.saving import check_source, session_with
 from vivace.runtime.session import Session
 from vivace.saved.comfyui_file import DenoiserFile
@@ -33,8 +36,11 @@ from vivace.techniques.quantize import Quantize
 from vivace.untrusted.destinations import check_writable, fill_new, is_stream, would_overwrite
 from vivace.untrusted.files import user_path
 
+if TYPE_CHECKING:
+    import torch
+
 SUFFIX = ".safetensors"
-_SCHEMES = ("fp8", "fp8_weight")
+_SCHEMES = ("fp8", "fp8_static", "fp8_weight")
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -95,7 +101,15 @@ def write_denoiser(
     session = session_with(located, applied, device)
     is_read()
     denoiser = component_of(session.pipe, "denoiser")
-    file = DenoiserFile.of(denoiser, _quantised_layers(session, parts.quantize))
+    layers = _quantised_layers(session, parts.quantize)
+    scales = None
+    if parts.quantize is not None and parts.quantize.scheme == "fp8_static":
+        target = target_of(session.pipe, located, Recipe(), device)
+        scales = _calibrated(
+            replace(target, request=replace(target.request, earlier=applied.techniques)), parts, layers
+        )
+        layers = tuple(scales)
+    file = DenoiserFile.of(denoiser, layers, scales)
     dtype = getattr(torch, _DTYPES[parts.dtype or precision(located, "cuda")])
     described = {
         "model": located.entry.name if located.entry else type(session.pipe).__name__,
@@ -161,7 +175,7 @@ def _divided(recipe: Recipe) -> _Parts:
     if parts.quantize is not None and parts.quantize.scheme == "fp8":
         parts.notes.append(
             "ComfyUI multiplies these weights in fp8 by inputs without a scale, clipped at 448; "
-            "quantize(fp8_weight) makes it multiply in 16 bits"
+            "quantize(fp8_static) writes their scales, quantize(fp8_weight) makes it multiply in 16 bits"
         )
     if left:
         parts.notes.append(f"not in a file of the denoiser's weights: {', '.join(left)}")
@@ -177,7 +191,7 @@ def _expressible(technique: Quantize) -> Quantize:
     if technique.backend != "torchao" or technique.scheme not in _SCHEMES:
         raise Unsupported(
             f"{technique.text}: files for ComfyUI are written in fp8 only; take quantize(fp8_weight), "
-            "or quantize(fp8) to multiply in fp8 too"
+            "or quantize(fp8_static) to multiply in fp8 too"
         )
     if "auto" in technique.skip:
         raise Unsupported(
@@ -198,6 +212,18 @@ def _quantised_layers(session: Session, technique: Quantize | None) -> tuple[str
         reasons = ", ".join(sorted(set(choice.skipped.values())))
         raise Unsupported(f"{technique.text} quantises no layer of the denoiser ({reasons})")
     return tuple(choice.chosen)
+
+
+def _calibrated(target: Target, parts: _Parts, layers: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Return the scale of the inputs of each layer that has one, measured on a few images."""
+    assert parts.quantize is not None
+    denoiser = component_of(target.pipe, "denoiser")
+    modules = {f"denoiser.{name}": denoiser.get_submodule(name) for name in layers}
+    scales = calibrate(target, modules, parts.quantize.pictures)
+    parts.notes.append(f"scales of inputs: {scales.origin}, at the model's own steps and size")
+    for name, reason in scales.missing.items():
+        parts.notes.append(f"not in fp8: {name.removeprefix('denoiser.')} ({reason})")
+    return {name.removeprefix("denoiser."): scale for name, scale in scales.by_layer.items()}
 
 
 def _markers(pipe: Any) -> tuple[str, ...]:

@@ -45,6 +45,39 @@ def open_session(
     return session_of(pipe, located, recipe, device, defaults, prompts)
 
 
+def target_of(
+    pipe: DiffusionPipeline,
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    defaults: dict[str, Any] | None = None,
+    prompts: Sequence[str] = (),
+) -> Target:
+    """Return what the techniques of a recipe are applied to; the arguments are those of `session_of`."""
+    tiny = located.tiny_vae
+    return Target(
+        where=Placement(
+            machine=this_machine(device),
+            on_host=recipe.loads_from_host and device != "cpu" and pipe.device.type == "cpu",
+        ),
+        pipe=pipe,
+        model=ModelFacts(
+            name=f"{located.model.name}@{located.model.revision}",
+            defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
+            load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
+            tiny_vae_arguments=tiny_vae_arguments(located),
+            distillations=distillations(located.entry),
+            has_random_weights=located.model.is_synthetic,
+            stored=stored_effects(located),
+        ),
+        request=Request(
+            prompts=tuple(prompts)
+            or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
+            inputs=example_call(pipe, located.defaults | (defaults or {})),
+        ),
+    )
+
+
 def session_of(
     pipe: DiffusionPipeline,
     located: LocatedModel,
@@ -66,28 +99,7 @@ def session_of(
         Unsupported, NoEffect: see `vivace.errors`.
     """
     recipe = with_stored(located, recipe)
-    tiny = located.tiny_vae
-    target = Target(
-        where=Placement(
-            machine=this_machine(device),
-            on_host=recipe.loads_from_host and device != "cpu" and pipe.device.type == "cpu",
-        ),
-        pipe=pipe,
-        model=ModelFacts(
-            name=f"{located.model.name}@{located.model.revision}",
-            defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
-            load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
-            tiny_vae_arguments=tiny_vae_arguments(located),
-            distillations=distillations(located.entry),
-            has_random_weights=located.model.is_synthetic,
-            stored=stored_effects(located),
-        ),
-        request=Request(
-            prompts=tuple(prompts)
-            or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
-            inputs=example_call(pipe, located.defaults | (defaults or {})),
-        ),
-    )
+    target = target_of(pipe, located, recipe, device, defaults, prompts)
     session = Session(pipe, recipe, target, on_technique)
     session.warnings[:0] = (*located.notes, *notes_on_versions(located))
     follow_denoiser(pipe, device)

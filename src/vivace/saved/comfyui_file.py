@@ -2,20 +2,21 @@
 
 Beside `X.weight` in float8_e4m3fn lies `X.weight_scale`, one number in fp32, and `X.comfy_quant`, JSON in bytes:
 `{"format": "float8_e4m3fn"}`, with `"full_precision_matrix_mult": true` where ComfyUI is to multiply in 16 bits
-(the package comfy-kitchen, and ComfyUI's comfy/ops.py). All other tensors are as they are in the model. UNets' names
-begin with `model.diffusion_model.`, transformers' with nothing, as in the files that ComfyUI's makers publish.
+(the package comfy-kitchen, and ComfyUI's comfy/ops.py). `X.input_scale`, one number in fp32, is the scale of a layer's
+inputs where that was calibrated (ComfyUI's QUANTIZATION.md). All other tensors are as they are in the model. UNets'
+names begin with `model.diffusion_model.`, transformers' with nothing, as in the files of ComfyUI's makers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vivace.models.checkpoints.companions import DESCRIPTION, FP8, codes_of, is_marker
+from vivace.models.checkpoints.companions import DESCRIPTION, FP8, INPUT_SCALE, codes_of, is_marker
 from vivace.models.checkpoints.layout import OriginalTensor, original_layout
 from vivace.models.checkpoints.prediction import MARKERS
 from vivace.models.checkpoints.read import check_tensors
@@ -39,19 +40,25 @@ class DenoiserFile:
         layout: its tensors in the authors' names.
         quantised: the authors' names of weights that are written in fp8.
         divided: of weights that are not, because only some of the layers that they join are quantised.
+        input_scales: by weight that is written in fp8, if its layer's inputs have one scale.
     """
 
     denoiser: Any
     layout: Mapping[str, OriginalTensor]
     quantised: tuple[str, ...]
     divided: tuple[str, ...]
+    input_scales: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, denoiser: Any, layers: Collection[str]) -> DenoiserFile:
+    def of(
+        cls, denoiser: Any, layers: Collection[str], input_scales: Mapping[str, torch.Tensor] | None = None
+    ) -> DenoiserFile:
         """Return the file of a denoiser.
 
         Args:
             layers: diffusers' names of the layers that are quantised.
+            input_scales: of the inputs of all these layers, by diffusers' name; None where they have none. Layers that
+                one weight joins get the largest of theirs.
 
         Raises:
             Unsupported: the authors' names of one of its tensors are not known.
@@ -66,7 +73,12 @@ class DenoiserFile:
                 quantised.append(name)
             elif any(chosen):
                 divided.append(name)
-        return cls(denoiser, layout, tuple(quantised), tuple(divided))
+        scales = {
+            name: _largest([input_scales[part.removesuffix(_WEIGHT)] for part in layout[name].parts])
+            for name in quantised
+            if input_scales is not None
+        }
+        return cls(denoiser, layout, tuple(quantised), tuple(divided), scales)
 
     @property
     def prefix(self) -> str:
@@ -113,6 +125,9 @@ class DenoiserFile:
             layer = written.removesuffix(_WEIGHT)
             yield WrittenTensor(written, torch.float8_e4m3fn, tensor.shape, partial(_in_fp8, join, scale))
             yield WrittenTensor(f"{written}_scale", torch.float32, (), partial(_same, scale))
+            if name in self.input_scales:
+                of_inputs = partial(_same, self.input_scales[name])
+                yield WrittenTensor(f"{layer}.{INPUT_SCALE}", torch.float32, (), of_inputs)
             yield WrittenTensor(
                 f"{layer}.{DESCRIPTION}", torch.uint8, tuple(text.shape), partial(_same, text)
             )
@@ -130,6 +145,8 @@ class DenoiserFile:
             path, {own: name for name, own in names.items() if not is_marker(name)}, self.layout, codes
         )
         assert len(codes) == len(self.quantised), f"{path} has {len(codes)} weights in fp8"
+        num_scales = sum(name.endswith(f".{INPUT_SCALE}") for name in header)
+        assert num_scales == len(self.input_scales), f"{path} has {num_scales} scales of inputs"
 
 
 def scale_of(weight: torch.Tensor) -> torch.Tensor:
@@ -142,6 +159,10 @@ def scale_of(weight: torch.Tensor) -> torch.Tensor:
     # A weight of zeros would be divided by zero.
     largest = weight.abs().max().clamp(min=_LARGEST * torch.finfo(weight.dtype).tiny)
     return (largest / _LARGEST).float()
+
+
+def _largest(scales: Sequence[torch.Tensor]) -> torch.Tensor:
+    return max(scale.detach().float().cpu().reshape(()) for scale in scales)
 
 
 def _in_fp8(join: Any, scale: torch.Tensor) -> torch.Tensor:

@@ -148,7 +148,18 @@ def not_there(name: str) -> str:
         beside = [other.name for other in itertools.islice(path.parent.iterdir(), 1000)]
     except (OSError, ValueError):  # not readable, too long, or a NUL byte
         beside = []
+    if path.name in beside:
+        return f"{path_text} is {_other_kind(path)}, not a file or a folder"
     return f"{path_text}: there is no such file or folder{nearest(path.name, beside)}"
+
+
+def _other_kind(path: Path) -> str:
+    """Say what a name in a folder is that is no regular file and no folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "a link that leads nowhere" if path.is_symlink() else "not readable"
+    return next((what for is_kind, what in _KINDS if is_kind(mode)), "of another kind")
 
 
 def is_below(path: Path, folder: Path) -> bool:

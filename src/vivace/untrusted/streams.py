@@ -9,6 +9,7 @@ error, whether by Python's `print`, by C, or in a process that they start.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -23,6 +24,25 @@ _WRITERS = ("click", "rich", "contextlib", __name__)
 """Modules that print on behalf of their callers."""
 _OWN = ("vivace",)
 _data: TextIO | None = None
+_PLAINER = "vivace.plainer"
+_SUBSTITUTES = dict(
+    zip(
+        "▁▂▃▄▅▆▇█–−’“”×±…",
+        ("_", ".", ":", "-", "=", "+", "*", "#", "-", "-", "'", '"', '"', "x", "+-", "..."),
+        strict=True,
+    )
+)
+"""What stands for characters of vivace's own texts where an encoding lacks them; all others are written as escapes."""
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    texts = (_SUBSTITUTES.get(c) or c.encode("ascii", "backslashreplace").decode() for c in lacking)
+    return "".join(texts), error.end
+
+
+codecs.register_error(_PLAINER, _plainer)
 
 
 class PlainStream:
@@ -44,7 +64,7 @@ class PlainStream:
             return self.raw.write(printable)
         except UnicodeEncodeError:
             encoding = self.raw.encoding
-            return self.raw.write(printable.encode(encoding, "backslashreplace").decode(encoding))
+            return self.raw.write(printable.encode(encoding, _PLAINER).decode(encoding))
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -92,7 +112,7 @@ def _open_closed() -> None:
             if handle != number:
                 os.dup2(handle, number)
                 os.close(handle)
-            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+            setattr(sys, name, os.fdopen(number, "w", closefd=False, encoding="utf-8"))
 
 
 @contextlib.contextmanager

@@ -316,7 +316,7 @@ def test_tensors_that_are_not_used_are_counted(file: Path) -> None:
         ),
         (
             lambda state: state.pop(f"{LAYER}.weight"),
-            "lacks weights that sd15's configuration has",
+            r"lacks 1 of 684 tensors, such as input_blocks.1.1.transformer_blocks.0.attn2.to_q.weight",
         ),
     ],
 )

@@ -83,3 +83,11 @@ def test_limits_name_what_was_exceeded() -> None:
     assert ProcessLimits(1.0, 1e15).excess(os.getpid(), 0.5) is None
     assert ProcessLimits(1.0, 1e15).excess(os.getpid(), 1.5) == "1 s"
     assert ProcessLimits(1.0, 1e5).excess(os.getpid(), 0.5) == "0.0 GB of memory"
+
+
+def test_pipes_are_utf8_whatever_the_terminal_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    with (tmp_path / "errors").open("wb") as errors:
+        process = start([sys.executable, "-c", "print(input()[::-1])"], {}, errors)
+    answer, _ = process.communicate("é → 日\n".encode())
+    assert answer.decode().strip() == "日 → é"

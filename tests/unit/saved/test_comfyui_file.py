@@ -117,6 +117,21 @@ def test_fp8_matmuls_are_left_to_comfyui(tmp_path: Path) -> None:
     assert all(name.startswith(PREFIX) for name in load_file(file.path) if name != "v_pred")
 
 
+def test_calibrated_scales_of_inputs_are_written_and_are_those_of_the_recipe(tmp_path: Path) -> None:
+    recipe = "quantize(fp8_static, pictures=1)"
+    file = written("tiny-flux", recipe, tmp_path / "flux.safetensors")
+    state = load_file(file.path)
+    scales = {name: value for name, value in state.items() if name.endswith(".input_scale")}
+    assert len(scales) == file.num_quantised > 0
+    assert all(value.shape == () and float(value) > 0 for value in scales.values())
+    afresh = opened("tiny-flux", recipe).pipe.transformer.transformer_blocks[0].attn
+    own = [float(getattr(afresh, name).weight.act_quant_scale) for name in ("to_q", "to_k", "to_v")]
+    assert float(scales["double_blocks.0.img_attn.qkv.input_scale"]) == pytest.approx(max(own), rel=1e-5)
+    assert any("scales of inputs: " in note for note in file.notes)
+    assert not any("clipped at 448" in note for note in file.notes)
+    assert drawn(read_into(opened("tiny-flux"), file.path)).any()
+
+
 def test_without_quantize_it_has_plain_weights(tmp_path: Path) -> None:
     file = written("tiny-sd", "bf16", tmp_path / "unet.safetensors")
     state = load_file(file.path)

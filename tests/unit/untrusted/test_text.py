@@ -34,6 +34,21 @@ def test_streams_pass_nothing_harmful_whoever_writes(monkeypatch: pytest.MonkeyP
     assert not hasattr(stream, "buffer")
 
 
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("ascii", '2 x 3 +- 1 - "_#" \\u65e5'),
+        ("cp1252", "2 × 3 ± 1 – “_#” \\u65e5"),
+        ("utf-8", "2 × 3 ± 1 – “▁█” 日"),
+    ],
+)
+def test_what_a_terminal_lacks_has_a_plainer_form(encoding: str, expected: str) -> None:
+    raw = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    PlainStream(raw).write("2 × 3 ± 1 – “▁█” 日")
+    raw.flush()
+    assert raw.buffer.getvalue().decode(encoding) == expected
+
+
 def test_rich_keeps_its_own_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -219,7 +219,7 @@ def _kernel_oom_kills() -> int:
     total = 0
     for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
         with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
+            for line in path.read_text(encoding="utf-8").splitlines():
                 if line.startswith("oom_kill "):
                     total += int(line.split()[1])
     return total

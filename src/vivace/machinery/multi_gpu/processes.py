@@ -198,7 +198,7 @@ class Peers:
             if (status := process.poll()) is not None:
                 by = ended_by(status)
                 how = f"was killed ({by})" if by is not None else f"ended ({status})"
-                lines = self._log(rank).read_text(errors="replace").strip().splitlines()
+                lines = self._log(rank).read_text(errors="replace", encoding="utf-8").strip().splitlines()
                 last_line = f": {lines[-1].strip()}" if lines else ""
                 what = f"GPU {rank}" if self.device == "cuda" else f"shard {rank}"
                 self._failure = (

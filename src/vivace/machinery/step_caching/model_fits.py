@@ -58,7 +58,7 @@ def keep(kind: str, denoiser: Any, model: str, fit: Mapping[str, Any]) -> Path:
     part = file.with_suffix(f".{os.getpid()}.part")
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        part.write_text(json.dumps({"version": _VERSION, "model": model, "fit": dict(fit)}))
+        part.write_text(json.dumps({"version": _VERSION, "model": model, "fit": dict(fit)}), encoding="utf-8")
         part.replace(file)
     finally:
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def _file(kind: str, architecture: str, model: str) -> Path:
 def _read(file: Path) -> dict[str, Any] | None:
     """Return the fit, or None where the file is missing, damaged or of another version."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         return dict(content["fit"]) if content["version"] == _VERSION else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

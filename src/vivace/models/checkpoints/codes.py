@@ -1,6 +1,6 @@
 """Weights that are stored as codes with scales beside them, and how to decode them.
 
-    scaled  values times one scale, one for each row, or one for each block of equal size
+    scaled  values times one scale, one for each row, or one for each block; the last of blocks may be smaller
     nvfp4   two values of four bits (E2M1) to a byte, the first in the high half; blocks of 16 in a row have a scale in
             E4M3 (`X.weight_scale`), and all have one more in fp32 (`X.weight_scale_2`)
     mxfp8   values in E4M3; blocks of 32 in a row have a power of two (`X.weight_scale`, E8M0)
@@ -24,6 +24,8 @@ BLOCKS: dict[str, int] = {"nvfp4": 16, "mxfp8": 32}
 """Values that share a scale; rows and columns are padded to a multiple of it."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _TILE_ROWS, _TILE_BLOCKS = 128, 4
+_BLOCK = 128
+"""Side of the blocks of tools whose last block may be smaller."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,20 @@ def scales_shape(kind: str, rows: int, columns: int) -> tuple[int, int]:
     return _up(rows, _TILE_ROWS), _up(columns // BLOCKS[kind], _TILE_BLOCKS)
 
 
+def block_length(length: int, num_scales: int) -> int:
+    """Return how many values along a dimension share a scale; 0 where that cannot be told.
+
+    A number for all, one for each, or one for each power of two. A length that those do not divide has blocks of 128,
+    the last of them smaller: of 192 values and two scales, the second is of 64.
+    """
+    if num_scales < 1:
+        return 0
+    block = length // num_scales
+    if length % num_scales == 0 and (num_scales == 1 or block & (block - 1) == 0):
+        return block
+    return _BLOCK if num_scales == -(-length // _BLOCK) else 0
+
+
 def multiplied(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return the product of a weight and its scale: one number, one for each row, or one for each block."""
     if scale.numel() == 1:
@@ -54,7 +70,8 @@ def multiplied(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if scale.dim() == 1:
         return weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
     for axis, length in enumerate(weight.shape):
-        scale = scale.repeat_interleave(length // scale.shape[axis], dim=axis)
+        block = block_length(length, scale.shape[axis])
+        scale = scale.repeat_interleave(block, dim=axis).narrow(axis, 0, length)
     return weight * scale
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.models.checkpoints.codes import BLOCKS, Codes, Kind, scales_shape
+from vivace.models.checkpoints.codes import BLOCKS, Codes, Kind, block_length, scales_shape
 from vivace.models.checkpoints.signatures import DENOISER_PREFIXES
-from vivace.models.headers import read_tensor
+from vivace.models.headers import read_header, read_tensor
 from vivace.untrusted.files import parse_json
 
 MARKER = "scaled_fp8"
@@ -28,8 +28,12 @@ METADATA = "_quantization_metadata"
 FP8 = "float8_e4m3fn"
 _SCALES = ("weight_scale", "scale_weight")
 _SECOND = "weight_scale_2"
-_OF_INPUTS = ("input_scale", "scale_input")
+INPUT_SCALE = "input_scale"
+_OF_INPUTS = (INPUT_SCALE, "scale_input")
 _KINDS: dict[str, Kind] = {FP8: "scaled", "float8_e5m2": "scaled", "nvfp4": "nvfp4", "mxfp8": "mxfp8"}
+_DTYPE_OF = {FP8: "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+_SETTINGS = ("format", "full_precision_matrix_mult", "group_size", "orig_dtype", "orig_shape")
+"""Keys of a description that do not change what the codes stand for. Others may: `convrot` is a rotation."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = (*_FLOATS, *_FP8)
@@ -43,9 +47,10 @@ _LONE = re.compile(
     r"(?:^|\.)(?:weight_scale\w*|scale_weight|weight_zero_point|qweight|qzeros|wscales|absmax|quant_map|SCB)$"
 )
 _MAX_DESCRIPTION = 4096  # bytes
+_TAKE = "give the model in 16 bits"
 _ADVICE = (
     "vivace reads plain fp8, fp8 with one scale for a weight, a row or a block (X.weight_scale or X.scale_weight), and "
-    "ComfyUI's nvfp4 and mxfp8; give the model in 16 bits"
+    f"ComfyUI's nvfp4 and mxfp8; {_TAKE}"
 )
 
 
@@ -92,6 +97,24 @@ def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
     return codes
 
 
+def check_plain(path: Path) -> None:
+    """Refuse a file of a folder that has codes in the place of weights, which libraries would take for weights.
+
+    Raises:
+        UnusableModel: names the file and the tensor.
+    """
+    for name, about in read_header(path).items():
+        if _LONE.search(name) or name.rpartition(".")[2] in (*_SCALES, _SECOND, DESCRIPTION):
+            what = "which is a scale of weights that are stored as codes"
+        elif name.endswith(".weight") and about["dtype"] not in _WEIGHTS:
+            what = f"as {about['dtype']}, which is a code"
+        else:
+            continue
+        raise UnusableModel(
+            f"{path} has {name}, {what}; in folders vivace reads plain weights alone; {_TAKE}"
+        )
+
+
 def is_marker(name: str) -> bool:
     """Return whether a tensor only describes how weights are stored."""
     leaf = name.rpartition(".")[2]
@@ -132,6 +155,10 @@ def _checked(
             raise _refusal(path, name, weight, why)
         if kind == "scaled":
             _check_scale(path, tensors, scales.scale, weight)
+            if tensors[weight]["dtype"] != _DTYPE_OF.get(about or "", tensors[weight]["dtype"]):
+                raise UnusableModel(
+                    f"{path}: {weight} is {about} by its description, and {tensors[weight]['dtype']}; {_ADVICE}"
+                )
         else:
             _check_blocks(path, tensors, kind, scales, weight)
         codes[weight] = Codes(kind, scales.scale, scales.second)
@@ -149,13 +176,13 @@ def _check_scale(path: Path, tensors: Mapping[str, Any], scale: str, weight: str
 
 
 def fits(scale: Sequence[int], weight: Sequence[int]) -> bool:
-    """Return whether a scale of such a shape has one number for a weight, a row or a block of equal size."""
+    """Return whether a scale of such a shape has one number for a weight, a row or a block."""
     if all(length == 1 for length in scale):
         return True
     if len(scale) == 1:
         return bool(weight) and scale[0] == weight[0]
     return len(scale) == len(weight) and all(
-        own > 0 and length % own == 0 for own, length in zip(scale, weight, strict=True)
+        block_length(length, own) for own, length in zip(scale, weight, strict=True)
     )
 
 
@@ -203,9 +230,21 @@ def _described(path: Path, name: str, content: bytes) -> str:
         description = parse_json(content)
     except ValueError as error:
         raise UnusableModel(f"{path}: {name} cannot be read: {error}") from None
-    kind = description.get("format") if isinstance(description, dict) else description
+    return _format_of(description, f"{path}: {name} says")
+
+
+def _format_of(description: Any, where: str) -> str:
+    """Return the format in a description.
+
+    Raises:
+        UnusableModel: it is none that is read, or the description says more that would have to be followed.
+    """
+    settings = description if isinstance(description, dict) else {"format": description}
+    kind = settings.get("format")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise UnusableModel(f"{path}: {name} says {str(kind)[:80]!r}; {_ADVICE}")
+        raise UnusableModel(f"{where} {str(kind)[:80]!r}; {_ADVICE}")
+    if more := [key for key, value in settings.items() if key not in _SETTINGS and value]:
+        raise UnusableModel(f"{where} {more[0][:80]!r}, which vivace does not know; {_ADVICE}")
     return kind
 
 
@@ -228,9 +267,7 @@ def _formats_in_metadata(
         raise UnusableModel(f"{path}: its {METADATA} cannot be read: {error}") from None
     formats: dict[str, str] = {}
     for layer, description in layers.items():
-        kind = description.get("format") if isinstance(description, dict) else None
-        if not isinstance(kind, str) or kind not in _KINDS:
-            raise UnusableModel(f"{path}: {layer[:200]} has the format {str(kind)[:80]!r}; {_ADVICE}")
+        kind = _format_of(description, f"{path}: its {METADATA} says of {layer[:200]}")
         # Names of layers often lack the denoiser's prefix.
         names = (f"{prefix}{layer}.weight" for prefix in ("", *DENOISER_PREFIXES))
         if (weight := next((name for name in names if name in tensors), None)) is not None:

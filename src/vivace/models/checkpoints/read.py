@@ -91,7 +91,7 @@ def _of_safetensors(
         for own, tensor in layout.items():
             name = files[own]
             if name in codes:
-                values = _decoded(file, name, codes[name])
+                values = _decoded(path, file, name, codes[name])
                 values = values[tuple(slice(length) for length in tensor.shape)].to(dtype)
             else:
                 values = file.get_tensor(name)
@@ -99,14 +99,34 @@ def _of_safetensors(
     return state
 
 
-def _decoded(file: Any, name: str, codes: Codes) -> Any:
-    """Return a weight in fp32, with its padding."""
+def _decoded(path: Path, file: Any, name: str, codes: Codes) -> Any:
+    """Return a weight in fp32, with its padding.
+
+    Raises:
+        UnusableModel: a scale or a product is no number, or a scale of 0 makes nothing of values.
+    """
     weight, scale = file.get_tensor(name), file.get_tensor(codes.scale)
+    scales = {codes.scale: scale}
     if codes.kind == "nvfp4":
-        return from_nvfp4(weight, scale, file.get_tensor(codes.scale_of_scales))
-    if codes.kind == "mxfp8":
-        return from_mxfp8(weight, scale)
-    return multiplied(weight.float(), scale.float())
+        scales[codes.scale_of_scales] = file.get_tensor(codes.scale_of_scales)
+        values = from_nvfp4(weight, scale, scales[codes.scale_of_scales])
+        is_lost = bool(weight.any()) and not values.any()
+    elif codes.kind == "mxfp8":
+        values = from_mxfp8(weight, scale)
+        is_lost = False
+    else:
+        weight = weight.float()
+        values = multiplied(weight, scale.float())
+        is_lost = bool(((values == 0) & (weight != 0)).any())
+    damaged = "; the file is damaged, or was not made right"
+    for own, numbers in scales.items():
+        if numbers.is_floating_point() and not numbers.float().isfinite().all():
+            raise UnusableModel(f"{path}: {own} has values that are no finite numbers{damaged}")
+    if not values.isfinite().all():
+        raise UnusableModel(f"{path}: {name} times {codes.scale} is not finite everywhere{damaged}")
+    if is_lost:
+        raise UnusableModel(f"{path}: {list(scales)[-1]} is 0 where {name} is not{damaged}")
+    return values
 
 
 def _of_gguf(

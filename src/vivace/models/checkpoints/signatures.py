@@ -288,6 +288,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "SD 1.5's UNet", "sd15", (_FIRST,), (*_FOUR, (_TEXT_WIDTH.format("input_blocks.1"), 1, 768)), "unet"
     ),
     *_refused(
+        "vivace reads a UNet's own weights (model.diffusion_model.*); give the file that has them",
+        ("a model with averaged weights (EMA) of its UNet alone", ("model_ema.diffusion_model*",)),
+    ),
+    *_refused(
         _REST,
         ("an SD 2 model without its VAE", (_FIRST, _SD2_TEXT)),
         ("SDXL without its VAE", (_FIRST, _SDXL_TEXT)),
