@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vivace.proofs.alterations import altered
 from vivace.proofs.as_good import as_good, witness_results
 from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_size
 from vivace.proofs.checks import ServerCheck, Status, endpoint_checks, honest, probe_check, repeat_check
@@ -21,10 +22,12 @@ from vivace.proofs.findings import (
     broken,
     broken_pairs,
     duplicates,
+    mixed,
     of_other_sizes,
     switched,
 )
 from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
+from vivace.proofs.patterns import patterns, seams
 from vivace.proofs.probes import (
     main_jobs,
     own_jobs,
@@ -287,7 +290,13 @@ def _findings(
         return endpoint.curl(endpoint.body(pair.prompt, pair.seed, pair.settings))
 
     listed = [*broken(pairs, request_of), *of_other_sizes(pairs, request_of), *duplicates(pairs, request_of)]
-    return [*listed, *switched(pairs, own, request_of)]
+    listed += switched(pairs, own, request_of)
+    if not listed:
+        listed += mixed(pairs, own, request_of)
+    for search in (patterns, altered, seams):
+        if regular := search(pairs, own, request_of):
+            return [*listed, *regular]
+    return listed
 
 
 def _checks(prepared: Prepared, images: _Images, endpoint: Endpoint | None) -> list[ServerCheck]:
