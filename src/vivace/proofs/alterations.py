@@ -84,7 +84,8 @@ _EXACT = (
 
 def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
     """Return what was done to B's images, if one alteration explains most of those that differ from A's."""
-    differ = [pair for pair in pairs if pair.against and nearness(pair.against, own) is not Nearness.ITSELF]
+    sound = [pair for pair in pairs if pair.against and not (pair.a.faults or pair.b.faults)]
+    differ = [pair for pair in sound if nearness(pair.against, own) is not Nearness.ITSELF]
     if len(differ) < _LEAST_PAIRS:
         return []
     chosen = [differ[k] for k in np.linspace(0, len(differ) - 1, min(_MOST_PAIRS, len(differ))).astype(int)]
@@ -205,7 +206,7 @@ def _detailed(twos: Sequence[_Two]) -> Alteration:
 
     def change(image: Pixels) -> Pixels:
         fine, coarse = _bands(image)
-        return image + gains[0] * fine + gains[1] * coarse
+        return np.asarray(image + gains[0] * fine + gains[1] * coarse)
 
     kind = "softened" if gains[0] < 0 else "sharpened"
     return Alteration(f"they are {kind} (the finest details × {max(0.0, 1 + gains[0]):.2f})", change)
