@@ -143,7 +143,7 @@ class _Requests(BaseHTTPRequestHandler):
     def _draw(self, body: dict[str, Any]) -> None:
         with self.server.lock:
             self.server.num_active += 1
-        time.sleep(0.02 if self.server.fault in SLOW else 0)
+        time.sleep(0.02 if self.server.fault in SLOW else 0.005)
         is_cancelled = False
         self.connection.setblocking(False)
         with contextlib.suppress(BlockingIOError):

@@ -19,7 +19,7 @@ import numpy as np
 from vivace.measure.damage.details import blurred
 from vivace.measure.quality import Pixels, luminance, pixels
 from vivace.proofs.figures import PairFigures
-from vivace.proofs.findings import ImageFinding, RequestOf
+from vivace.proofs.findings import ImageFinding, RequestOf, is_lossy
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 
@@ -83,14 +83,18 @@ _EXACT = (
 
 
 def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return what was done to B's images, if one alteration explains most of those that differ from A's."""
+    """Return what was done to B's images, if one alteration explains most of those that differ from A's.
+
+    That they are encoded as JPEG is nothing new of files that say so.
+    """
     sound = [pair for pair in pairs if pair.against and not (pair.a.faults or pair.b.faults)]
     differ = [pair for pair in sound if nearness(pair.against, own) is not Nearness.ITSELF]
     if len(differ) < _LEAST_PAIRS:
         return []
     chosen = [differ[k] for k in np.linspace(0, len(differ) - 1, min(_MOST_PAIRS, len(differ))).astype(int)]
     twos = [_Two(pair.a.pixels, pair.b.pixels) for pair in chosen]
-    for alteration in _alterations(twos):
+    says_so = any(is_lossy(pair.b) for pair in chosen)
+    for alteration in _alterations(twos, with_jpeg=not says_so):
         left = [alteration.explains(two) for two in twos]
         number = sum(share <= alteration.left for share in left)
         if number >= max(_LEAST_PAIRS, _MOST_OF_THEM * len(twos)):
@@ -100,12 +104,19 @@ def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Request
     return []
 
 
-def _alterations(twos: Sequence[_Two]) -> Iterator[Alteration]:
+def _alterations(twos: Sequence[_Two], *, with_jpeg: bool) -> Iterator[Alteration]:
     """Yield the alterations, the simplest first, with amounts that fit these images."""
     yield from _EXACT
     if (move := _move(twos)) is not None:
         yield move
     toned = Alteration(_tone_in_words(twos), partial(_toned, curves=_curves(twos)))
+    yield from (toned, _saturated(twos), _detailed(twos))
+    if with_jpeg:
+        yield _encoded(twos)
+
+
+def _encoded(twos: Sequence[_Two]) -> Alteration:
+    """Return the encoding as JPEG that fits best."""
     jpegs = [
         Alteration(
             f"encoded as JPEG (quality {q})", partial(_as_jpeg, quality=q, subsampling=k), _LEFT_OF_JPEG
@@ -113,8 +124,7 @@ def _alterations(twos: Sequence[_Two]) -> Iterator[Alteration]:
         for q in _QUALITIES
         for k in _SUBSAMPLINGS
     ]
-    least = min(jpegs, key=lambda each: sum(each.explains(two) for two in twos[:_LEAST_PAIRS]))
-    yield from (toned, _saturated(twos), _detailed(twos), least)
+    return min(jpegs, key=lambda each: sum(each.explains(two) for two in twos[:_LEAST_PAIRS]))
 
 
 def _as_jpeg(image: Pixels, quality: int, subsampling: int) -> Pixels:

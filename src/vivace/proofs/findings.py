@@ -135,6 +135,11 @@ def of_other_sizes(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[
     ]
 
 
+def is_lossy(image: ReadImage) -> bool:
+    """Return whether an image's file is of a format that loses details."""
+    return image.kept.path is not None and image.kept.path.suffix in (".jpg", ".webp")
+
+
 def _original_of(
     pair: PairFigures, pairs: Sequence[PairFigures], thumbnails: dict[int, np.ndarray]
 ) -> PairFigures | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vivace.measure.quality import Pixels, luminance
 from vivace.proofs.figures import PairFigures
-from vivace.proofs.findings import ImageFinding, RequestOf
+from vivace.proofs.findings import ImageFinding, RequestOf, is_lossy
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 
@@ -48,7 +48,7 @@ def patterns(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
 
 def seams(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
     """Return the lines along which B's images have steps that A's have not, which images that are moved have too."""
-    chosen = _comparable(pairs, own)
+    chosen = [pair for pair in _comparable(pairs, own) if not is_lossy(pair.b)]
     return _findings(chosen, own, [*_seams(_lights(chosen))], request_of) if chosen else []
 
 

@@ -21,7 +21,7 @@ from vivace.proofs.http import NoAnswer
 _AT_ONCE = 4
 _CANCELLED_AFTER = 0.3
 """Of the time of an image."""
-_LEAST_S = 0.005
+_LEAST_S = 0.002
 _NEARER = 0.25
 """Of the distance to A's image, what another strength may leave of it."""
 Drawn = tuple[DrawJob, ReadImage]
@@ -62,9 +62,9 @@ def cancelled_check(endpoint: Endpoint, drawn: Sequence[Drawn], read: ReadDrawn)
     body = endpoint.body(job.prompt, job.seed, job.settings)
     request = endpoint.curl(body)
     seconds = first.kept.seconds or drawn[-1][1].kept.seconds or 1.0
-    was_cancelled = endpoint.cancelled(
-        endpoint.body(other.prompt, other.seed, other.settings), max(_LEAST_S, _CANCELLED_AFTER * seconds)
-    )
+    cancelled = endpoint.body(other.prompt, other.seed, other.settings)
+    times = (max(_LEAST_S, _CANCELLED_AFTER * seconds), _LEAST_S)
+    was_cancelled = any(endpoint.cancelled(cancelled, after_s) for after_s in times)
     try:
         image = read(endpoint.draw(job.prompt, job.seed, job.settings))
     except DrawingFailed as error:

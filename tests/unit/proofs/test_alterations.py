@@ -17,6 +17,7 @@ from vivace.proofs.figures import PairFigures
 from vivace.proofs.findings import ImageFinding
 from vivace.proofs.patterns import patterns, seams
 from vivace.proofs.same import OwnDistances
+from vivace.proofs.store import KeptImage
 
 Pixels = NDArray[np.float64]
 OWN = OwnDistances(({"psnr_db": np.inf, "match": 1.0},), ({"psnr_db": 12.0, "match": -0.5},))
@@ -41,7 +42,8 @@ def compared(change: Callable[[Pixels, int], Pixels]) -> list[ImageFinding]:
         error = float(((a - b) ** 2).mean())
         against = {"psnr_db": 10 * np.log10(255**2 / error) if error else np.inf, "match": match(b, a)}
         images = [
-            SimpleNamespace(pixels=image, size=(SIDE, SIDE), faults=(), is_there=True) for image in (a, b)
+            SimpleNamespace(pixels=image, size=(SIDE, SIDE), faults=(), kept=KeptImage(None))
+            for image in (a, b)
         ]
         pair: Any = SimpleNamespace(
             label=f"image {seed}", against=against, a=images[0], b=images[1], is_complete=True
