@@ -39,6 +39,7 @@ _OF_THE_SAME_MODEL = ("case of letters", "end of a long prompt")
 """What another model than the reference's may ignore."""
 _THE_SAME_DB, _OTHER_DB = 54.0, 40.0
 """PSNR from which an image is the reference's beyond doubt, and below which it is not, though its neighbour is."""
+_OFF_DB = 46.0  # where its neighbour is equal to the last bit
 _RESIZED = 0.95
 """Match from which an image is another one, resized or cut."""
 
@@ -154,7 +155,8 @@ def probe_check(
         )
     is_others = probe.name in _OF_THE_SAME_MODEL and not is_same_model
     if is_others or (reference is None and probe.name in _BY_REFERENCE_ALONE):
-        reason = f"{values} give the same image, as good models may do"
+        differ = "" if reference is None else ", A's are different"
+        reason = f"{values} give the same image{differ}; good models of other kinds may do so"
         return ServerCheck(name, Status.UNCLEAR, reason, request)
     return ServerCheck(name, Status.FAILED, f"{probe.name} {values} give the same image", request)
 
@@ -232,10 +234,8 @@ def _leaves_reference(first: ReadImage, changed: ReadImage, reference: tuple[Rea
         or reference[1].size != changed.size
     ):
         return False
-    return (
-        _psnr(reference[0].pixels, first.pixels) >= _THE_SAME_DB
-        and _psnr(reference[1].pixels, changed.pixels) < _OTHER_DB
-    )
+    same, other = (_psnr(a.pixels, b.pixels) for a, b in zip(reference, (first, changed), strict=True))
+    return same >= _THE_SAME_DB and other < (_OFF_DB if math.isinf(same) else _OTHER_DB)
 
 
 def _size_check(

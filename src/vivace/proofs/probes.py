@@ -19,9 +19,11 @@ _SMALL_GRID = 16  # of small models
 _LARGE_SEED = 2**31
 """Servers that keep seeds in 31 bits, or as 32-bit floats, draw the same image for several of them."""
 _FILLING = (
-    "with many small details, in the soft light of a late afternoon, seen from the side, sharp and calm"
+    "with many small details in the soft light of a late afternoon, seen from the side, sharp and calm, with a "
+    "light wind from the left, a few clouds in the sky, long shadows on the ground and plain clear colours"
 )
-"""About 20 words: with it most prompts still have fewer than the 77 tokens that CLIP reads."""
+_LONG = 46
+"""Words of a long prompt; most have fewer than the 77 tokens that CLIP reads."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,9 @@ def _of_prompts(first: DrawJob) -> list[Probe]:
     if (swapped := first.prompt.swapcase()) != first.prompt:
         job = replace(first, prompt=swapped)
         listed.append(Probe("case of letters", first.prompt, swapped, first, job, is_of_reference=True))
+    filling = " ".join(_FILLING.split()[: max(0, _LONG - len(first.prompt.split()))])
     ends = [
-        replace(first, prompt=f"{first.prompt}, {_FILLING}, all in {colour}") for colour in ("red", "blue")
+        replace(first, prompt=f"{first.prompt}, {filling}, all in {colour}") for colour in ("red", "blue")
     ]
     listed.append(Probe("end of a long prompt", "red", "blue", ends[0], ends[1], is_of_reference=True))
     return listed
