@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 from PIL import Image, ImageFilter
 
-from tests.drawn_shapes import draw
+from tests.drawn_shapes import draw, tinted
 
 FIELDS = {
     "model",
@@ -24,6 +25,10 @@ FIELDS = {
     "num_inference_steps",
     "guidance_scale",
 }
+SLOW = ("confused by load", "spoiled by a cancelled request")
+_LORAS = ("LoRA", "LoRA ignored", "LoRA at half strength", "LoRA stays on")
+FURTHER_FIELDS = dict.fromkeys(_LORAS, ("loras",)) | {"ignored negative prompt": ("negative_prompt",)}
+"""Fields that the server takes, by its fault."""
 
 
 def animated(*frames: Any) -> bytes:
@@ -71,7 +76,9 @@ class ImagesServer(ThreadingHTTPServer):
         self.fault = fault
         self.requests: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
-        self.num_busy = 0
+        self.num_busy = self.num_active = 0
+        self.was_cancelled = False
+        self.lora = 0.0
         self.lock = threading.Lock()
 
     @property
@@ -131,12 +138,27 @@ class _Requests(BaseHTTPRequestHandler):
         elif (why := self._why_wrong(body)) is not None:
             self._answer(400, {"error": {"message": why}})
         else:
-            self._answer(200, {"data": self._data(body)})
+            self._draw(body)
+
+    def _draw(self, body: dict[str, Any]) -> None:
+        with self.server.lock:
+            self.server.num_active += 1
+        time.sleep(0.02 if self.server.fault in SLOW else 0.005)
+        is_cancelled = False
+        self.connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            is_cancelled = self.connection.recv(1, socket.MSG_PEEK) == b""
+        self.connection.setblocking(True)
+        data = [] if is_cancelled else self._data(body)
+        with self.server.lock:
+            self.server.num_active -= 1
+            self.server.was_cancelled |= is_cancelled
+        self._answer(200, {"data": data})
 
     def _why_wrong(self, body: dict[str, Any]) -> str | None:
         if self.server.fault == "ignores fields":
             return None
-        unknown = set(body) - FIELDS
+        unknown = set(body) - FIELDS - set(FURTHER_FIELDS.get(self.server.fault, ()))
         if unknown:
             return f"unknown field {unknown.pop()}"
         if not 1 <= body.get("n", 1) <= 10 or body.get("num_inference_steps", 1) < 1:
@@ -160,6 +182,16 @@ class _Requests(BaseHTTPRequestHandler):
             seed = 0
         if fault == "batch changes seed" and body.get("n", 1) > 1:
             seed += 100
+        if fault == "seeds of 31 bits":
+            seed %= 2**31
+        if fault == "at most 2^31 - 1":
+            seed = min(seed, 2**31 - 1)
+        if fault == "confused by load" and self.server.num_active > 2:
+            seed += 50
+        if fault == "spoiled by a cancelled request" and self.server.was_cancelled:
+            seed, self.server.was_cancelled = seed + 60, False
+        if fault == "every fourth of another model" and len(self.server.requests) % 4 == 0:
+            seed += 70
         if fault == "random":
             seed = time.monotonic_ns()
         parts = body.get("size", "96x96").split("x")
@@ -167,7 +199,18 @@ class _Requests(BaseHTTPRequestHandler):
         if fault == "ignored size":
             width = height = 96
         steps = 8 if fault == "ignored steps" else max(1, body.get("num_inference_steps", 8))
-        picture = draw(body["prompt"], seed, width, height, steps, body.get("guidance_scale", 4.0))
+        if fault == "half the steps":
+            steps //= 2
+        prompt = body["prompt"]
+        if fault == "cut prompts":
+            prompt = prompt[:40]
+        picture = draw(prompt, seed, width, height, steps, body.get("guidance_scale", 4.0))
+        if fault == "resized":
+            picture = draw(prompt, seed, 96, 96, steps, body.get("guidance_scale", 4.0)).resize(
+                (width, height)
+            )
+        if "LoRA" in fault:
+            picture = tinted(picture, self._strength(body))
         if fault == "blurred":
             picture = picture.filter(ImageFilter.GaussianBlur(1.5))
         if fault == "black" and body["seed"] == 1:
@@ -185,6 +228,13 @@ class _Requests(BaseHTTPRequestHandler):
             host = f"http://127.0.0.1:{self.server.server_address[1]}"
             return {"url": f"{'http://elsewhere.invalid' if fault == 'elsewhere' else host}{path}"}
         return {"b64_json": base64.b64encode(file.getvalue()).decode()}
+
+    def _strength(self, body: dict[str, Any]) -> float:
+        strength = sum(lora.get("scale", 1.0) for lora in body.get("loras", ()))
+        fault = self.server.fault
+        if fault == "LoRA stays on":
+            self.server.lora = strength = max(strength, self.server.lora)
+        return float({"LoRA ignored": 0.0, "LoRA at half strength": strength / 2}.get(fault, strength))
 
     def _answer(self, status: int, value: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         self._send(status, "application/json", json.dumps(value).encode(), headers)

@@ -128,6 +128,14 @@ class Endpoint:
         """
         return send_patiently(self.url, body, self._timeout_s, self._key)
 
+    def cancelled(self, body: dict[str, Any], after_s: float) -> bool:
+        """Send a request and hang up after so many seconds; return whether that was before its answer."""
+        try:
+            send(self.url, body, after_s, self._key)
+        except NoAnswer:
+            return True
+        return False
+
     def _contents(self, answer: HttpAnswer) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
         """Return the images of an answer, and remarks on it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,20 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
     ]
 
 
+def mixed(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
+    """Return whether a few images of B are other ones, where the rest are A's own to the last bit but rounding."""
+    compared = [pair for pair in pairs if pair.against]
+    levels = [nearness(pair.against, own) for pair in compared]
+    odd = [k for k, level in enumerate(levels) if level in (Nearness.ANOTHER, Nearness.CHANGED)]
+    if not odd or levels.count(Nearness.ITSELF) < max(2 * len(odd), len(levels) - len(odd)):
+        return []
+    steps = {second - first for first, second in itertools.pairwise(odd)}
+    often = f", one in {steps.pop()}" if len(odd) > 2 and len(steps) == 1 else ""
+    summary = f"mixed: {len(odd)} of B's {len(levels)} images are other ones{often}, all others are A's own"
+    pair = compared[odd[0]]
+    return [ImageFinding(summary, pair.label, request_of(pair))]
+
+
 def of_other_sizes(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
     """Return whether B's images have another size than A's."""
     hit = [pair for pair in pairs if pair.is_complete and pair.a.size != pair.b.size]
@@ -118,6 +133,11 @@ def of_other_sizes(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[
             request_of(hit[0]),
         )
     ]
+
+
+def is_lossy(image: ReadImage) -> bool:
+    """Return whether an image's file is of a format that loses details."""
+    return image.kept.path is not None and image.kept.path.suffix in (".jpg", ".webp")
 
 
 def _original_of(

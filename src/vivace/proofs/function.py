@@ -39,7 +39,7 @@ class Function:
             raise UsageError(
                 f"{side.text}: it takes no {' and no '.join(missing)}; define def {side.function}(prompt, seed)"
             )
-        self._settings = [name for name in SETTINGS if takes_any or name in parameters]
+        self.settings = [name for name in SETTINGS if takes_any or name in parameters]
 
     def __enter__(self) -> Function:
         return self
@@ -51,7 +51,7 @@ class Function:
 
     def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
         """Return one image; see `Drawer.draw`."""
-        call = {name: value for name, value in settings.call.items() if name in self._settings}
+        call = {name: value for name, value in settings.call.items() if name in self.settings}
         began = time.monotonic()
         try:
             output = self._function(prompt=prompt, seed=seed, **call)

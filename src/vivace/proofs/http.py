@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -98,6 +99,11 @@ def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | Non
     except urllib.error.URLError as error:
         if isinstance(error.reason, TimeoutError):
             raise _too_slow(timeout_s) from None
+        if isinstance(error.reason, ssl.SSLError):
+            raise NoConnection(
+                f"no secure connection ({_why_insecure(error.reason)}); for a certificate of your own, name it: "
+                "SSL_CERT_FILE=CERTIFICATE.pem vivace ..."
+            ) from None
         raise NoConnection(f"no connection ({error.reason}); is the server running?") from None
     except TimeoutError:
         raise _too_slow(timeout_s) from None
@@ -133,6 +139,10 @@ def has_same_host(url: str, other: str) -> bool:
     """Return whether two addresses are of the same server."""
     a, b = urlsplit(url), urlsplit(other)
     return (a.scheme, a.hostname, a.port) == (b.scheme, b.hostname, b.port)
+
+
+def _why_insecure(error: ssl.SSLError) -> str:
+    return str(getattr(error, "verify_message", "") or error.reason or error)
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

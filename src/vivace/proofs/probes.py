@@ -8,22 +8,48 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vivace.proofs.drawing import DrawJob, Settings
+from vivace.proofs.drawing import SETTINGS, DrawJob, Settings
 from vivace.proofs.sides import ComfySide, EndpointSide, FunctionSide
 from vivace.proofs.sources import Prepared
+from vivace.report.value_text import count
 
 _NUM_REPEATS = 3
 _GRID = 64  # pixels; sizes that every published model draws are multiples of it
 _SMALL_GRID = 16  # of small models
+_LARGE_SEED = 2**31
+"""Servers that keep seeds in 31 bits, or as 32-bit floats, draw the same image for several of them."""
+_FILLING = (
+    "with many small details in the soft light of a late afternoon, seen from the side, sharp and calm, with a "
+    "light wind from the left, a few clouds in the sky, long shadows on the ground and plain clear colours"
+)
+_LONG = 46
+"""Words of a long prompt; most have fewer than the 77 tokens that CLIP reads."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """An image whose settings differ in one value from the first image's."""
+    """Two images that should differ, or the second should be of its size.
+
+    Attributes:
+        name: what differs; see `checks`.
+        base: usually the first image.
+        is_of_reference: whether A draws both too, since not every model has guidance, more than one step, or reads
+            every word.
+    """
 
     name: str
     before: object
     after: object
+    base: DrawJob
+    job: DrawJob
+    is_of_reference: bool = False
+
+
+@dataclass(frozen=True)
+class Supposed:
+    """An image that A draws to find out what B did instead of what it was asked for."""
+
+    words: str
     job: DrawJob
 
 
@@ -52,40 +78,95 @@ def timing_jobs(prepared: Prepared) -> list[DrawJob]:
     return [replace(job, repeat=2) for job in main_jobs(prepared)] if prepared.a.draws else []
 
 
-def repeat_job(prepared: Prepared) -> DrawJob:
-    return replace(main_jobs(prepared)[0], repeat=1)
+def repeat_jobs(prepared: Prepared) -> list[DrawJob]:
+    """Return images that B draws again after all others, not in the order in which it drew them first."""
+    jobs = main_jobs(prepared)
+    chosen = dict.fromkeys((jobs[0], jobs[-1], jobs[len(jobs) // 2]))
+    return [replace(job, repeat=1) for job in chosen]
 
 
 def probes(prepared: Prepared) -> list[Probe]:
     """Return the probes of B's settings; none for folders, and for recipes, whose arguments are vivace's own."""
-    if not isinstance(prepared.b.side, EndpointSide | FunctionSide | ComfySide):
+    side = prepared.b.side
+    if not isinstance(side, EndpointSide | FunctionSide | ComfySide):
         return []
+    names = set(SETTINGS)
+    if isinstance(side, FunctionSide):
+        from vivace.proofs.function import Function
+
+        names &= set(Function(side).settings)
     first = main_jobs(prepared)[0]
+    seed = first.seed
+    far, next_to_it = (replace(first, seed=seed + _LARGE_SEED + k) for k in (0, 1))
+    listed = [
+        Probe("seed", seed, seed + 1, first, replace(first, seed=seed + 1)),
+        Probe("large seed", seed, far.seed, first, far),
+        Probe("large seed", far.seed, next_to_it.seed, far, next_to_it),
+        *_of_settings(prepared, first, names),
+    ]
+    return listed + _of_prompts(first)
+
+
+def _of_settings(prepared: Prepared, first: DrawJob, names: set[str]) -> list[Probe]:
     settings = prepared.settings
-    listed = [Probe("seed", first.seed, first.seed + 1, replace(first, seed=first.seed + 1))]
-    if isinstance(prepared.b.side, FunctionSide):
-        return listed
-    if (steps := settings.num_inference_steps) is not None:
-        listed.append(_probe(first, "num_inference_steps", steps, steps // 2 if steps > 1 else 2))
-    if (guidance := settings.guidance_scale) is not None and guidance > 1:
-        listed.append(_probe(first, "guidance_scale", guidance, 1 + (guidance - 1) / 2))
-    if (size := _other_size(settings)) is not None:
+    listed = []
+    if "num_inference_steps" in names and (steps := settings.num_inference_steps) is not None:
+        others = {steps - 1, steps // 2} - {0} if steps > 1 else {2}
+        listed += [_probe(first, "num_inference_steps", steps, other) for other in sorted(others)]
+    guidance = settings.guidance_scale
+    if "guidance_scale" in names and guidance is not None and guidance > 1:
+        listed.append(_probe(first, "guidance_scale", guidance, max(guidance - 0.5, (1 + guidance) / 2)))
+    if {"width", "height"} <= names and (size := _other_size(settings)) is not None:
         before = f"{settings.width}x{settings.height}"
-        job = replace(first, settings=replace(settings, width=size[0], height=size[1]))
-        listed.append(Probe("size", before, f"{size[0]}x{size[1]}", job))
+        job = replace(first, settings=replace(first.settings, width=size[0], height=size[1]))
+        listed.append(Probe("size", before, f"{size[0]}x{size[1]}", first, job, is_of_reference=True))
     return listed
 
 
-def reference_probes(prepared: Prepared) -> list[Probe]:
-    """Return the probes that A draws too, since not every model has guidance, or more than one step."""
+def _of_prompts(first: DrawJob) -> list[Probe]:
+    """Return the probes of what is read of a prompt: its case, and its end."""
+    listed = []
+    if (swapped := first.prompt.swapcase()) != first.prompt:
+        job = replace(first, prompt=swapped)
+        listed.append(Probe("case of letters", first.prompt, swapped, first, job, is_of_reference=True))
+    filling = " ".join(_FILLING.split()[: max(0, _LONG - len(first.prompt.split()))])
+    ends = [
+        replace(first, prompt=f"{first.prompt}, {filling}, all in {colour}") for colour in ("red", "blue")
+    ]
+    listed.append(Probe("end of a long prompt", "red", "blue", ends[0], ends[1], is_of_reference=True))
+    return listed
+
+
+def reference_jobs(prepared: Prepared) -> list[DrawJob]:
+    """Return the images of probes that A draws too, and those that it draws to see what B did instead."""
     if not prepared.a.draws:
         return []
-    return [probe for probe in probes(prepared) if probe.name in ("num_inference_steps", "guidance_scale")]
+    listed = [job for probe in probes(prepared) if probe.is_of_reference for job in (probe.base, probe.job)]
+    return listed + [supposed.job for supposed in suppositions(prepared)]
+
+
+def suppositions(prepared: Prepared) -> list[Supposed]:
+    """Return what B may have done instead of what it was asked for, of the first image."""
+    if not prepared.a.draws or not probes(prepared):
+        return []
+    first = main_jobs(prepared)[0]
+    listed = [Supposed(f"seed {first.seed + 1}", replace(first, seed=first.seed + 1))]
+    steps, guidance = first.settings.num_inference_steps, first.settings.guidance_scale
+    for number in sorted({steps - 1, steps // 2} - {0}) if steps is not None else ():
+        listed.append(Supposed(count(number, "step"), _with(first, num_inference_steps=number)))
+    if guidance is not None and guidance > 1:
+        listed.append(Supposed("guidance 1", _with(first, guidance_scale=1.0)))
+    if (lower := first.prompt.lower()) != first.prompt:
+        listed.append(Supposed("the prompt in lower case", replace(first, prompt=lower)))
+    return listed
 
 
 def _probe(first: DrawJob, name: str, before: float, after: float) -> Probe:
-    changes: dict[str, Any] = {name: after}
-    return Probe(name, before, after, replace(first, settings=replace(first.settings, **changes)))
+    return Probe(name, before, after, first, _with(first, **{name: after}), is_of_reference=True)
+
+
+def _with(job: DrawJob, **settings: Any) -> DrawJob:
+    return replace(job, settings=replace(job.settings, **settings))
 
 
 def _other_size(settings: Settings) -> tuple[int, int] | None:

@@ -136,13 +136,15 @@ class Proof:
     def headline(self) -> str:
         """The verdict as a sentence, without the names of both sides."""
         if self.same.verdict is ProofVerdict.PROVEN and self.good.verdict is not ProofVerdict.FAILED:
-            text = "B draws the same images as A"
+            text = f"B draws {'nearly ' if self.findings else ''}the same images as A"
         elif self.good.verdict is ProofVerdict.PROVEN:
             text = "B is as good as A; its images are others"
         elif self.good.verdict is ProofVerdict.FAILED:
             text = f"B is worse than A: {self.good.reason}"
         elif self.legibility.answer.verdict is ProofVerdict.FAILED:
             return f"B's words are less legible than A's: {self.legibility.answer.reason}{self._added}"
+        elif self.honest.verdict is ProofVerdict.FAILED:
+            return f"B does not do what it is asked for: {self.honest.reason}{self._added_besides}"
         else:
             text = f"Cannot tell whether B is as good as A: {self.good.reason}"
         if self.legibility.answer.verdict is ProofVerdict.FAILED:
@@ -151,10 +153,13 @@ class Proof:
 
     @property
     def _added(self) -> str:
-        """Return the headline's additions to the answer about the images."""
+        """The headline's additions to the answer about the images."""
+        text = f"; {self.honest.reason}" if self.honest.verdict is ProofVerdict.FAILED else ""
+        return text + self._added_besides
+
+    @property
+    def _added_besides(self) -> str:
         text = ""
-        if self.honest.verdict is ProofVerdict.FAILED:
-            text += f"; {self.honest.reason}"
         if "fast" in self.claims and self.speed.answer.verdict is not ProofVerdict.LEFT_OUT:
             text += f"; {self.speed.answer.reason}"
         if self.failures:

@@ -108,7 +108,7 @@ def page_of(proof: Proof, command: str | None) -> str:
         .get_template("prove.html")
         .render(
             proof=proof,
-            title=plain(f"{proof.headline}."),
+            title=_unbroken(plain(f"{proof.headline}.")),
             described=described(proof),
             finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             tiles=_tiles(proof),
@@ -137,6 +137,11 @@ def page_of(proof: Proof, command: str | None) -> str:
     )
 
 
+def _unbroken(text: str) -> str:
+    """Return a text in which no line ends within the name of an option, as --scorer."""
+    return text.replace("--", "-\N{WORD JOINER}-\N{WORD JOINER}")
+
+
 def _own_style() -> str:
     return resources.files("vivace.proofs").joinpath("templates", "prove.css").read_text("utf-8")
 
@@ -147,7 +152,7 @@ def _tiles(proof: Proof) -> list[Tile]:
         Tile(
             question,
             answer.word,
-            answer.reason,
+            _unbroken(answer.reason),
             # An image that need not be the same is no fault, nor is one that takes longer.
             _LOOKS[answer.verdict]
             if answer.verdict is ProofVerdict.PROVEN or is_claimed.get(question, True)

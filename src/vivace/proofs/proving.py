@@ -11,34 +11,31 @@ from typing import TYPE_CHECKING
 
 from vivace.proofs.as_good import as_good, witness_results
 from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_size
-from vivace.proofs.checks import ServerCheck, Status, endpoint_checks, honest, probe_check, repeat_check
-from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, Settings
+from vivace.proofs.checks import (
+    honest,
+)
+from vivace.proofs.drawing import DrawingFailed, DrawJob, Settings
 from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.examining import StoredImages, checks_of, endpoint_of, findings_of
 from vivace.proofs.fast import speed, untimed
-from vivace.proofs.figures import Distances, PairFigures, ReadImage, compare_pair, read_image
+from vivace.proofs.figures import Distances, PairFigures, ReadImage, compare_pair
 from vivace.proofs.findings import (
-    ImageFinding,
-    broken,
     broken_pairs,
-    duplicates,
-    of_other_sizes,
-    switched,
 )
 from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
 from vivace.proofs.probes import (
     main_jobs,
     own_jobs,
     probes,
-    reference_probes,
-    repeat_job,
+    reference_jobs,
+    repeat_jobs,
     timing_jobs,
 )
 from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
 from vivace.proofs.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.proofs.scoring import Judges, add_all_scores
 from vivace.proofs.side_loads import SideLoad
-from vivace.proofs.sides import EndpointSide
-from vivace.proofs.sources import ImageSource, Prepared
+from vivace.proofs.sources import Prepared
 from vivace.proofs.store import Letter, ProofStore
 from vivace.proofs.verdict import ProofVerdict
 from vivace.report.value_text import count
@@ -71,11 +68,11 @@ def jobs_of(prepared: Prepared, letter: Letter) -> list[DrawJob]:
     """Return every image that a side draws, those of the prompts first."""
     jobs = main_jobs(prepared)
     if letter == "a":
-        jobs += own_jobs(prepared) + [probe.job for probe in reference_probes(prepared)]
+        jobs += own_jobs(prepared) + reference_jobs(prepared)
     else:
+        jobs += [job for probe in probes(prepared) for job in (probe.base, probe.job)]
         if prepared.b.draws:
-            jobs.append(repeat_job(prepared))
-        jobs += [probe.job for probe in probes(prepared)]
+            jobs += repeat_jobs(prepared)
     return list(dict.fromkeys(jobs))
 
 
@@ -139,7 +136,7 @@ def conclude(
     Args:
         is_read: called when the judges' models are loaded.
     """
-    images = _Images(store)
+    images = StoredImages(store)
     distances = Distances()
     has_several_sizes = len(prepared.settings_by_size) > 1
     pairs = [
@@ -161,9 +158,9 @@ def conclude(
         num_broken=len(broken_pairs(pairs)),
         shows_something=prepared.shows_something,
     )
-    endpoint = _endpoint(prepared, prepared.b)
-    findings = _findings(pairs, own, endpoint)
-    checks = _checks(prepared, images, endpoint)
+    endpoint = endpoint_of(prepared, prepared.b)
+    findings = findings_of(prepared, pairs, own, images, endpoint)
+    checks = checks_of(prepared, images, endpoint)
     reached = means([pair.against for pair in pairs if pair.against])
     fail_under = tuple(
         FailUnder(name, limit, reached.get(name)) for name, limit in (options.fail_under or {}).items()
@@ -232,25 +229,7 @@ def _default_claims(words: Legibility, endpoint: Endpoint | None) -> tuple[Claim
     return (*claims, "honest") if endpoint is not None else tuple(claims)
 
 
-class _Images:
-    """The images of a store, each read once."""
-
-    def __init__(self, store: ProofStore) -> None:
-        self._store = store
-        self._read: dict[tuple[Letter, DrawJob], ReadImage] = {}
-
-    def image(self, letter: Letter, job: DrawJob) -> ReadImage:
-        key = (letter, job)
-        if key not in self._read:
-            self._read[key] = read_image(self._store.image(letter, job))
-        return self._read[key]
-
-    def read(self, image: DrawnImage) -> ReadImage:
-        """Return an image that is of no job."""
-        return read_image(self._store.keep_file(image))
-
-
-def _own_distances(prepared: Prepared, images: _Images, distances: Distances) -> OwnDistances:
+def _own_distances(prepared: Prepared, images: StoredImages, distances: Distances) -> OwnDistances:
     jobs = main_jobs(prepared)
     repeats, others = [], []
     for job in own_jobs(prepared):
@@ -267,54 +246,11 @@ def _own_distances(prepared: Prepared, images: _Images, distances: Distances) ->
 
 
 def _metrics(
-    jobs: Sequence[tuple[DrawJob, DrawJob]], images: _Images, distances: Distances
+    jobs: Sequence[tuple[DrawJob, DrawJob]], images: StoredImages, distances: Distances
 ) -> list[dict[str, float]]:
     """Return the metrics of A's images against other images of A."""
     pairs = [compare_pair(a, images.image("a", a), images.image("a", b), distances) for a, b in jobs]
     return [pair.against for pair in pairs if pair.against]
-
-
-def _endpoint(prepared: Prepared, source: ImageSource) -> Endpoint | None:
-    return prepared.endpoint(source) if isinstance(source.side, EndpointSide) else None
-
-
-def _findings(
-    pairs: Sequence[PairFigures], own: OwnDistances, endpoint: Endpoint | None
-) -> list[ImageFinding]:
-    def request_of(pair: PairFigures) -> str:
-        if endpoint is None:
-            return ""
-        return endpoint.curl(endpoint.body(pair.prompt, pair.seed, pair.settings))
-
-    listed = [*broken(pairs, request_of), *of_other_sizes(pairs, request_of), *duplicates(pairs, request_of)]
-    return [*listed, *switched(pairs, own, request_of)]
-
-
-def _checks(prepared: Prepared, images: _Images, endpoint: Endpoint | None) -> list[ServerCheck]:
-    if not prepared.b.draws:
-        return []
-    job = main_jobs(prepared)[0]
-    first = images.image("b", job)
-    if not first.is_there:
-        return [ServerCheck("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
-
-    def request_of(drawn: DrawJob) -> str:
-        if endpoint is None:
-            return ""
-        return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))
-
-    again = repeat_job(prepared)
-    checks = [repeat_check(first, images.image("b", again), request_of(again))]
-    by_reference = {probe.name for probe in reference_probes(prepared)}
-    for probe in probes(prepared):
-        reference = (
-            (images.image("a", job), images.image("a", probe.job)) if probe.name in by_reference else None
-        )
-        image = images.image("b", probe.job)
-        checks.append(probe_check(probe, first, image, reference, request_of(probe.job)))
-    if endpoint is not None:
-        checks += endpoint_checks(endpoint, job, first, images.read)
-    return checks
 
 
 def _failures(pairs: Sequence[PairFigures]) -> list[Failure]:

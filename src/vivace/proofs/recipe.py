@@ -76,6 +76,7 @@ class RecipeOnModel:
     def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
         """Return one image; see `Drawer.draw`."""
         from vivace.models.load import explained
+        from vivace.models.quiet import quiet
         from vivace.runtime.calls import generators_of, prompts_of
         from vivace.runtime.safety import HiddenImageWarning, hidden_images
 
@@ -83,7 +84,7 @@ class RecipeOnModel:
         changed = {name: value for name, value in settings.call.items() if base.get(name) != value}
         began = time.monotonic()
         try:
-            with explained(self._prepared.located, "does not run"), warnings.catch_warnings():
+            with explained(self._prepared.located, "does not run"), quiet(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", HiddenImageWarning)
                 call = [(0, prompt, seed)]
                 output = self._session(**prompts_of(call), **generators_of(call), **changed)

@@ -29,6 +29,7 @@ from vivace.untrusted.files import parse_json, user_path
 _PYTHON = "python:"
 _COMFYUI = "comfyui:"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_SECRET = re.compile(r"(?i)(^|[_-])(key|apikey|token|secret|password|authorization)$")
 _OWN_FIELDS = ("prompt", "seed", "n", "size", "num_inference_steps", "guidance_scale", "response_format")
 
 
@@ -143,11 +144,21 @@ def _endpoint(text: str) -> EndpointSide:
         is_complete = bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_complete = False
-    if not is_complete or parts.username is not None or parts.fragment:
+    if parts.username is not None:
+        raise UsageError(
+            "an address has a user or a password in it, which every request and the page would show; leave them out, "
+            "and give a key with --key-a FILE or --key-b FILE"
+        )
+    if not is_complete or parts.fragment:
         raise UsageError(f"{text[:200]}: give http://HOST:PORT/v1, optionally with ?model=NAME&FIELD=VALUE")
     path = parts.path.rstrip("/").removesuffix("/images/generations")
     fields: dict[str, Any] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if _SECRET.search(name):
+            raise UsageError(
+                f"the field {name[:40]} looks like a secret, which every request and the page would show; give a key "
+                "with --key-a FILE or --key-b FILE"
+            )
         if name in _OWN_FIELDS or name in fields:
             why = "is set by vivace" if name in _OWN_FIELDS else "is there twice"
             raise UsageError(

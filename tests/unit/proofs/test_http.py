@@ -81,6 +81,11 @@ def test_a_connection_that_breaks_and_none_at_all() -> None:
         send("http://127.0.0.1:9/", None, 5)
 
 
+def test_a_certificate_that_is_not_trusted_or_none_is_said_to_be() -> None:
+    with answering([raw("400 Bad")]) as url, pytest.raises(NoConnection, match="SSL_CERT_FILE="):
+        send(url.replace("http:", "https:"), None, 5)
+
+
 def test_the_servers_own_words_are_quoted_and_harmless() -> None:
     body = json.dumps({"error": {"message": "no\x1b[2J such\nsize"}}).encode()
     with answering([raw("400 Bad", body), raw("500 Oops", b"<html>trace")]) as url:

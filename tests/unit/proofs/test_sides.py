@@ -59,7 +59,8 @@ def test_functions() -> None:
     [
         ("", "a side is empty"),
         ("http://", "give http://HOST:PORT/v1"),
-        ("http://user:word@host/v1", "give http://HOST:PORT/v1"),
+        ("http://user:word@host/v1", "a user or a password"),
+        ("http://host/v1?api_key=word", "looks like a secret"),
         ("http://host/v1?seed=3", "the field seed is set by vivace"),
         ("http://host/v1?x=1&x=2", "the field x is there twice"),
         ("python:draw", "give python:MODULE:FUNCTION"),

@@ -1,0 +1,227 @@
+"""What was done to B's images: red and blue swapped, upside down, moved, other tones, softened, encoded as JPEG.
+
+Each alteration is done to A's images, with its amount fitted to all of them together. It is named if it explains most
+of the squared difference to B's images, in most of the images that differ. Rounding, another scheduler and another
+seed are explained by none.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from vivace.measure.damage.details import blurred
+from vivace.measure.quality import Pixels, luminance, pixels
+from vivace.proofs.figures import PairFigures
+from vivace.proofs.findings import ImageFinding, RequestOf, is_lossy
+from vivace.proofs.same import Nearness, OwnDistances, nearness
+from vivace.report.value_text import count
+
+_MOST_PAIRS = 12
+"""Pairs that are looked at, evenly chosen of those that differ."""
+_LEAST_PAIRS = 3
+_MOST_OF_THEM = 0.75
+_LEFT = 0.15
+"""Share of the squared difference that an alteration may leave unexplained."""
+_LEFT_OF_JPEG = 0.35  # the encoder's tables are not known
+_REACH = 16  # pixels by which an image may be moved
+_SUBSAMPLINGS = (0, 2)  # of colours, as PIL counts them: none, and by 2 in both directions
+_QUALITIES = (50, 60, 70, 75, 80, 85, 90, 95)
+_SIGMAS = (0.6, 1.5)  # pixels, of the details that are softened or sharpened
+Change = Callable[[Pixels], Pixels]
+
+
+class _Two(NamedTuple):
+    a: Pixels
+    b: Pixels
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """Something that may have been done to images.
+
+    Attributes:
+        left: share of the squared difference that it may leave unexplained.
+        margin: pixels at the edges that do not count.
+    """
+
+    words: str
+    change: Change
+    left: float = _LEFT
+    margin: int = 0
+
+    def explains(self, two: _Two) -> float:
+        """Return the share of the squared difference that is left; infinite if the image would get another size."""
+        altered = self.change(two.a)
+        if altered.shape != two.b.shape:
+            return float("inf")
+        inside = slice(self.margin, -self.margin or None)
+        before, after = (
+            float(((image - two.b)[inside, inside] ** 2).mean())
+            for image in (two.a, np.clip(altered, 0, 255))
+        )
+        return after / max(before, 1e-9)
+
+
+_EXACT = (
+    Alteration("red and blue are swapped", lambda image: image[..., ::-1]),
+    Alteration("they are upside down", lambda image: image[::-1]),
+    Alteration("they are mirrored", lambda image: image[:, ::-1]),
+    Alteration("they are turned by 180 degrees", lambda image: image[::-1, ::-1]),
+    Alteration("rows and columns are swapped", lambda image: image.transpose(1, 0, 2)),
+    Alteration("they are turned by 90 degrees", lambda image: np.rot90(image)),
+    Alteration("they are turned by 270 degrees", lambda image: np.rot90(image, 3)),
+    Alteration("they are negatives", lambda image: 255 - image),
+    Alteration("they are grey", lambda image: np.repeat(luminance(image)[..., None], 3, axis=2)),
+)
+
+
+def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
+    """Return what was done to B's images, if one alteration explains most of those that differ from A's.
+
+    That they are encoded as JPEG is nothing new of files that say so.
+    """
+    sound = [pair for pair in pairs if pair.against and not (pair.a.faults or pair.b.faults)]
+    differ = [pair for pair in sound if nearness(pair.against, own) is not Nearness.ITSELF]
+    if len(differ) < _LEAST_PAIRS:
+        return []
+    chosen = [differ[k] for k in np.linspace(0, len(differ) - 1, min(_MOST_PAIRS, len(differ))).astype(int)]
+    twos = [_Two(pair.a.pixels, pair.b.pixels) for pair in chosen]
+    says_so = any(is_lossy(pair.b) for pair in chosen)
+    for alteration in _alterations(twos, with_jpeg=not says_so):
+        left = [alteration.explains(two) for two in twos]
+        number = sum(share <= alteration.left for share in left)
+        if number >= max(_LEAST_PAIRS, _MOST_OF_THEM * len(twos)):
+            example = chosen[int(np.argmin(left))]
+            summary = f"altered: {count(len(differ), 'image')} of B differ from A's as if {alteration.words}"
+            return [ImageFinding(summary, example.label, request_of(example))]
+    return []
+
+
+def _alterations(twos: Sequence[_Two], *, with_jpeg: bool) -> Iterator[Alteration]:
+    """Yield the alterations, the simplest first, with amounts that fit these images."""
+    yield from _EXACT
+    if (move := _move(twos)) is not None:
+        yield move
+    toned = Alteration(_tone_in_words(twos), partial(_toned, curves=_curves(twos)))
+    yield from (toned, _saturated(twos), _detailed(twos))
+    if with_jpeg:
+        yield _encoded(twos)
+
+
+def _encoded(twos: Sequence[_Two]) -> Alteration:
+    """Return the encoding as JPEG that fits best."""
+    jpegs = [
+        Alteration(
+            f"encoded as JPEG (quality {q})", partial(_as_jpeg, quality=q, subsampling=k), _LEFT_OF_JPEG
+        )
+        for q in _QUALITIES
+        for k in _SUBSAMPLINGS
+    ]
+    return min(jpegs, key=lambda each: sum(each.explains(two) for two in twos[:_LEAST_PAIRS]))
+
+
+def _as_jpeg(image: Pixels, quality: int, subsampling: int) -> Pixels:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image.astype(np.uint8)).save(file, "JPEG", quality=quality, subsampling=subsampling)
+    return pixels(Image.open(file))
+
+
+def _move(twos: Sequence[_Two]) -> Alteration | None:
+    """Return the move by whole pixels that fits most of the images; None if it is none."""
+    moves = Counter(_moved_by(two) for two in twos)
+    (y, x), _ = moves.most_common(1)[0]
+    if (y, x) == (0, 0):
+        return None
+    parts = [(y, "down", "up"), (x, "right", "left")]
+    words = " and ".join(
+        f"{count(abs(by), 'pixel')} {more if by > 0 else less}" for by, more, less in parts if by
+    )
+    return Alteration(f"moved by {words}", lambda image: np.roll(image, (y, x), axis=(0, 1)), margin=_REACH)
+
+
+def _moved_by(two: _Two) -> tuple[int, int]:
+    """Return the move (y, x) of B's image, from its correlation with A's; (0, 0) if it is not within reach."""
+    a, b = (np.fft.rfft2(light - light.mean()) for light in map(luminance, two))
+    cross = b * a.conj()
+    peaks = np.fft.irfft2(cross / np.maximum(np.abs(cross), 1e-9), s=two.a.shape[:2])
+    y, x = (int(k) for k in np.unravel_index(int(peaks.argmax()), peaks.shape))
+    height, width = peaks.shape
+    y, x = (y - height if y > height // 2 else y), (x - width if x > width // 2 else x)
+    is_near = max(abs(y), abs(x)) <= min(_REACH, min(height, width) // 4)
+    return (y, x) if is_near else (0, 0)
+
+
+def _curves(twos: Sequence[_Two]) -> Pixels:
+    """Return B's mean level for each of A's, of each channel (3, 256)."""
+    sums, numbers = np.zeros((3, 256)), np.zeros((3, 256))
+    for a, b in twos:
+        for k in range(3):
+            levels = np.rint(a[..., k]).astype(np.int64).ravel()
+            sums[k] += np.bincount(levels, b[..., k].ravel(), 256)
+            numbers[k] += np.bincount(levels, minlength=256)
+    return np.where(numbers > 0, sums / np.maximum(numbers, 1), np.arange(256))
+
+
+def _toned(image: Pixels, curves: Pixels) -> Pixels:
+    levels = np.rint(image).astype(np.int64)
+    return np.stack([curves[k][levels[..., k]] for k in range(3)], axis=-1)
+
+
+def _tone_in_words(twos: Sequence[_Two]) -> str:
+    """Return the change of tones as a gamma or as a gain with an offset, whichever fits better."""
+    a, b = (np.concatenate([part.ravel()[::7] for part in column]) for column in zip(*twos, strict=True))
+    gain, offset = np.polyfit(a, b, 1)
+    inner = (a > 8) & (a < 247) & (b > 0)
+    gamma = float(np.median(np.log(b[inner] / 255) / np.log(a[inner] / 255))) if inner.any() else 1.0
+    of_gain = float(((gain * a + offset - b) ** 2).mean())
+    of_gamma = float(((255 * (a / 255) ** gamma - b) ** 2).mean())
+    if of_gamma < of_gain:
+        twice = ", as of sRGB that is encoded twice" if 0.38 < gamma < 0.55 else ""
+        return f"tones have a gamma of {gamma:.2f}{twice}"
+    return f"tones are stretched by {gain:.2f} and moved by {offset:+.0f} levels"
+
+
+def _saturated(twos: Sequence[_Two]) -> Alteration:
+    products = squares = 0.0
+    for a, b in twos:
+        of_a, of_b = a - luminance(a)[..., None], b - luminance(b)[..., None]
+        products += float((of_a * of_b).sum())
+        squares += float((of_a**2).sum())
+    factor = products / max(squares, 1e-9)
+
+    def change(image: Pixels) -> Pixels:
+        light = luminance(image)[..., None]
+        return light + factor * (image - light)
+
+    return Alteration(f"their saturation is {100 * factor:.0f} % of A's", change)
+
+
+def _detailed(twos: Sequence[_Two]) -> Alteration:
+    """Return the softening or sharpening, as gains of the finest details and of those next to them."""
+    products, squares = np.zeros(2), np.zeros((2, 2))
+    for a, b in twos:
+        bands = [band.ravel() for band in _bands(a)]
+        products += [float(band @ (b - a).ravel()) for band in bands]
+        squares += [[float(band @ other) for other in bands] for band in bands]
+    gains = np.linalg.lstsq(squares, products, rcond=None)[0]
+
+    def change(image: Pixels) -> Pixels:
+        fine, coarse = _bands(image)
+        return np.asarray(image + gains[0] * fine + gains[1] * coarse)
+
+    kind = "softened" if gains[0] < 0 else "sharpened"
+    return Alteration(f"they are {kind} (the finest details × {max(0.0, 1 + gains[0]):.2f})", change)
+
+
+def _bands(image: Pixels) -> tuple[Pixels, Pixels]:
+    first, second = (blurred(image, sigma) for sigma in _SIGMAS)
+    return image - first, first - second

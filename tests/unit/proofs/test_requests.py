@@ -1,0 +1,85 @@
+"""Faults of a server that only certain requests show: each fails a check of its own, with the request."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.images_server import serving
+from vivace.cli import app
+
+PROMPTS = [f"a {word} circle" for word in ("red", "blue", "orange", "green", "yellow", "purple")]
+SETTINGS = ("--height", "96", "--width", "96", "--steps", "8", "--guidance-scale", "4", "--scorer", "none")
+LORA = '?loras=[{"name":"tint"}]'
+
+
+def against_server(folder: Path, fault: str, fields: str = "", a: str = "draw") -> dict:
+    file = folder / "prompts.txt"
+    file.write_text("\n".join(PROMPTS))
+    with serving(fault) as server:
+        sides = [f"python:tests.drawn_shapes:{a}", server.url + fields]
+        more = ["--prompts", str(file), "--seeds", "1", "--store", str(folder / "store"), "--format", "json"]
+        result = CliRunner().invoke(app, ["prove", *sides, *more, *SETTINGS], standalone_mode=False)
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+def failed(proof: dict) -> dict[str, str]:
+    return {check["name"]: check["reason"] for check in proof["checks"] if check["status"] == "failed"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "reason"),
+    [
+        ("seeds of 31 bits", "a seed above 2^31 changes the image", "0 and 2147483648 give the same image"),
+        ("at most 2^31 - 1", "a seed above 2^31 changes the image", "and 2147483649 give the same image"),
+        ("cut prompts", "the end of a long prompt changes the image", "red and blue give the same image"),
+        ("resized", "the size is what was asked for", "the image of 96x96, resized or cut"),
+        ("ignored negative prompt", "a negative prompt changes the image, or is refused", "changes nothing"),
+        ("confused by load", "four requests at once give each its own image", "another image than alone"),
+        (
+            "spoiled by a cancelled request",
+            "a cancelled request does not spoil the next one",
+            "the next one gets another image",
+        ),
+    ],
+)
+def test_a_fault_fails_its_own_check_alone(tmp_path: Path, fault: str, name: str, reason: str) -> None:
+    proof = against_server(tmp_path, fault)
+    assert list(failed(proof)) == [name]
+    assert reason in failed(proof)[name]
+    assert proof["exit_code"] == 1
+
+
+def test_fewer_steps_than_asked_for_are_named(tmp_path: Path) -> None:
+    proof = against_server(tmp_path, "half the steps")
+    assert "it draws A's image of 4 steps" in str(failed(proof)) + str(proof["findings"]).replace(
+        "B draws", "it draws"
+    )
+
+
+def test_a_lora_that_works_fails_nothing(tmp_path: Path) -> None:
+    proof = against_server(tmp_path, "LoRA", LORA, "draw_with_lora")
+    assert failed(proof) == {}
+    assert proof["exit_code"] == 0
+    assert any(check["name"].startswith("loras changes the image") for check in proof["checks"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "reason"),
+    [
+        ("LoRA ignored", "loras changes the image of its own request alone", "it is ignored, or stays on"),
+        ("LoRA stays on", "loras changes the image of its own request alone", "it is ignored, or stays on"),
+        ("LoRA at half strength", "loras works at the strength that is asked for", "half the strength"),
+    ],
+)
+def test_a_lora_that_does_not_is_named(tmp_path: Path, fault: str, name: str, reason: str) -> None:
+    proof = against_server(tmp_path, fault, LORA, "draw_with_lora")
+    assert reason in failed(proof)[name]
+    assert proof["exit_code"] == 1
+
+
+def test_a_few_images_of_another_model_are_named_with_how_often(tmp_path: Path) -> None:
+    (finding,) = against_server(tmp_path, "every fourth of another model")["findings"]
+    assert finding["text"].startswith("mixed: 1 of B's 6 images are other ones, all others are A's own")
