@@ -3,10 +3,13 @@
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import QwenImage21Transformer2DModel, QwenImageTransformer2DModel
 
+import vivace
+from tests import flow_models
 from tests.gpu.test_fused_cuda import too_far
 from tests.unit.fused import test_qwen_image21_blocks as of_qwen_image21
 from vivace.models.random_weights import fill
@@ -77,3 +80,15 @@ def test_qwen_image_21s_transformer_against_diffusers_and_torchao() -> None:
 
     shapes = [((23,), (32, 32)), ((23,), (34, 46), (32, 48)), ((23, 77), (32, 32))]
     assert too_far(qwen_image21, inputs_of_qwen_image21, shapes, of, of_bf16=0.015, of_fp8=0.08) == []
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
+def test_a_pipeline_of_qwen_image_21_in_a_graph(recipe: str) -> None:
+    """The first step, which reads back from the GPU, is not part of it; prompts of one length share one."""
+    plain, graphs = (
+        vivace.apply(flow_models.pipeline("qwen-image-2.1").to("cuda"), f"bf16+{text}")
+        for text in (recipe, f"{recipe}+cuda_graph")
+    )
+    for prompt in ("a red star", "a star on a field of white flowers", "a red star"):
+        assert np.array_equal(flow_models.draw(graphs, prompt), flow_models.draw(plain, prompt)), prompt
+    assert graphs.evidence()["cuda_graphs_recorded"] == 2

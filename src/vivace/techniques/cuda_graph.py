@@ -155,6 +155,10 @@ class CudaGraph(Technique):
                 of_captions = PaddedCaptions(module, module.device, capturer, kept)
                 captured[component] = of_captions.graphs
                 replace_forward(called, of_captions)
+            elif hasattr(called.forward, "later_step"):
+                # Its first step reads back from the GPU, and is not captured.
+                later_steps = CapturedFunction(called.forward.later_step, module.device, capturer, kept)
+                captured[component] = called.forward.later_step = later_steps
             else:
                 captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
                 replace_forward(called, captured[component])
@@ -180,6 +184,8 @@ class CudaGraph(Technique):
                     )
                 if component == "vae" and not graphs.num_replays:
                     return "the VAE decoded nothing"
+                if component == "denoiser" and not graphs.num_replays:
+                    return "the denoiser had no step that is captured"
                 if component in prompts and prompts[component].num_beside and not graphs.num_replays:
                     return (
                         f"the {component} was given images with every prompt, and such calls are not captured"

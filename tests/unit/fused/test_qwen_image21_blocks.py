@@ -4,6 +4,7 @@ import math
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from diffusers import QwenImage21Transformer2DModel
@@ -12,8 +13,10 @@ from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVC
 from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
+from tests.targets import target_of
 from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
 from tests.unit.fused.test_flux_forward import target
+from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
@@ -22,6 +25,8 @@ from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.random_weights import fill
 from vivace.recipes.resolve import resolve
+from vivace.techniques import cuda_graph
+from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
@@ -245,3 +250,26 @@ def test_its_memory_and_work_are_predicted(recipe: str) -> None:
         for of in (plain, fused)
     ]
     assert works[1] == pytest.approx(works[0], rel=0.01)
+
+
+def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph for each length of what is in front of the image; prompts of one length share it."""
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    plain, session = (flow_models.session(MODEL, "fused(bf16)") for _ in range(2))
+    effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
+    assert effect.evidence is not None
+    prompts = ["a red star", "a blue star", "a star on a field of white flowers", "a red star"]
+    for number, prompt in enumerate(prompts, 1):
+        assert np.array_equal(flow_models.draw(session, prompt), flow_models.draw(plain, prompt)), prompt
+        assert effect.evidence()["cuda_graph_replays"] == number * (flow_models.STEPS - 1)
+    assert effect.evidence()["cuda_graphs_recorded"] == 2
+
+
+def test_steps_that_are_not_captured_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    session = flow_models.session(MODEL, "fused(bf16)")
+    effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
+    session.pipe.transformer.pos_embed.register_forward_pre_hook(lambda *_: None)
+    flow_models.draw(session)
+    assert effect.refuted is not None
+    assert effect.refuted({}) == "the denoiser had no step that is captured"

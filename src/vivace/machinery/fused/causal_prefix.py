@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from vivace.machinery.compilation.captured import never_written_again
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.operations import AttentionScales
 
@@ -56,8 +57,8 @@ class Prefix:
         """Keep the prefix's part of a block's keys and values, if later steps need them."""
         if not self.is_kept:
             return
-        self.keys.append(keys[:, : self.length].clone())
-        self.values.append(values[:, : self.length].clone())
+        for kept, made in ((self.keys, keys), (self.values, values)):
+            kept.append(never_written_again(made[:, : self.length].clone()))
 
     def before(
         self, block: int, queries: torch.Tensor, scales: AttentionScales | None
