@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,8 +108,9 @@ def test_a_lora_that_is_spoilt_on_disk_harms_its_request_alone(tmp_path: Path) -
     kept = [{"name": "kept", "scale": 2.0}]
     with served(settings) as server:
         plain, with_kept = pixels(server), pixels(server, loras=kept)
+        assert np.array_equal(pixels(server, loras=[{"name": "spoilt", "scale": 2.0}]), with_kept)
         for spoil, reason in (
-            (lambda path: path.write_bytes(path.read_bytes()[:1000]), "spoilt.safetensors is truncated"),
+            (lambda path: os.truncate(path, 1000), "spoilt.safetensors is truncated"),
             (lambda path: shutil.copy(OF_FLUX, path), "its layers are those of FLUX"),
             (Path.unlink, "spoilt.safetensors cannot be read any more: No such file or directory"),
         ):
@@ -120,6 +122,7 @@ def test_a_lora_that_is_spoilt_on_disk_harms_its_request_alone(tmp_path: Path) -
             assert str(tmp_path) not in answer.message, "nothing of the server's folders"
             assert np.array_equal(pixels(server), plain), "the LoRA before is not left in the image"
             assert np.array_equal(pixels(server, loras=kept), with_kept)
+        assert server.pool.replicas[0].num_restarts == 0
 
 
 def test_partial_images_look_like_the_finished_one(server: Served) -> None:

@@ -63,7 +63,8 @@ def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
 
     read_header(path)  # says what is wrong with a damaged file
     with reading(path, advice="copy or download it again"):
-        stored = load_file(path)
+        # Copies: what load_file returns is the file itself, which may be written anew while the LoRA is kept.
+        stored = {key: tensor.clone() for key, tensor in load_file(path).items()}
         with safe_open(str(path), framework="pt") as file:
             metadata = dict(file.metadata() or {})
     for key, tensor in stored.items():
