@@ -198,6 +198,13 @@ def test_modulations_of_all_steps_are_computed_before_the_first(
         "denoiser.modulations_hoisted": 4,
         "denoiser.modulations_computed_in_the_loop": 0,
     }
+    whole = dict(arguments)
+    for name in ("hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"):
+        arguments[name] = arguments[name][1:]
+    assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.015
+    assert effect.evidence()["denoiser.modulations_hoisted"] == 4, "rows that guidance leaves are there"
+    assert effect.evidence()["denoiser.modulations_computed_in_the_loop"] == 0
+    arguments = whole
     arguments["timestep"] = arguments["timestep"] * 0.9
     assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.015, "another time is computed"
     assert effect.evidence()["denoiser.modulations_computed_in_the_loop"] == 1
