@@ -3,6 +3,7 @@
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
@@ -17,6 +18,7 @@ from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import modulations, operations
 from vivace.machinery.kernels import reference
+from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
@@ -273,6 +275,16 @@ def test_skip_layer_guidance_is_refused_before_an_image_is_drawn() -> None:
     session = flow_models.session(MODELS[0], "fused(bf16)", num_inference_steps=8)
     with pytest.raises(Unsupported, match="leave fused out, or call without skip-layer guidance"):
         flow_models.draw(session, skip_guidance_layers=[1], skip_layer_guidance_stop=1.0)
+
+
+def test_an_offloaded_model_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a table of modulations, as on a GPU."""
+    monkeypatch.setattr(modulations, "capacity_on", lambda device: 8)
+    plain, made = (flow_models.session(MODELS[1], "fused(fp8)") for _ in range(2))
+    offloader = ComponentOffloader(made.pipe, "cpu", pin=False)
+    assert np.array_equal(flow_models.draw(made), flow_models.draw(plain))
+    assert made.evidence() == plain.evidence()
+    assert not offloader.is_in_call
 
 
 def test_two_prompts_are_drawn_as_each_alone() -> None:
