@@ -8,9 +8,9 @@ Why: an eager step launches its kernels one by one, each through Python and the 
     host instead. And before the first step diffusers searches all layers for offloading hooks, several times: it is
     told where they are.
 Costs: each graph keeps a step's activations, in a pool that all graphs share. The first step of each shape takes three
-    steps' work. Inputs are copied in and outputs copied out. Qwen-Image and Z-Image take prompts at their own length:
-    each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with every image. On an
-    H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9 (docs/models-measured.md).
+    steps' work. Inputs are copied in and outputs copied out. Qwen-Image, Z-Image and a fused Krea 2 take prompts at
+    their own length: each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with
+    every image. On an H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9 (docs/models-measured.md).
 Needs: a CUDA device, and a denoiser that decides nothing on the CPU: a step cache that reads back whether to skip a
     step cannot be captured, nor can layers that copy from the host (most of GGUF's). Weights must stay at their
     addresses, so offloading them does not go with it.
