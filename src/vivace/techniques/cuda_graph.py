@@ -8,8 +8,8 @@ Why: an eager step launches its kernels one by one, each through Python and the 
     host instead. And before the first step diffusers searches all layers for offloading hooks, several times: it is
     told where they are.
 Costs: each graph keeps a step's activations, in a pool that all graphs share. The first step of each shape takes three
-    steps' work. Inputs are copied in and outputs copied out. The denoisers of Qwen-Image and Z-Image take prompts at
-    their own length: each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with
+    steps' work. Inputs are copied in and outputs copied out. The denoisers of Qwen-Image and a fused Krea 2 take
+    prompts at their own length: each new length captures anew, and prompts of more than `max_graphs` lengths in turn do so with
     every image. On an H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9 (docs/models-measured.md).
     Their text encoders are captured for a few lengths only, of 32, 64, 128, 256, 384, ... tokens.
 Needs: a CUDA device, and a denoiser that decides nothing on the CPU: a step cache that reads back whether to skip a

@@ -3,6 +3,7 @@
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from diffusers import Krea2Transformer2DModel
@@ -17,6 +18,7 @@ from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
+from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
@@ -221,6 +223,13 @@ def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
         assert psnr(flow_models.draw(session), expected) > least, recipe
         assert session.refuted({}) is None
         assert session.evidence()["denoiser.padding_left_out"] > 400
+
+
+def test_an_offloaded_model_draws_the_same() -> None:
+    plain, made = (flow_models.session(MODEL, "fused(fp8)") for _ in range(2))
+    offloader = ComponentOffloader(made.pipe, "cpu", pin=False)
+    assert np.array_equal(flow_models.draw(made), flow_models.draw(plain))
+    assert not offloader.is_in_call
 
 
 def test_two_prompts_of_other_lengths_are_drawn_as_each_alone() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
@@ -17,6 +18,7 @@ from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import modulations, operations
 from vivace.machinery.kernels import reference
+from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
@@ -198,6 +200,13 @@ def test_modulations_of_all_steps_are_computed_before_the_first(
         "denoiser.modulations_hoisted": 4,
         "denoiser.modulations_computed_in_the_loop": 0,
     }
+    whole = dict(arguments)
+    for name in ("hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"):
+        arguments[name] = arguments[name][1:]
+    assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.015
+    assert effect.evidence()["denoiser.modulations_hoisted"] == 4, "rows that guidance leaves are there"
+    assert effect.evidence()["denoiser.modulations_computed_in_the_loop"] == 0
+    arguments = whole
     arguments["timestep"] = arguments["timestep"] * 0.9
     assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.015, "another time is computed"
     assert effect.evidence()["denoiser.modulations_computed_in_the_loop"] == 1
@@ -266,6 +275,16 @@ def test_skip_layer_guidance_is_refused_before_an_image_is_drawn() -> None:
     session = flow_models.session(MODELS[0], "fused(bf16)", num_inference_steps=8)
     with pytest.raises(Unsupported, match="leave fused out, or call without skip-layer guidance"):
         flow_models.draw(session, skip_guidance_layers=[1], skip_layer_guidance_stop=1.0)
+
+
+def test_an_offloaded_model_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a table of modulations, as on a GPU."""
+    monkeypatch.setattr(modulations, "capacity_on", lambda device: 8)
+    plain, made = (flow_models.session(MODELS[1], "fused(fp8)") for _ in range(2))
+    offloader = ComponentOffloader(made.pipe, "cpu", pin=False)
+    assert np.array_equal(flow_models.draw(made), flow_models.draw(plain))
+    assert made.evidence() == plain.evidence()
+    assert not offloader.is_in_call
 
 
 def test_two_prompts_are_drawn_as_each_alone() -> None:

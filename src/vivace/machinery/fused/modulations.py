@@ -175,6 +175,11 @@ def capacity_on(device: torch.device) -> int:
     return CAPACITY if device.type == "meta" or (device.type != "cpu" and has_triton()) else 0
 
 
+def _is_of(value: torch.Tensor | None, seen: torch.Tensor | None) -> bool:
+    """Whether a tensor is another one, or rows of it, as where guidance has ended and its rows are cut off."""
+    return value is seen or (value is not None and seen is not None and value._base is seen)
+
+
 class Hoisting:
     """Fills the table when a pipeline's call begins: a hook in front of the transformer's forward.
 
@@ -244,7 +249,7 @@ class Hoisting:
         if self._filled is None or self._filled != state:
             self._seen, self._next, self._filled = [], 0, state
         objects = (timesteps, pooled, guidance)
-        if any(all(a is b for a, b in zip(objects, inputs, strict=True)) for inputs, _ in self._seen):
+        if any(all(map(_is_of, objects, inputs)) for inputs, _ in self._seen):
             return
         with torch.no_grad():
             times = timesteps.to(timestep.dtype) / self._whole  # as pipelines write it
