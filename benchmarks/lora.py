@@ -1,14 +1,15 @@
 """What a LoRA beside the weights costs in each step, and how long an exchange takes.
 
-    python -m benchmarks.lora --limit-s 500                       tiny-sd, or on a GPU SDXL and FLUX.1 [dev]
-    python -m benchmarks.lora --model synthetic:flux-dev --recipe bf16+fp8+compile
+    python -m benchmarks.lora --limit-s 500                       tiny-sd, or on a GPU SD 1.5, SDXL and FLUX.1 [dev]
+    python -m benchmarks.lora --model synthetic:sdxl --recipe "fused(fp8, convolutions=fp8)+cuda_graph" --mlps
 
 For each model and recipe there are three sessions: without a LoRA (`plain`), with one merged, and with one beside the
 weights (`hot=True`). They generate the same latents in turn, and every turn gives one ratio to `plain`. Then another
 file is exchanged into the hot session, and its scale changed; the record counts the graphs that were compiled or
 captured before and after.
 
-The LoRAs are random, of `--rank`, on every attention projection, in fp16, as trainers write them;
+The LoRAs are random, of `--rank`, on every attention projection, with `--mlps` also on the MLPs and what stands before
+and behind a UNet's transformers, in fp16, as trainers write them;
 `--reserve` is the rank that is announced. Text is encoded beforehand, and nothing is decoded.
 
 On a GPU three sessions need memory for three pipelines (FLUX.1-dev: 105 GB). On a CPU the times are the process's CPU
@@ -44,7 +45,7 @@ from vivace.stats import median_interval
 from vivace.technique import attribute_of
 
 RECORD = Path(__file__).parents[1] / "results" / "lora.jsonl"
-MODELS = {"cpu": ("tiny-sd",), "cuda": ("synthetic:sdxl", "synthetic:flux-dev")}
+MODELS = {"cpu": ("tiny-sd",), "cuda": ("synthetic:sd15", "synthetic:sdxl", "synthetic:flux-dev")}
 RECIPES = {
     "cpu": ("inference_mode", "compile", "quantize(int8)+compile"),
     "cuda": (
@@ -53,6 +54,7 @@ RECIPES = {
         "inference_mode",
         "compile+cuda_graph",
         "quantize(fp8)+compile",
+        "fused(fp8)+cuda_graph",
     ),
 }
 SIDES = ("plain", "merged", "hot")
@@ -62,10 +64,19 @@ _PROJECTIONS = (
     "to_qkv_mlp_proj", "attn.to_out",
 )  # fmt: skip
 """The last two are of FLUX.2's single blocks."""
+_MLPS = (
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+    "proj_mlp",
+    "proj_in",
+    "proj_out",
+)
 _COUNTED = ("compiled_graphs", "cuda_graphs_recorded")
 _PROMPT = "a red circle above a blue square"
 
-Key = tuple[str, str, int, int]  # model, recipe, rank, reserve
+Key = tuple[str, str, int, int, bool]  # model, recipe, rank, reserve, mlps
 
 
 @click.command("lora")
@@ -81,6 +92,7 @@ Key = tuple[str, str, int, int]  # model, recipe, rank, reserve
 @click.option("--recipe", "recipes", multiple=True, help="What the LoRA is added to. Default: several.")
 @click.option("--rank", type=click.IntRange(1, 1024), default=16, show_default=True)
 @click.option("--reserve", type=click.IntRange(1, 1024), default=32, show_default=True, help="max_rank.")
+@click.option("--mlps", is_flag=True, help="LoRAs of the MLPs as well.")
 @click.option("--turns", type=click.IntRange(1, 1000), default=8, show_default=True)
 @click.option("--swaps", type=click.IntRange(1, 1000), default=10, show_default=True)
 @click.option("--steps", type=click.IntRange(1, 1000), default=8, show_default=True, help="Of each call.")
@@ -92,6 +104,7 @@ def lora(
     recipes: Sequence[str],
     rank: int,
     reserve: int,
+    mlps: bool,
     turns: int,
     swaps: int,
     steps: int,
@@ -112,7 +125,7 @@ def lora(
     failed, left = 0, []
     for model in models or MODELS[chosen]:
         for recipe in recipes or RECIPES[chosen]:
-            key = (model, recipe, rank, reserve)
+            key = (model, recipe, rank, reserve, mlps)
             if key in stored:
                 click.echo(f"{line(stored[key])} (in the record already)")
             elif limit_s is not None and time.monotonic() - started >= limit_s:
@@ -120,7 +133,7 @@ def lora(
             else:
                 click.echo(f"{model} {recipe}: loading, warming up", err=True)
                 try:
-                    case = measure(model, recipe, chosen, rank, reserve, turns, swaps, steps)
+                    case = measure(model, recipe, chosen, rank, reserve, mlps, turns, swaps, steps)
                 except (
                     VivaceError,
                     RuntimeError,
@@ -137,14 +150,22 @@ def lora(
 
 
 def measure(
-    model: str, recipe: str, device: str, rank: int, reserve: int, turns: int, swaps: int, steps: int
+    model: str,
+    recipe: str,
+    device: str,
+    rank: int,
+    reserve: int,
+    mlps: bool,
+    turns: int,
+    swaps: int,
+    steps: int,
 ) -> dict[str, Any]:
     """Measure one case: seconds per step of each side, in turns, then seconds per exchange and rescaling."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     with TemporaryDirectory() as folder:
         files = [Path(folder) / f"{name}.safetensors" for name in ("one", "other")]
         plain = vivace.load(model, recipe, device=device)
-        num_layers, _ = (write_random(plain.pipe, file, rank, seed) for seed, file in enumerate(files))
+        num_layers, _ = (write_random(plain.pipe, file, rank, seed, mlps) for seed, file in enumerate(files))
         paths = [literal_path(file) for file in files]
         sides = {
             "plain": plain,
@@ -179,6 +200,7 @@ def measure(
         "rank": rank,
         "reserve": reserve,
         "layers": num_layers,
+        "mlps": mlps,
         "file_bytes": file_bytes,
         "num_inference_steps": steps,
         "clock": clock.__name__,
@@ -191,7 +213,7 @@ def measure(
     }
 
 
-def write_random(pipe: Any, file: Path, rank: int, seed: int) -> int:
+def write_random(pipe: Any, file: Path, rank: int, seed: int, mlps: bool = False) -> int:
     """Write a random LoRA for every attention projection of the denoiser; return the number of layers."""
     import torch
     from safetensors.torch import save_file
@@ -200,7 +222,7 @@ def write_random(pipe: Any, file: Path, rank: int, seed: int) -> int:
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for layer, module in named_layers(getattr(pipe, name)).items():
-        if layer.endswith(_PROJECTIONS) and hasattr(module, "in_features"):
+        if layer.endswith(_PROJECTIONS + (_MLPS if mlps else ())) and hasattr(module, "in_features"):
             for role, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):
                 values = 0.02 * torch.randn(shape, generator=generator)
                 state[f"{name}.{layer}.lora_{role}.weight"] = values.half()
@@ -238,7 +260,11 @@ def read_cases(path: Path) -> dict[Key, dict[str, Any]]:
     Raises:
         StoreError: the file holds something else.
     """
-    return read_lines(path, line, lambda case: (case["model"], case["recipe"], case["rank"], case["reserve"]))
+
+    def key_of(case: dict[str, Any]) -> Key:
+        return case["model"], case["recipe"], case["rank"], case["reserve"], case.get("mlps", False)
+
+    return read_lines(path, line, key_of)
 
 
 def _call(session: Session, steps: int) -> Callable[[], None]:

@@ -232,6 +232,14 @@ def check_scaled_branch(device: str) -> None:
     assert error(out, expected) < SIXTEEN_BITS
 
 
+def part_of_wider(
+    shape: tuple[int, ...], channels: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows (*shape, channels) that are part of wider ones, as with LoRAs, and what is behind them."""
+    whole = poisoned(*shape, channels + 16, dtype=dtype, device=device)
+    return whole[..., :channels], whole[..., channels:]
+
+
 def check_group_norm(
     kind: str, batch: int, pixels: int, channels: int, groups: int, adds: bool, silu: bool, device: str
 ) -> None:
@@ -253,6 +261,10 @@ def check_group_norm(
         rounded = poisoned(batch, pixels, channels, dtype=eight_bits(device), device=device)
         group_norm(x, rounded, groups, weight, bias, 1e-5, added, silu, small, scale)
         assert error(rounded.double() * 0.5, expected) < allowed(True, device)
+        wider, beyond = part_of_wider((batch, pixels), channels, eight_bits(device), device)
+        group_norm(x, wider, groups, weight, bias, 1e-5, added, silu, small, scale)
+        assert wider.float().equal(rounded.float())
+        assert beyond.float().isnan().all()
         for width in (pixels, 5) if adds and pixels % 5 == 0 else ():
             height = pixels // width
             rows = poisoned(
@@ -278,11 +290,19 @@ def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: boo
     geglu(up, bias, out, scales)
     actual = out.double() if scales is None else out.double() * scales.double()[:, None]
     assert error(actual, expected) < allowed(quantize, device)
+    wider, beyond = part_of_wider((rows,), channels, out.dtype, device)
+    geglu(up, bias, wider, scales)
+    assert wider.float().equal(out.float())
+    assert beyond.float().isnan().all()
     if scales is not None:
         x = up[:, :channels].contiguous()
         out = poisoned(rows, channels, dtype=eight_bits(device), device=device)
         quantize_rows(x, out, scales)
         assert error(out.double() * scales.double()[:, None], x) < allowed(True, device)
+        wider, beyond = part_of_wider((rows,), channels, out.dtype, device)
+        quantize_rows(x, wider, scales)
+        assert wider.float().equal(out.float())
+        assert beyond.float().isnan().all()
 
 
 def check_swiglu(kind: str, rows: int, hidden: int, channels: int, quantize: bool, device: str) -> None:
@@ -375,6 +395,10 @@ def check_cross_attention(
         quantize, device
     )
     assert made[batch * tokens :].float().isnan().all()
+    wider, beyond = part_of_wider((batch, tokens), heads * channels, dtype, device)
+    cross_attention(q, k, v, wider.unflatten(2, (heads, channels)), scale)
+    assert wider.float().equal(out.flatten(2).float())
+    assert beyond.float().isnan().all()
 
 
 def check_add_biased(rows: int, channels: int, device: str) -> None:

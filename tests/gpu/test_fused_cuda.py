@@ -11,10 +11,11 @@ from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel, ZImageTra
 
 import vivace
 from benchmarks.lora import write_random
+from tests import families, fused_unets
 from tests import fused_kernels as kernels
-from tests import fused_unets
 from tests.families import STEPS, draw, psnr
 from tests.fused_kernels import error
+from tests.lora_files import write_lora
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.fused.modulations import CAPACITY
@@ -281,6 +282,79 @@ def test_a_lora_is_exchanged_in_a_graph(recipe: str, tmp_path: Path) -> None:
     assert np.array_equal(draw(hot), first)
     assert hot.evidence()["cuda_graphs_recorded"] == graphs, "no graph was captured anew"
     assert np.array_equal(draw(load(other)), second), "nothing of the first was left"
+    hot.set_lora(scale=0)
+    plain = draw(vivace.load("tiny-flux", f"bf16+{recipe}+cuda_graph", device="cuda"))
+    assert psnr(draw(hot), plain) > 35, "wider products may be summed in another order, and nothing else"
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, convolutions=fp8)"])
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
+def test_loras_of_all_layers_of_a_unet_are_exchanged_in_a_graph(
+    family: str, recipe: str, tmp_path: Path
+) -> None:
+    pipe = families.build(family)
+    own, other = (write_lora(pipe, tmp_path / f"{rank}.safetensors", rank, rank) for rank in (4, 8))
+
+    def load(path: str | None) -> Any:
+        lora = "" if path is None else f"+lora({path!r}, hot=True, max_rank=8)"
+        return vivace.apply(families.build(family).to("cuda"), f"bf16+{recipe}{lora}+cuda_graph")
+
+    merged = draw(vivace.apply(families.build(family).to("cuda"), f"lora({own!r})"))
+    hot = load(own)
+    first = draw(hot)
+    assert psnr(first, merged) > 20
+    graphs = hot.evidence()["cuda_graphs_recorded"]
+    hot.set_lora(other)
+    second = draw(hot)
+    assert not np.array_equal(first, second)
+    hot.set_lora(own)
+    assert np.array_equal(draw(hot), first)
+    assert hot.evidence()["cuda_graphs_recorded"] == graphs, "no graph was captured anew"
+    assert np.array_equal(draw(load(other)), second), "nothing of the first was left"
+    hot.set_lora(scale=0)
+    assert psnr(draw(hot), draw(load(None))) > 35, (
+        "wider products may be summed in another order, and nothing else"
+    )
+
+
+def test_loras_of_modulations_are_exchanged_in_a_graph(tmp_path: Path) -> None:
+    pipe = vivace.load("tiny-flux", "baseline", device="cuda").pipe
+    own, other = (
+        write_lora(
+            pipe,
+            tmp_path / f"{rank}.safetensors",
+            rank,
+            rank,
+            0.1,
+            takes=lambda name: name.endswith("linear"),
+        )
+        for rank in (4, 8)
+    )
+    recipe = f"bf16+fused(fp8)+lora({own!r}, hot=True, max_rank=8)+cuda_graph"
+    hot = vivace.load("tiny-flux", recipe, device="cuda")
+    first = draw(hot)
+    graphs = hot.evidence()["cuda_graphs_recorded"]
+    hot.set_lora(other)
+    assert not np.array_equal(draw(hot), first)
+    hot.set_lora(own)
+    assert np.array_equal(draw(hot), first)
+    evidence = hot.evidence()
+    assert evidence["cuda_graphs_recorded"] == graphs
+    assert evidence["denoiser.modulations_computed_in_the_loop"] == 0, "all are found in the table"
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "bf16+fused(fp8)"])
+def test_a_lora_is_exchanged_while_its_model_is_in_host_memory(recipe: str, tmp_path: Path) -> None:
+    pipe = vivace.load("tiny-flux", "baseline", device="cuda").pipe
+    own, other = (write_lora(pipe, tmp_path / f"{rank}.safetensors", rank, rank) for rank in (4, 8))
+    lora = f"lora({own!r}, hot=True, max_rank=8)"
+    plain, moved = (
+        vivace.load("tiny-flux", f"{recipe}+{lora}{more}", device="cuda") for more in ("", "+offload(model)")
+    )
+    for session in (plain, moved):
+        draw(session)
+        session.set_lora(other)
+    assert np.array_equal(draw(moved), draw(plain))
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])

@@ -14,6 +14,7 @@ import torch
 
 import vivace
 from tests.families import psnr, random_flux
+from tests.lora_files import write_lora
 from vivace.benchmark import Timing
 from vivace.errors import Unsupported, WorkerError
 from vivace.machinery.multi_gpu.peer_memory import SWITCH
@@ -264,6 +265,35 @@ def test_all_gather_in_fp32_and_with_uneven_heads() -> None:
 def test_ring_says_what_it_needs() -> None:
     with pytest.raises(Unsupported, match="bf16 and fp16 alone"):
         vivace.load("tiny-flux", "fp32+parallel(ring)", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        ("tiny-sd", "bf16+fused(fp8)+parallel(cfg)+cuda_graph"),
+        ("tiny-flux", "bf16+fused(fp8)+parallel(all_gather)+cuda_graph"),
+        ("tiny-flux", "bf16+parallel(all_gather)"),
+    ],
+)
+def test_an_exchange_of_a_lora_reaches_every_gpu(model: str, recipe: str, tmp_path: Path) -> None:
+    pipe = vivace.load(model, "baseline", device="cuda").pipe
+    own, other = (
+        write_lora(pipe, tmp_path / f"{rank}.safetensors", rank, rank, takes=lambda name: "blocks" in name)
+        for rank in (4, 8)
+    )
+    lora = f"lora({own!r}, hot=True, max_rank=8)"
+    alone = vivace.load(
+        model, f"{'+'.join(p for p in recipe.split('+') if 'parallel' not in p)}+{lora}", device="cuda"
+    )
+    with vivace.load(model, f"{recipe}+{lora}", device="cuda") as session:
+        first = draw(session)
+        session.set_lora(other)
+        alone.set_lora(other)
+        assert psnr(draw(session), draw(alone)) > 20
+        graphs = session.evidence().get("cuda_graphs_recorded")
+        session.set_lora(own)
+        assert np.array_equal(draw(session), first)
+        assert session.evidence().get("cuda_graphs_recorded") == graphs
 
 
 def test_a_killed_gpu_is_told_at_once_and_the_next_session_works() -> None:

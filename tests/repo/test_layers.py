@@ -76,6 +76,7 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.qwen_image_forward",
     "vivace.machinery.fused.image_operations",
     "vivace.machinery.fused.krea2_blocks",
+    "vivace.machinery.fused.lora_beside",
     "vivace.machinery.fused.lora_columns",
     "vivace.machinery.fused.modulations",
     "vivace.machinery.fused.products",

@@ -9,7 +9,7 @@ Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neit
 Costs: other rounding than diffusers'; with fp8 also that of weights and activations, with one scale a tensor, in
     UNets one a row behind attention and GEGLU. `attention=fp8` rounds queries, keys, values and the softmax as well,
     and `convolutions=fp8` what residual blocks convolve. The blocks are replaced, so adapters of diffusers must be
-    merged before (vivace's `lora(hot=True)` goes with transformers), and techniques that work on blocks do not go
+    merged before (vivace's `lora(hot=True)` goes with it), and techniques that work on blocks do not go
     with it. The rest of a VAE is computed in bf16, also of one that diffusers would compute in fp32 (SDXL's). With
     `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
 Needs: a transformer of FLUX.1, FLUX.2, Qwen-Image, Z-Image, SD 3.5 or Krea 2, a UNet of Stable Diffusion's blocks

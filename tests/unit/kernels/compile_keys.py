@@ -82,8 +82,8 @@ def _launching() -> Iterator[None]:
         norm_modulate.residual_norm(x, branch, vectors, norm, tokens, out, scale, eps)
         return rows
 
-    def attend(q: Any, k: Any, v: Any, scale: Any) -> Any:
-        made = attention(q, k, v, scale)
+    def attend(q: Any, k: Any, v: Any, scale: Any, room: Any = None) -> Any:
+        made = attention(q, k, v, scale, room)
         cross_attention.cross_attention(q, k, v, made.view(q.shape), scale)
         return made
 
