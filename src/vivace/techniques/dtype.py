@@ -106,20 +106,15 @@ class Dtype(Technique):
         lines.insert(0, "# diffusers may warn here of modules that should stay in fp32, and name none.")
         with_buffers = [target.path(c) for c, module in modules.items() if _computed_buffers(module)]
         if with_buffers and self.dtype != "fp32":
-            lines = (
-                [line.format(modules=", ".join(with_buffers)) for line in _KEEP_COMPUTED]
-                + lines
-                + _RESTORE_COMPUTED
-            )
+            lines = [line.format(modules=", ".join(with_buffers)) for line in _KEEP_COMPUTED] + lines
+            lines += _RESTORE_COMPUTED
+        exact: list[str] = []
         for component, module in modules.items():
             if parts := _parts_in_fp32(module, self.dtype):
-                names = sorted({name.rsplit(".", 1)[-1] for name, _ in parts})
-                lines += [
-                    "# Their authors keep them in fp32.",
-                    f"for name, layer in {target.path(component)}.named_modules():",
-                    f'    if name.rsplit(".", 1)[-1] in {literal(names)}:',
-                    "        layer.float()",
-                ]
+                names = literal(sorted({name.rsplit(".", 1)[-1] for name, _ in parts}))
+                exact += [line.format(module=target.path(component), names=names) for line in _KEEP_PARTS]
+        if exact:
+            lines = ["# Their authors keep them in fp32.", "exact = []", *exact, *lines, *_RESTORE_PARTS]
         after = before | {component: {dtype} for component in modules}
         if _differ(after) and not _differ(before):
             lines += [line.format(denoiser=target.path("denoiser")) for line in _CASTS]
@@ -137,6 +132,15 @@ _KEEP_COMPUTED = (
     "    if getattr(layer, name) is not None",
     "]",
 )
+_KEEP_PARTS = (
+    "exact += [",
+    "    (weight, weight.data.float())",
+    "    for name, layer in {module}.named_modules()",
+    '    if name.rsplit(".", 1)[-1] in {names}',
+    "    for weight in layer.parameters()",
+    "]",
+)
+_RESTORE_PARTS = ["for weight, values in exact:", "    weight.data = values"]
 _RESTORE_COMPUTED = ["for layer, name, buffer in computed:", "    setattr(layer, name, buffer)"]
 
 # As `_cast_between_components`.
@@ -189,22 +193,18 @@ def _convert(module: torch.nn.Module, dtype: torch.dtype) -> None:
     import torch
 
     computed = _computed_buffers(module)
-    parts = _parts_in_fp32(module, dtype)
-    exact = [(part, name, weight) for _, part in parts for name, weight in _weights_in_fp32(part)]
+    exact = [
+        (weight, weight.data.float())
+        for _, part in _parts_in_fp32(module, dtype)
+        for weight in part.parameters()
+        if weight.is_floating_point()
+    ]
     # Not diffusers' own `to`, which warns of such parts even where there are none.
     torch.nn.Module.to(module, dtype)
-    for _, part in parts:
-        torch.nn.Module.to(part, torch.float32)
-    for part, name, weight in exact:  # as they were, not rounded and back
-        part.get_parameter(name).data = weight
+    for weight, values in exact:  # as they were, not rounded and back
+        weight.data = values
     for layer, name, buffer in computed:
         setattr(layer, name, buffer)
-
-
-def _weights_in_fp32(part: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    import torch
-
-    return [(name, weight.data) for name, weight in part.named_parameters() if weight.dtype == torch.float32]
 
 
 def _other_weights(module: torch.nn.Module, dtype: torch.dtype) -> list[torch.nn.Parameter]:
