@@ -15,7 +15,7 @@ from vivace.runtime.embeddings import encode
 from vivace.technique import Machine
 from vivace.techniques.cfg_cutoff import CfgCutoff
 
-TRUE_CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
+TRUE_CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0, "output_type": "latent"}
 CALLS = {"cfg_cutoff(0.5)": 3 * 2 + 3, "cfg_cutoff(0.34)": 2 * 2 + 4, "cfg_cutoff(0.01)": 2 + 5}
 """Of the transformer, in six steps."""
 
@@ -85,10 +85,11 @@ def test_after_the_cutoff_flux_makes_one_call_a_step(recipe: str) -> None:
 @pytest.mark.parametrize("guided", [1, 3, 5])
 def test_it_is_what_a_plain_loop_gives(guided: int) -> None:
     made = session("flux", f"cfg_cutoff({guided / 6:.3f})")
-    picture = draw(made, "a red circle", **TRUE_CFG, guidance_scale=3.5)
+    call = TRUE_CFG | {"guidance_scale": 3.5, "output_type": "np"}
+    picture = draw(made, "a red circle", **call)
     plain = by_hand(build("flux"), guided, "a red circle", TRUE_CFG["negative_prompt"], 3.0)
     assert psnr(picture, plain) > 90
-    whole = draw(session("flux"), "a red circle", **TRUE_CFG, guidance_scale=3.5)
+    whole = draw(session("flux"), "a red circle", **call)
     assert psnr(picture, whole) < 40, "the cutoff shows"
 
 
@@ -110,7 +111,7 @@ def test_until_the_cutoff_nothing_is_changed() -> None:
 def test_of_a_batch_each_picture_is_what_it_is_alone() -> None:
     made = session("flux", "cfg_cutoff(0.5)")
     prompts = ["a red circle", "a green triangle"]
-    batch = draw(made, prompts, negative_prompt=["a blue square"] * 2, true_cfg_scale=3.0)
+    batch = draw(made, prompts, **TRUE_CFG | {"negative_prompt": ["a blue square"] * 2})
     for k, prompt in enumerate(prompts):
         assert psnr(batch[k], draw(made, prompt, seed=k, **TRUE_CFG)[0]) > 60
 

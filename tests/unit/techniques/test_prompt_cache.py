@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, drawn, session
+from tests.families import FAMILIES, build, drawn, latents, session
 from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.benchmark import Timing
@@ -49,11 +49,11 @@ def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) ->
         ("a blue square", {"seed": 3}),
         (["a red circle", "a star"], {}),
     ]
-    references = [draw(plain, prompt, **call) for prompt, call in calls]
+    references = [latents(plain, prompt, **call) for prompt, call in calls]
     encoded: list[int] = []
     for _ in range(2):
         for (prompt, call), reference in zip(calls, references, strict=True):
-            assert np.array_equal(draw(kept, prompt, **call), reference)
+            assert np.array_equal(latents(kept, prompt, **call), reference)
         encoded.append(len(encodings))
     assert encoded[0] > 0
     assert encoded[1] == encoded[0], "the second time nothing was encoded"
@@ -100,44 +100,44 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.slow("sdxl-change[4578]")
 def test_whatever_the_encoders_depend_on_is_part_of_the_key(family: str, change: dict[str, Any]) -> None:
     plain, kept = session(family), session(family, "prompt_cache")
-    draw(kept)
+    latents(kept)
     misses = counts(kept)[1]
     for _ in range(2):
-        assert np.array_equal(draw(kept, **change), draw(plain, **change))
+        assert np.array_equal(latents(kept, **change), latents(plain, **change))
     assert counts(kept)[1] == misses + 1
-    assert np.array_equal(draw(kept), draw(plain)), "and the first is still what it was"
+    assert np.array_equal(latents(kept), latents(plain)), "and the first is still what it was"
 
 
 def test_other_weights_tokens_or_adapters_are_other_encoders() -> None:
     kept = session("sd", "prompt_cache")
-    draw(kept)
+    latents(kept)
     kept.pipe.text_encoder.to(torch.bfloat16)
     kept.pipe.unet.to(torch.bfloat16)
     kept.pipe.vae.to(torch.bfloat16)
-    draw(kept)
+    latents(kept)
     kept.pipe.tokenizer.add_tokens(["<new>"])
-    draw(kept)
+    latents(kept)
     assert counts(kept) == (0, 3, 0)
 
 
 def test_what_is_kept_cannot_be_changed_by_whoever_got_it() -> None:
     kept = session("sd", "prompt_cache")
-    reference = draw(kept)
+    reference = latents(kept)
 
     def spoil(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         tensors["prompt_embeds"].zero_()
         return {}
 
-    draw(kept, callback_on_step_end=spoil, callback_on_step_end_tensor_inputs=["prompt_embeds"])
+    latents(kept, callback_on_step_end=spoil, callback_on_step_end_tensor_inputs=["prompt_embeds"])
     for embeddings in kept.pipe.encode_prompt("a red circle", kept.pipe.device, 1, True):
         embeddings.zero_()
-    assert np.array_equal(draw(kept), reference)
+    assert np.array_equal(latents(kept), reference)
 
 
 def test_only_the_latest_used_are_kept() -> None:
     kept = session("sd", "prompt_cache(2)")
     for prompt in ("one", "two", "one", "three", "one", "two"):
-        draw(kept, prompt, num_inference_steps=1)
+        latents(kept, prompt, num_inference_steps=1)
     assert counts(kept) == (2, 4, 0), "two was forgotten for three, one was not"
 
 
@@ -146,19 +146,19 @@ def test_embeddings_of_the_caller_pass_through() -> None:
     with torch.no_grad():
         words, nothing = kept.pipe.encode_prompt("a red circle", kept.pipe.device, 1, True)
     embeddings = {"prompt_embeds": words, "negative_prompt_embeds": nothing}
-    picture = draw(kept, None, **embeddings)
-    assert np.array_equal(picture, drawn("sd"))
+    picture = latents(kept, None, **embeddings)
+    assert np.array_equal(picture, drawn("sd", output_type="latent"))
     assert counts(kept) == (0, 1, 1)
     own = session("sd", "prompt_cache")
-    draw(own, None, **embeddings)
+    latents(own, None, **embeddings)
     assert "were given embeddings" in (own.refuted({}) or "")
 
 
 def test_prompts_that_never_repeat_refute_it() -> None:
     kept = session("sd", "prompt_cache")
-    draw(kept, "one", num_inference_steps=1)
+    latents(kept, "one", num_inference_steps=1)
     assert kept.refuted({}) is None, "one call cannot repeat anything"
-    draw(kept, "two", num_inference_steps=1)
+    latents(kept, "two", num_inference_steps=1)
     assert kept.refuted({}) == (
         "prompt_cache: none of 2 calls repeated a prompt; if yours do, benchmark with --text repeated"
     )
@@ -166,9 +166,9 @@ def test_prompts_that_never_repeat_refute_it() -> None:
 
 def test_a_prompt_counts_as_new_after_it_is_forgotten() -> None:
     kept = session("sd", "prompt_cache")
-    reference = draw(kept)
+    reference = latents(kept)
     kept.forget_prompts()
-    assert np.array_equal(draw(kept), reference)
+    assert np.array_equal(latents(kept), reference)
     assert counts(kept) == (0, 2, 0)
 
 
@@ -193,9 +193,9 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
 )
 @pytest.mark.slow("bf16", "int8*")
 def test_prompt_cache_composes(recipe: str) -> None:
-    reference, both = drawn("sd", recipe), session("sd", f"prompt_cache+{recipe}")
+    reference, both = drawn("sd", recipe, output_type="latent"), session("sd", f"prompt_cache+{recipe}")
     for _ in range(2):
-        assert np.array_equal(draw(both), reference)
+        assert np.array_equal(latents(both), reference)
     assert counts(both) == (1, 1, 0)
 
 
@@ -225,11 +225,11 @@ def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch:
     encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]
     names = [type(encoder).__name__ for encoder in encoders]
     plain = vivace.apply(pipe)
-    draw(plain, "one")
+    latents(plain, "one")
     assert moves == [f"{name} away" for name in names]
-    draw(plain, "one")
+    latents(plain, "one")
     assert len(moves) == len(names), "a hit needs no encoder"
-    draw(plain, "two")
+    latents(plain, "two")
     assert sorted(moves[len(names) :]) == sorted(
         f"{name} {where}" for name in names for where in ("back", "away")
     )
