@@ -309,7 +309,7 @@ def find_judges(
     With "auto", a scorer other than the model's own is used only if it is on this machine: it is never downloaded.
 
     Args:
-        judged: whether the images show anything.
+        is_judged: whether the images show anything.
 
     Raises:
         UsageError: a witness without a CLIP model.

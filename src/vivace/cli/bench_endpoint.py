@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,19 @@ import click
 
 from vivace.cli import options
 from vivace.cli.failures import INTERRUPTED
-from vivace.cli.spec_options import SpecCommand
+from vivace.cli.spec_options import SpecCommand, collect
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
     from vivace.load_testing.rows import LoadRow, LoadStage
+    from vivace.load_testing.stages import LoadPlan
     from vivace.load_testing.target import LoadTarget
 
 FLAG = "--endpoint"
 _SOME_FAILED = 4
 _SAY_EVERY_S = 5.0
 _MOST_CLIENTS = 512
+_USUAL_MINUTES = 5.0
 
 
 def parse_clients(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -133,6 +136,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
 )
 @click.option(
     "--slo",
+    "slo_s",
     type=options.FiniteFloat(0.001, 86_400),
     metavar="SECONDS",
     help="Longest time of an image that is in time, instead of --slo-factor.",
@@ -182,6 +186,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     help="Also write the result as an HTML page, with each request in a chart.",
 )
 @options.results_format
+@collect(plan="vivace.load_testing.stages:LoadPlan")
 def bench_endpoint(
     url: str,
     model: str | None,
@@ -191,17 +196,11 @@ def bench_endpoint(
     loras: tuple[str, ...],
     fields: tuple[str, ...],
     without: tuple[str, ...],
-    prompts: list[str] | None,
+    prompts: Sequence[str] | None,
     prompt_set: str | None,
-    clients: tuple[int, ...],
-    fractions: tuple[float, ...],
-    num_requests: int | None,
-    minutes: float | None,
-    slo_factor: float,
-    slo: float | None,
+    plan: LoadPlan,
     timeout: float,
     key: str | None,
-    seed: int,
     label: str | None,
     output: Path | None,
     rerun: bool,
@@ -223,7 +222,7 @@ def bench_endpoint(
         vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
     """
     from vivace.load_testing.rows import RequestSettings, read_rows
-    from vivace.load_testing.stages import LoadPlan, measure
+    from vivace.load_testing.stages import measure
     from vivace.load_testing.target import LoadTarget, Variant, parse_fields, server_url, with_model
     from vivace.untrusted.destinations import check_writable, is_standard_output
 
@@ -245,7 +244,7 @@ def bench_endpoint(
     if aiperf is not None:
         from vivace.load_testing.aiperf import read_aiperf
 
-        row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", slo)
+        row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", plan.slo_s)
         kept.add(row)
         return _show([row], others, format_, page)
     target = asyncio.run(
@@ -261,9 +260,8 @@ def bench_endpoint(
         prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
         without=tuple(sorted(set(without))),
     )
-    if minutes is None and num_requests is None:
-        minutes = 5.0
-    plan = LoadPlan(clients, fractions, num_requests, minutes, slo_factor, slo, seed)
+    if plan.minutes is None and plan.num_requests is None:
+        plan = replace(plan, minutes=_USUAL_MINUTES)
     try:
         rows = measure(
             target,
@@ -290,10 +288,8 @@ def _checked(sizes: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"--size: {error}") from None
 
 
-def _with_prompts(target: LoadTarget, prompts: list[str] | None, prompt_set: str | None) -> LoadTarget:
+def _with_prompts(target: LoadTarget, prompts: Sequence[str] | None, prompt_set: str | None) -> LoadTarget:
     """Return the target with its prompts: those of the user, else a set that the model understands."""
-    from dataclasses import replace
-
     from vivace.models.prompts import PROMPT_SETS
 
     is_embedded = (target.model or "").startswith("tiny-")

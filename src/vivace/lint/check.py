@@ -46,7 +46,7 @@ def lint(files: Sequence[Path], facts: Mapping[str, str] | None = None) -> list[
     """Return what is wrong with the tables of files, in their order.
 
     Args:
-        given: "model", "gpu" and "steps" of rows that do not name theirs.
+        facts: "model", "gpu" and "steps" of rows that do not name theirs.
 
     Raises:
         UsageError: a file cannot be read.

@@ -46,7 +46,7 @@ def with_size_of_image(
     would draw 1024x1024 pixels whatever the size.
 
     Args:
-        given: the arguments of the call.
+        arguments: those of the call.
     """
     sizes = _of_its_image(defaults, arguments)
     return _area(pipe, sizes | arguments) | sizes
