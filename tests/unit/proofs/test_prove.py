@@ -67,6 +67,12 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     assert proof["exit_code"] == 1
 
 
+def test_a_function_that_ignores_an_argument_fails_its_check(tmp_path: Path) -> None:
+    proof = answer(shapes(tmp_path, "python:tests.drawn_shapes:draw_in_eight_steps", "--steps", "8"))
+    failed = [check["name"] for check in proof["checks"] if check["status"] == "failed"]
+    assert set(failed) == {"the number of steps changes the image"}
+
+
 def test_a_reference_that_fails_is_a_line_for_each_image(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(PROMPTS))
