@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs import memory_caps
+from benchmarks.block_formats import RECORD
+from docs import block_formats, memory_caps
 from docs.compiled_kernels import CompiledKernels
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
@@ -110,6 +111,8 @@ def page(
         + ".",
         "",
         *kernels.section({f"{major}.{minor}": name for name, (major, minor) in _GPUS}),
+        "",
+        *block_formats.section(RECORD),
         "",
         *memory_caps.section(answers, runs),
         "",

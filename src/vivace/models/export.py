@@ -20,6 +20,8 @@ from vivace.models.model_files import component_class, num_bytes
 from vivace.untrusted.files import user_path
 
 _INDEX = "model_index.json"
+_PRIVATE = (".vivace-", ".part")
+"""What the names of folders begin and end with while they are written."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ def _write_index(located: LocatedModel, path: Path) -> None:
         path.write_text(json.dumps(index | classes, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def left_behind(folder: Path) -> list[Path]:
+    """Return the temporary folders in a folder: of processes that were killed while they wrote, or still write."""
+    return sorted(folder.glob("*".join(_PRIVATE)))
+
+
 @contextlib.contextmanager
 def atomic_folder(destination: Path) -> Iterator[Path]:
     """Yield a temporary folder that is moved to `destination` at the end. After an error nothing is left."""
@@ -103,6 +110,10 @@ def atomic_folder(destination: Path) -> Iterator[Path]:
             raise OutputError(f"{path} is not a folder; give the name of a new one")
     is_there = destination.is_dir()
     if is_there and any(destination.iterdir()):
+        if (left := left_behind(destination)) == list(destination.iterdir()):
+            raise OutputError(
+                f"{left[0]} was left by a process that was killed; delete it, or give a new folder"
+            )
         raise OutputError(f"{destination} is not empty, and nothing in it was changed; give a new folder")
     made = [path for path in destination.parents if not path.exists()]
     private = None
@@ -111,7 +122,7 @@ def atomic_folder(destination: Path) -> Iterator[Path]:
         # On the same disk, so that it can be renamed. An existing empty folder is filled, not replaced: it may be the
         # working directory of a process.
         parent = destination if is_there else destination.parent
-        private = Path(tempfile.mkdtemp(prefix=".vivace-", suffix=".part", dir=parent))
+        private = Path(tempfile.mkdtemp(prefix=_PRIVATE[0], suffix=_PRIVATE[1], dir=parent))
         folder = private / "model"  # the folder from mkdtemp is accessible to its owner only
         folder.mkdir()
         yield folder

@@ -10,7 +10,7 @@ from pathlib import Path
 from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
 from vivace.measure.environment import environment
 from vivace.measure.machine import check_works, this_machine
-from vivace.models.export import atomic_folder
+from vivace.models.export import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import num_bytes
@@ -102,6 +102,10 @@ def save(
             f"{destination} cannot be written: {reason(error)}; partial files were removed"
         ) from error
     source = sum(path.stat().st_size for path in located.weights)
+    session.warnings += [
+        f"{left} was left by a process that was killed, or is still being written; delete it if nothing runs"
+        for left in left_behind(user_path(destination).parent)
+    ]
     return Saved(destination, saved, source, written, tuple(session.warnings))
 
 

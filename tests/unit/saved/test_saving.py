@@ -145,6 +145,15 @@ def test_saving_is_refused(int8: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_what_a_killed_process_left_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".vivace-abc.part").mkdir()
+    with pytest.raises(OutputError, match=r"\.vivace-abc\.part was left by a process that was killed"):
+        saved("tiny-sd", "quantize(int8)", tmp_path)
+    notes = saved("tiny-sd", "quantize(int8)", tmp_path / "small").notes
+    assert [note for note in notes if ".vivace-abc.part" in note]
+    assert (tmp_path / "small" / "vivace.json").is_file()
+
+
 def test_what_was_measured_lies_beside_the_weights(tmp_path: Path) -> None:
     proof = [make_record("baseline"), make_record("bf16")]
     save(find_model("tiny-sd"), resolve("bf16"), "cpu", tmp_path / "folder", proof=proof)

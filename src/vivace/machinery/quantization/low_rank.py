@@ -2,7 +2,8 @@
 
 The largest singular directions hold a weight's outliers. Without them the rest has smaller blocks' maxima, so that four
 bits round it less. This is SVDQuant's low-rank branch. Its smoothing, which moves outliers of the inputs into the
-weights, is left out: it needs calibration. Source: Li et al., SVDQuant, arXiv 2411.05007.
+weights, is left out: it needs calibration and one more pass over the inputs, and on the embedded models takes off 10 to
+16 % of the error that the branch leaves (`benchmarks/block_formats.py`). Source: Li et al., SVDQuant, arXiv 2411.05007.
 """
 
 from __future__ import annotations
