@@ -44,6 +44,10 @@ class BlockLayers:
     norms: list[tuple[Any, Any]]
 
 
+def _no_second_attention(_: Any) -> None:
+    """What most blocks have. By name, since fused models are pickled for other GPUs' processes."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A transformer of double blocks, then single ones, as the fused forward needs to know it.
@@ -63,7 +67,7 @@ class Architecture:
     double: Callable[[Any], BlockLayers]
     single: Callable[[Any], BlockLayers] | None = None
     modulations: Callable[[Any], list[Any]] | None = None
-    second: Callable[[Any], BlockLayers | None] = lambda _: None
+    second: Callable[[Any], BlockLayers | None] = _no_second_attention
     order: Callable[[Any], Sequence[int | None]] | None = None
 
     @property
