@@ -64,10 +64,11 @@ _OF_QWEN = (
     "fused(fp8, attention=fp8)+gpu_postprocess",
     "quantize(fp8)+compile(blocks=repeated)",
     "fused(bf16)+gpu_postprocess",
-    "trim_text+fused(fp8, attention=fp8)+cuda_graph@text_encoder+gpu_postprocess",
-    "trim_text+fused(fp8, attention=fp8)+quantize(fp8)@text_encoder+cuda_graph@text_encoder+gpu_postprocess",
+    "trim_text+fused(fp8, attention=fp8)+cuda_graph@denoiser,text_encoder+gpu_postprocess",
+    "trim_text+fused(fp8, attention=fp8)+quantize(fp8)@text_encoder+cuda_graph@denoiser,text_encoder"
+    "+gpu_postprocess",
 )
-"""Their denoisers take prompts at their own length, and a graph of each would be captured anew; their text encoders'
+"""Their denoisers take prompts at their own length, and a graph of each is captured anew; their text encoders'
 graphs serve prompts of up to 32, 64, 128, ... tokens. Their VAEs have no fused form. So it is with Krea 2."""
 _OF_QWEN_EDIT = _OF_QWEN[:4]
 """With images to be edited, calls of its text encoder are not captured."""
