@@ -273,7 +273,7 @@ def test_other_families(model: str) -> None:
 
 def test_progressive_resolution_refuses_with_a_reason() -> None:
     for sampler in ("pndm", "heun"):
-        with pytest.raises(Unsupported, match=r"kept of earlier steps.*such as scheduler\(euler\)"):
+        with pytest.raises(Unsupported, match=r"needs its earlier steps.*such as scheduler\(euler\)"):
             session("sd", f"progressive_resolution+scheduler({sampler})")
     with pytest.raises(Unsupported, match="no positions that could be stretched"):
         session("sd", "progressive_resolution(positions=stretched)")
