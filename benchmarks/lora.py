@@ -22,6 +22,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,6 +80,18 @@ _PROMPT = "a red circle above a blue square"
 Key = tuple[str, str, int, int, bool]  # model, recipe, rank, reserve, mlps
 
 
+@dataclass(frozen=True)
+class LoraSettings:
+    """How a case is measured: see the options of the same names."""
+
+    rank: int
+    reserve: int
+    mlps: bool
+    turns: int
+    swaps: int
+    steps: int
+
+
 @click.command("lora")
 @click.option(
     "--record",
@@ -102,17 +115,12 @@ def lora(
     limit_s: float | None,
     models: Sequence[str],
     recipes: Sequence[str],
-    rank: int,
-    reserve: int,
-    mlps: bool,
-    turns: int,
-    swaps: int,
-    steps: int,
     device: str,
+    **settings: Any,
 ) -> int:
     """Compare a hot LoRA with none and with a merged one, one line per case; resumable."""
     import_all()
-    chosen = choose_device(device)
+    chosen, how = choose_device(device), LoraSettings(**settings)
     record = record or record_on(RECORD, chosen)
     stored = read_cases(record)
     if chosen == "cpu":
@@ -125,7 +133,7 @@ def lora(
     failed, left = 0, []
     for model in models or MODELS[chosen]:
         for recipe in recipes or RECIPES[chosen]:
-            key = (model, recipe, rank, reserve, mlps)
+            key = (model, recipe, how.rank, how.reserve, how.mlps)
             if key in stored:
                 click.echo(f"{line(stored[key])} (in the record already)")
             elif limit_s is not None and time.monotonic() - started >= limit_s:
@@ -133,7 +141,7 @@ def lora(
             else:
                 click.echo(f"{model} {recipe}: loading, warming up", err=True)
                 try:
-                    case = measure(model, recipe, chosen, rank, reserve, mlps, turns, swaps, steps)
+                    case = measure(model, recipe, chosen, how)
                 except (
                     VivaceError,
                     RuntimeError,
@@ -149,44 +157,36 @@ def lora(
     return FAILED_IN_PART if failed else 0
 
 
-def measure(
-    model: str,
-    recipe: str,
-    device: str,
-    rank: int,
-    reserve: int,
-    mlps: bool,
-    turns: int,
-    swaps: int,
-    steps: int,
-) -> dict[str, Any]:
+def measure(model: str, recipe: str, device: str, how: LoraSettings) -> dict[str, Any]:
     """Measure one case: seconds per step of each side, in turns, then seconds per exchange and rescaling."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     with TemporaryDirectory() as folder:
         files = [Path(folder) / f"{name}.safetensors" for name in ("one", "other")]
         plain = vivace.load(model, recipe, device=device)
-        num_layers, _ = (write_random(plain.pipe, file, rank, seed, mlps) for seed, file in enumerate(files))
+        num_layers, _ = (
+            write_random(plain.pipe, file, how.rank, seed, how.mlps) for seed, file in enumerate(files)
+        )
         paths = [literal_path(file) for file in files]
         sides = {
             "plain": plain,
             "merged": vivace.load(model, f"lora({paths[0]})+{recipe}", device=device),
             "hot": vivace.load(
-                model, f"lora({paths[0]}, hot=True, max_rank={reserve})+{recipe}", device=device
+                model, f"lora({paths[0]}, hot=True, max_rank={how.reserve})+{recipe}", device=device
             ),
         }
-        calls = {side: _call(session, steps) for side, session in sides.items()}
+        calls = {side: _call(session, how.steps) for side, session in sides.items()}
         first = {side: _timed(call, device, clock) for side, call in calls.items()}
         for call in calls.values():
             call()
         times: dict[str, list[float]] = {side: [] for side in sides}
-        for turn in range(turns):
+        for turn in range(how.turns):
             for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
-                times[side].append(_timed(calls[side], device, clock) / steps)
+                times[side].append(_timed(calls[side], device, clock) / how.steps)
         hot = sides["hot"]
         before = _graphs(hot)
         exchanges, rescalings = [], []
-        for number in range(swaps):
-            path, scale = files[(number + 1) % 2].as_posix(), 0.5 + number / swaps
+        for number in range(how.swaps):
+            path, scale = files[(number + 1) % 2].as_posix(), 0.5 + number / how.swaps
             exchanges.append(_timed(partial(hot.set_lora, path), device, clock))
             rescalings.append(_timed(partial(hot.set_lora, scale=scale), device, clock))
         calls["hot"]()
@@ -197,12 +197,12 @@ def measure(
     return {
         "model": model,
         "recipe": recipe,
-        "rank": rank,
-        "reserve": reserve,
+        "rank": how.rank,
+        "reserve": how.reserve,
         "layers": num_layers,
-        "mlps": mlps,
+        "mlps": how.mlps,
         "file_bytes": file_bytes,
-        "num_inference_steps": steps,
+        "num_inference_steps": how.steps,
         "clock": clock.__name__,
         "first_call_s": first,
         "step_s": times,

@@ -11,7 +11,9 @@ Costs: nothing: prompt embeddings have the same bits. Z-Image's have the same va
 Needs: a pipeline of FLUX.2, Qwen-Image or Z-Image.
 Source: Schuster et al., "Confident Adaptive Language Modeling", arXiv 2207.07061 (early exits; this one is fixed).
 
-It frees the memory of a quarter of the layers: of [dev]'s text encoder 11 of 48 GB. Not measured on a GPU yet.
+It frees the memory of a quarter of the layers: of [dev]'s text encoder 11 of 48 GB. On an H100
+[klein] 4B's peak falls from 12.9 to 10.7 GB, and its 0.18 s hardly change
+(results/fused-model-flux2-klein-4b-h100.json).
 Of Z-Image's text encoder all layers are left, and padding stays where the encoder is compiled, which would compile for
 each length. With `cuda_graph@text_encoder`, prompts are padded again to one of a few lengths.
 """

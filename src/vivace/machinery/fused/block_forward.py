@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from vivace.errors import Unsupported
 from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.attention import attend
@@ -330,10 +329,8 @@ class BlockForward:
             of_values: (2,), the scale of values and attention's output, and its inverse; None in bf16.
             queries_last: compute them while keys and values are sent, where the caller has nothing else to do.
         """
-        qkv_product, norms, scales = block.qkv, block.norms, None
-        if norms.scales is not None and step.mask is None:
-            assert of_values is not None
-            scales = AttentionScales(norms.scales, of_values)
+        qkv_product, norms = block.qkv, block.norms
+        scales = norms.attention_scales(of_values, is_bf16=step.mask is not None)
         preparation = AttentionPreparation(
             qkv_product.left_bias, norms.weight, step.rope, step.tokens, self._num_heads, scales
         )
@@ -383,17 +380,3 @@ class BlockForward:
     def _of_single(self, vector: int) -> list[Modulation]:
         starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
         return [Modulation(start, start) for start in starts]
-
-
-def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:
-    """Refuse what the fused blocks do not compute.
-
-    Raises:
-        Unsupported: there is any.
-    """
-    extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
-    if extras:
-        raise Unsupported(
-            f"fused: the fused blocks take no attention_kwargs ({', '.join(extras)}); leave fused out, or call "
-            "without adapters"
-        )

@@ -15,7 +15,7 @@ from torch import nn
 
 from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
-from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.operations import AttentionScales, Places
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.rope import frequencies, tables
 from vivace.machinery.fused.scales import Bounds, spread
@@ -109,6 +109,18 @@ class Norms(nn.Module):  # type: ignore[misc]
         largest = weight.float().abs().amax(dim=(0, 2))
         scales = (weight.shape[-1] ** 0.5 * largest / 448).contiguous() if bounded else None
         self.register_buffer("scales", scales)
+
+    def attention_scales(self, of_values: torch.Tensor | None, is_bf16: bool) -> AttentionScales | None:
+        """Return what attention's inputs are rounded with; None where attention is computed in bf16.
+
+        Args:
+            of_values: (2,), the scale of values and its inverse; None in bf16.
+            is_bf16: this call's is, as cuDNN's in fp8 takes no mask.
+        """
+        if self.scales is None or is_bf16:
+            return None
+        assert of_values is not None
+        return AttentionScales(self.scales, of_values)
 
 
 class BlockWeights(nn.Module):  # type: ignore[misc]

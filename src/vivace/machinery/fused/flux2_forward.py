@@ -14,10 +14,11 @@ from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DMo
 from torch import nn
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused.block_forward import BlockForward, refuse_extras
+from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import Architecture, BlockLayers, FusedBlocks, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.refusals import refuse_extras
 from vivace.machinery.fused.rope import of_image
 
 

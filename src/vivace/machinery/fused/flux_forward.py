@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from vivace.errors import Unsupported
-from vivace.machinery.fused.block_forward import BlockForward, refuse_extras
+from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.exchange import Exchange
@@ -19,6 +18,7 @@ from vivace.machinery.fused.first_norm import FirstBlock
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.modulations import Hoisting
 from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.refusals import refuse_controlnet, refuse_extras
 from vivace.machinery.fused.rope import of_image
 
 
@@ -93,10 +93,7 @@ class FluxForward:
         return_dict: bool = True,
         controlnet_blocks_repeat: bool = False,
     ) -> Any:
-        if controlnet_block_samples is not None or controlnet_single_block_samples is not None:
-            raise Unsupported(
-                "fused: the fused blocks take no ControlNet; leave fused out, or call without control images"
-            )
+        refuse_controlnet(controlnet_block_samples, controlnet_single_block_samples)
         refuse_extras(joint_attention_kwargs)
         transformer = self._transformer
         self.num_calls += 1

@@ -22,7 +22,7 @@ from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, proj
 from vivace.machinery.fused.casts import cast_all, cast_last
 from vivace.machinery.fused.chained_blocks import take_over
 from vivace.machinery.fused.lora_columns import name_layers
-from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows
+from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows
 from vivace.machinery.fused.scales import GROWTH, spread
 from vivace.machinery.fused.text_padding import DroppedPadding
 from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, scale_of
@@ -175,10 +175,7 @@ class ModulatedChain(nn.Module):  # type: ignore[misc]
         of_values: torch.Tensor | None,
         mask: torch.Tensor | None,
     ) -> Rows:
-        scales = None
-        if block.norms.scales is not None and mask is None:
-            assert of_values is not None
-            scales = AttentionScales(block.norms.scales, of_values)
+        scales = block.norms.attention_scales(of_values, is_bf16=mask is not None)
         preparation = AttentionPreparation(
             None,
             block.norms.weight,

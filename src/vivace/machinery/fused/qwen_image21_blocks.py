@@ -25,7 +25,7 @@ from vivace.machinery.fused.attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.causal_prefix import Prefix, Segment, attend_in_blocks
 from vivace.machinery.fused.chained_blocks import take_over
-from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows
+from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows
 from vivace.machinery.fused.scales import GROWTH, spread
 from vivace.machinery.kernels.reference import (
     Branch,
@@ -186,10 +186,8 @@ class CausalChain(nn.Module):  # type: ignore[misc]
         of_values: torch.Tensor | None,
         prefix: Prefix,
     ) -> Rows:
-        scales = None
-        if block.norms.scales is not None and prefix.mask is None and not prefix.is_computed:
-            assert of_values is not None
-            scales = AttentionScales(block.norms.scales, of_values)
+        is_bf16 = prefix.mask is not None or prefix.is_computed
+        scales = block.norms.attention_scales(of_values, is_bf16)
         preparation = AttentionPreparation(
             None, block.norms.weight, prefix.rope, tokens, self._num_heads, scales, self._eps_of_heads
         )

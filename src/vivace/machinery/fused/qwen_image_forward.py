@@ -16,13 +16,14 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import nn
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused.block_forward import BlockForward, refuse_extras
+from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.first_norm import FirstModulation
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.modulations import OF_DOUBLE, Hoisting, Modulations
 from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.refusals import refuse_controlnet, refuse_extras
 
 
 def _double(block: Any) -> BlockLayers:
@@ -92,10 +93,7 @@ class QwenImageForward:
         additional_t_cond: Any = None,
         return_dict: bool = True,
     ) -> Any:
-        if controlnet_block_samples is not None:
-            raise Unsupported(
-                "fused: the fused blocks take no ControlNet; leave fused out, or call without control images"
-            )
+        refuse_controlnet(controlnet_block_samples)
         for name, value in (("guidance", guidance), ("additional_t_cond", additional_t_cond)):
             if value is not None:
                 raise Unsupported(f"fused: Qwen-Image's fused forward takes no {name}; leave fused out")

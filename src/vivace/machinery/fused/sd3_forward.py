@@ -14,13 +14,14 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused.block_forward import BlockForward, refuse_extras
+from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.first_norm import FirstBlock
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.modulations import Hoisting
 from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.refusals import refuse_controlnet, refuse_extras
 
 _GUIDED = 2
 """Rows of a batch for one image, with guidance."""
@@ -99,10 +100,7 @@ class Sd3Forward:
         return_dict: bool = True,
         skip_layers: Sequence[int] | None = None,
     ) -> Any:
-        if block_controlnet_hidden_states is not None:
-            raise Unsupported(
-                "fused: the fused blocks take no ControlNet; leave fused out, or call without control images"
-            )
+        refuse_controlnet(block_controlnet_hidden_states)
         if skip_layers:
             raise Unsupported(
                 "fused: the fused blocks are computed all of them, and this call skips some (skip_guidance_layers); "

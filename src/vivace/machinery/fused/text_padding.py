@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vivace.machinery.fused.block_forward import refuse_extras
+from vivace.machinery.fused.refusals import refuse_extras
 
 _TEXTS = 2
 """Masks that are remembered: of guidance's two calls."""

@@ -21,8 +21,9 @@ from vivace.machinery.fused.casts import cast_all, cast_all_named
 from vivace.machinery.fused.chained_blocks import take_over
 from vivace.machinery.fused.lora_beside import LorasBeside
 from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
-from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows, RowScaled
+from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows, RowScaled
 from vivace.machinery.fused.products import Product
+from vivace.machinery.fused.refusals import refuse_controlnet
 from vivace.machinery.fused.scales import GROWTH, spread
 from vivace.machinery.kernels.reference import TokenLayout, scale_of
 
@@ -204,10 +205,7 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         of_values: torch.Tensor | None,
         mask: torch.Tensor | None,
     ) -> Rows:
-        scales = None
-        if block.norms.scales is not None and mask is None:
-            assert of_values is not None
-            scales = AttentionScales(block.norms.scales, of_values)
+        scales = block.norms.attention_scales(of_values, is_bf16=mask is not None)
         preparation = AttentionPreparation(
             block.qkv.left_bias, block.norms.weight, rope, tokens, self._num_heads, scales, self._eps_of_heads
         )
@@ -272,7 +270,4 @@ def _one_layer(layers: Sequence[Any]) -> nn.Linear:
 
 
 def _refuse_controlnet(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if kwargs.get("controlnet_block_samples") is not None or len(args) > _CONTROLNET_AT:
-        raise Unsupported(
-            "fused: the fused blocks take no ControlNet; leave fused out, or call without control images"
-        )
+    refuse_controlnet(kwargs.get("controlnet_block_samples"), *args[_CONTROLNET_AT:])
