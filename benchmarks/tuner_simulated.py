@@ -92,7 +92,7 @@ class Simulated:
         assert figures is not None
         self.rest_s, self.step_s = figures.rest_s / self.busy, figures.step_s / self.busy
         self.machine = H200("cuda", "NVIDIA H200", (9, 0), "c++", num_gpus=1)
-        pipe, facts = pipeline_without_weights(self.model, None)
+        pipe, facts = pipeline_without_weights(self.model, None, "cuda")
         self.target = Target(
             Placement(self.machine), pipe, facts, Request(prompts=("a red circle",), batch=1)
         )
@@ -151,7 +151,7 @@ class Simulated:
 
     def _refused(self, recipe: Recipe) -> Refused | None:
         if recipe not in self.reasons:
-            build = partial(pipeline_without_weights, self.model, None)
+            build = partial(pipeline_without_weights, self.model, None, "cuda")
             self.reasons[recipe] = why_refused(recipe, self.target, build)
         return self.reasons[recipe]
 

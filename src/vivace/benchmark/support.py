@@ -98,14 +98,16 @@ def support_of(
     from vivace.measure.machine import choose_device, this_machine
 
     placement = Placement(this_machine(choose_device(device)))
-    pipe, facts = pipeline_without_weights(model, task)
+    pipe, facts = pipeline_without_weights(model, task, placement.machine.device)
     request = Request(prompts=("a red circle",), batch=batch)
     target = Target(placement, pipe, facts, request)
     reasons: dict[str, str] = {}
     by_model: set[str] = set()
     idle: dict[str, dict[str, str]] = {}
     for text in recipes:
-        refused = why_refused(resolve(text), target, lambda: pipeline_without_weights(model, task))
+        refused = why_refused(
+            resolve(text), target, lambda: pipeline_without_weights(model, task, placement.machine.device)
+        )
         if refused is not None and refused.idle:
             idle[text] = refused.idle
         elif refused is not None:
@@ -172,12 +174,16 @@ class _Rehearsal(Session):
             return Effect()
 
 
-def pipeline_without_weights(model: str, task: Task | None) -> tuple[object | None, ModelFacts]:
-    """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built."""
+def pipeline_without_weights(model: str, task: Task | None, device: str) -> tuple[object | None, ModelFacts]:
+    """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built.
+
+    Args:
+        device: see `built_for`.
+    """
     is_synthetic = model.startswith(SYNTHETIC)
     try:
         weightless: Weightless = find_weightless(model)
-        pipe = built_for(weightless, task)
+        pipe = built_for(weightless, task, device)
     except VivaceError:
         return None, ModelFacts(has_random_weights=is_synthetic)
     return pipe, ModelFacts(

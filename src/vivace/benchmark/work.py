@@ -185,14 +185,8 @@ def _session(
     trial: Trial, environment: Environment, recipe: Recipe, hits: float | None, calls: int
 ) -> Session:
     """Return the pipeline without weights, in the dtype of the trial's device, with the recipe applied."""
-    import torch
-
     model = find_weightless(trial.model.name)
-    pipe = built_for(model, trial.workload.task)
-    if environment.device == "cpu":  # where every baseline is in fp32
-        for part in pipe.components.values():
-            if isinstance(part, torch.nn.Module):
-                torch.nn.Module.to(part, torch.float32)
+    pipe = built_for(model, trial.workload.task, environment.device)
     workload = trial.workload
     facts = ModelFacts(
         defaults=model.defaults | workload.call,

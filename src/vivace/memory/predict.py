@@ -161,7 +161,7 @@ def _predict(
 ) -> Prediction:
     stored = {} if model.located is None else stored_effects(model.located)
     recipe = recipe if model.located is None else with_stored(model.located, recipe)
-    pipe = built_for(model, task)
+    pipe = built_for(model, task, machine.device)
     chosen = task or task_of(type(pipe).__name__)
     check_batch(type(pipe).__name__, batch, model.name)
     if chosen in STRENGTHS:
@@ -256,13 +256,23 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
     )
 
 
-def built_for(model: Weightless, task: Task | None) -> Any:
-    """Return the model's pipeline for a task, without weights; None for what it is published for.
+def built_for(model: Weightless, task: Task | None, device: str) -> Any:
+    """Return the model's pipeline for a task, without weights, in the dtype of its baseline on a device.
+
+    Args:
+        task: None for what it is published for.
+        device: on "cpu" every baseline is in fp32.
 
     Raises:
         Unsupported: there is none.
     """
+    import torch
+
     pipe = model.build()
+    if device == "cpu":
+        for part in pipe.components.values():
+            if isinstance(part, torch.nn.Module):
+                torch.nn.Module.to(part, torch.float32)
     published = type(pipe).__name__
     kind = pipeline_of(published, task or own_task(published), model.name)
     return pipe if kind == published else for_task(pipe, kind)

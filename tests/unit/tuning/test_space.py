@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from vivace.benchmark.support import Support, support_of
+from vivace.benchmark.support import Support, pipeline_without_weights, support_of, why_refused
 from vivace.errors import RecipeError, UsageError
 from vivace.recipes.resolve import resolve
-from vivace.technique import Effect, Machine, Stage, Target, Technique, knob
+from vivace.technique import Effect, Machine, Placement, Stage, Target, Technique, knob
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
 from vivace.tuning.objective import Objective, parse_bytes, parse_seconds
@@ -142,6 +142,21 @@ def test_slicing_needs_a_batch(batch: int | None, reason: str | None) -> None:
     reasons = support_of("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch).reasons
     assert set(reasons) == (set() if reason is None else {"vae_slicing"})
     assert reason is None or reason in reasons["vae_slicing"]
+
+
+def test_precisions_are_judged_by_what_the_baseline_has_on_the_device() -> None:
+    """tiny-sd is stored in fp16, and computed in fp32 on a CPU."""
+    recipe = "tiny_vae+dtype(fp16)"
+    assert support_of("tiny-sd", [recipe], "cpu").idle == {}
+    machine = Machine("cuda", "a GPU", (9, 0), None)
+    pipe, facts = pipeline_without_weights("tiny-sd", None, "cuda")
+    refused = why_refused(
+        resolve(recipe),
+        Target(Placement(machine), pipe, facts),
+        lambda: pipeline_without_weights("tiny-sd", None, "cuda"),
+    )
+    assert refused is not None
+    assert refused.idle == {"dtype(fp16)": "every targeted component is fp16 already"}
 
 
 def test_what_only_a_benchmark_gains_by_is_searched_on_request_alone() -> None:
