@@ -24,7 +24,6 @@ from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.measure.machine import this_machine
 from vivace.models.random_weights import fill
 from vivace.technique import Target
-from vivace.techniques import lora
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu
@@ -291,10 +290,8 @@ def test_a_lora_is_exchanged_in_a_graph(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, convolutions=fp8)"])
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_loras_of_all_layers_of_a_unet_are_exchanged_in_a_graph(
-    family: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, recipe: str, tmp_path: Path
 ) -> None:
-    """It failed on an H200; until it passes, the recipe is refused on GPUs."""
-    monkeypatch.setattr(lora, "HOT_IN_FUSED_UNETS_ON_GPUS", True)
     pipe = families.build(family)
     own, other = (write_lora(pipe, tmp_path / f"{rank}.safetensors", rank, rank) for rank in (4, 8))
 
@@ -302,7 +299,8 @@ def test_loras_of_all_layers_of_a_unet_are_exchanged_in_a_graph(
         more = "" if path is None else f"+lora({path!r}, hot=True, max_rank=8)"
         return vivace.apply(families.build(family).to("cuda"), f"bf16+{recipe}{more}+cuda_graph")
 
-    merged = draw(vivace.apply(families.build(family).to("cuda"), f"lora({own!r})"))
+    # In bf16, since a pipeline in fp32 begins with other noise from the same seed.
+    merged = draw(vivace.apply(families.build(family).to("cuda"), f"bf16+lora({own!r})"))
     hot = load(own)
     first = draw(hot)
     assert psnr(first, merged) > 20

@@ -45,10 +45,6 @@ from vivace.technique.script import Script, literal, written_call
 _READ = "_vivace_loras_read"
 
 
-HOT_IN_FUSED_UNETS_ON_GPUS = False
-"""Whether `hot=True` beside fused UNets is allowed on GPUs: its test there failed (docs/footguns.md)."""
-
-
 class Lora(Technique):
     name: ClassVar[str] = "lora"
     summary: ClassVar[str] = "a LoRA of yours, merged or exchangeable"
@@ -133,11 +129,6 @@ class Lora(Technique):
             parts = " and the ".join(dict.fromkeys((*read.layers, *read.problems)))
             return f"{self.path} changes the {parts}, not the {' or the '.join(self.targets)}"
         if self.hot:
-            if target.machine.is_cuda and not HOT_IN_FUSED_UNETS_ON_GPUS and _has_fused_unet(target.pipe):
-                return (
-                    "beside a fused UNet it is right on a CPU, and not yet verified on GPUs; leave fused out, or merge "
-                    "the LoRA (without hot)"
-                )
             return why_not_hot(target.pipe, self.path, layers)
         for component, changed in layers.items():
             for name in changed:
@@ -290,7 +281,3 @@ class Lora(Technique):
 
 def _is_merged(technique: Technique) -> bool:
     return isinstance(technique, Lora) and not technique.hot
-
-
-def _has_fused_unet(pipe: Any) -> bool:
-    return hasattr(getattr(pipe, "unet", None), "vivace_text_projections")

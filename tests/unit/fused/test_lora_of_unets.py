@@ -10,11 +10,8 @@ import torch
 from tests.families import build, draw, session
 from tests.fused_kernels import error
 from tests.lora_files import write_lora
-from tests.targets import target_of
-from tests.unit.techniques.test_cuda_graph import GPU
 from vivace.errors import Unsupported
 from vivace.machinery.lora.hot import hot_loras
-from vivace.techniques.lora import Lora
 
 OF_ATTENTION = (".attn1.", ".attn2.", ".ff.", "proj_in", "proj_out")
 RECIPES = ["fused(bf16)", "fused(fp8)", "fused(fp8, convolutions=fp8)"]
@@ -139,14 +136,3 @@ def test_layers_that_were_not_reserved_are_refused_by_name(family: str, files: t
     hot = session(family, f"fused(fp8)+lora({of_some!r}, hot=True, layers=all)")
     hot.set_lora(of_all)
     assert not np.array_equal(draw(hot), before)
-
-
-def test_on_gpus_it_is_refused_until_it_is_verified_there(tmp_path: Path) -> None:
-    path = write_lora(build("sd"), tmp_path / "lora.safetensors", 4)
-    hot, merged = (Lora(path=path, hot=hot) for hot in (True, False))
-    fused, plain = (target_of(GPU, session("sd", recipe).pipe) for recipe in ("fused(bf16)", "baseline"))
-    reason = hot.unsupported(fused)
-    assert reason is not None
-    assert "not yet verified on GPUs" in reason
-    assert hot.unsupported(plain) is None
-    assert merged.unsupported(plain) is None
