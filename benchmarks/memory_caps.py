@@ -2,11 +2,13 @@
 
     python -m benchmarks.memory_caps --plan             write the twenty answers; needs no GPU
     python -m benchmarks.memory_caps --limit-s 500      run those that have no row yet, until the time limit
+    python -m benchmarks.memory_caps --jobs 3           three at a time; their times are no measurement
 
 Each answer is drawn with random weights at its own size and steps, twice, in a process of its own whose memory is
 capped: PyTorch's allocator gets what a card of N GB has beside the CUDA context (`set_per_process_memory_fraction`).
-The context is measured, not assumed. Rows are appended as they are made, and the same command goes on. Times are those
-of the GPU that is capped, not of a card of that size; docs/hardware.md shows both.
+The context is measured, not assumed: with several at a time before the first, while nothing else is on the GPU. Rows
+are appended as they are made, and the same command goes on. Times are those of the GPU that is capped, not of a card of
+that size; docs/hardware.md shows both.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,7 @@ _CASE = "--case"
     "--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Of a case, s."
 )
 @click.option("--steps", type=click.IntRange(1, 1000), help="Default: the model's own number.")
+@click.option("--jobs", type=click.IntRange(1, 16), default=1, show_default=True, help="Cases at a time.")
 @click.option(_CASE, "case", hidden=True, help="Run one case in this process, and print its row.")
 def memory_caps(
     only_plan: bool,
@@ -55,6 +59,7 @@ def memory_caps(
     limit_s: float | None,
     timeout: float,
     steps: int | None,
+    jobs: int,
     case: str | None,
 ) -> int:
     """Run what `vivace plan --card` answers under a cap on the GPU's memory; resumable."""
@@ -63,23 +68,51 @@ def memory_caps(
         return 0
     if only_plan:
         return _write_answers(only or MODELS, answers)
-    started, left = time.monotonic(), []
     have = {key_of(row) for row in read_rows(record)}
-    for answer in read_answers(answers):
-        if (only and answer["model"] not in only) or key_of(answer) in have or answer["recipe"] is None:
-            continue
-        if limit_s is not None and time.monotonic() - started >= limit_s:
-            left.append(f"{answer['model']} in {answer['card_gb']} GB")
-            continue
-        row = run_case(answer | {"steps": steps}, timeout)
-        if row["outcome"] == "no_gpu":
-            raise click.ClickException(row["reason"])
-        append(record, row)
-        click.echo(line(row))
+    cases = [
+        answer | {"steps": steps}
+        for answer in read_answers(answers)
+        if (not only or answer["model"] in only)
+        and key_of(answer) not in have
+        and answer["recipe"] is not None
+    ]
+    if cases and jobs > 1:
+        context = run_case({"context": True}, timeout)
+        _refuse_without_gpu(context)
+        cases = [case | {"context_bytes": context["context_bytes"]} for case in cases]
+    left = _run_all(cases, jobs, timeout, limit_s, record)
     if left:
         click.echo(f"{limit_s:g} s are over; the same command goes on with {', '.join(left)}", err=True)
     rows = read_rows(record)
     return 0 if not left and all(row["outcome"] == "ran" for row in rows) else MEASURED_IN_PART
+
+
+def _run_all(
+    cases: Sequence[dict[str, Any]], jobs: int, timeout_s: float, limit_s: float | None, record: Path
+) -> list[str]:
+    """Run cases, append their rows, and return the names of those that the time limit left out.
+
+    Raises:
+        ClickException: there is no GPU.
+    """
+    started = time.monotonic()
+
+    def run_and_append(case: dict[str, Any]) -> str | None:
+        if limit_s is not None and time.monotonic() - started >= limit_s:
+            return f"{case['model']} in {case['card_gb']} GB"
+        row = run_case(case, timeout_s) | ({} if jobs == 1 else {"jobs": jobs})
+        _refuse_without_gpu(row)
+        append(record, row)
+        click.echo(line(row))
+        return None
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [name for name in pool.map(run_and_append, cases) if name is not None]
+
+
+def _refuse_without_gpu(row: dict[str, Any]) -> None:
+    if row["outcome"] == "no_gpu":
+        raise click.ClickException(row["reason"])
 
 
 def key_of(row: dict[str, Any]) -> Key:
@@ -172,7 +205,7 @@ def answer_in(facts: dict[str, Any]) -> dict[str, Any]:
 def run_case(answer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """Run an answer in a process of its own, and return its row."""
     command = [sys.executable, "-m", "benchmarks.memory_caps", _CASE, json.dumps(answer)]
-    case = {key: answer[key] for key in ("model", "card_gb", "recipe", "height", "width")}
+    case = {key: answer[key] for key in ("model", "card_gb", "recipe", "height", "width") if key in answer}
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=timeout_s, encoding="utf-8"
@@ -194,8 +227,11 @@ def row_of(answer: dict[str, Any]) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {"outcome": "no_gpu", "reason": "no CUDA GPU is visible; `--plan` needs none"}
+    if answer.get("context"):
+        return {"outcome": "ran", "context_bytes": context_bytes()}
+    context = answer.get("context_bytes")
     pipe = built(answer["model"])
-    cap = cap_memory(answer["card_gb"] * 1_000_000_000)
+    cap = cap_memory(answer["card_gb"] * 1_000_000_000, context_bytes() if context is None else context)
     try:
         measured = drawn(pipe, answer)
     except torch.OutOfMemoryError as error:
@@ -224,7 +260,16 @@ def built(model: str) -> Any:
     return pipe
 
 
-def cap_memory(card_bytes: int) -> dict[str, Any]:
+def context_bytes() -> int:
+    """Return what the CUDA context takes; what other processes have on the GPU would be counted with it."""
+    import torch
+
+    torch.ones(1, device="cuda").sum().item()  # the context, and a kernel's module
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free - torch.cuda.memory_reserved())
+
+
+def cap_memory(card_bytes: int, context: int) -> dict[str, Any]:
     """Leave PyTorch's allocator what a card of such a size has beside the CUDA context.
 
     Raises:
@@ -232,9 +277,7 @@ def cap_memory(card_bytes: int) -> dict[str, Any]:
     """
     import torch
 
-    torch.ones(1, device="cuda").sum().item()  # the context, and a kernel's module
-    free, total = torch.cuda.mem_get_info()
-    context = total - free - torch.cuda.memory_reserved()
+    _, total = torch.cuda.mem_get_info()
     cap = card_bytes - context
     if not 0 < cap <= total:
         raise ValueError(f"a cap of {cap:,} bytes is none of a GPU with {total:,}")

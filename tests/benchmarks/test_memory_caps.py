@@ -87,6 +87,26 @@ def test_each_case_has_a_row_and_the_command_goes_on(
     assert cases == [8, 12], "what has a row is not run again"
 
 
+def test_several_at_a_time_share_a_context_that_was_measured_before(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[dict[str, Any]] = []
+
+    def run_case(answer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        cases.append(answer)
+        if "context" in answer:
+            return {"outcome": "ran", "context_bytes": 600}
+        ran = {"outcome": "ran", "image_s": 1.5, "load_s": 3.0, "reserved_bytes": 7e9, "cap_bytes": 7.4e9}
+        return {key: answer[key] for key in ("model", "card_gb", "recipe")} | ran
+
+    monkeypatch.setattr(caps, "run_case", run_case)
+    record = tmp_path / "caps.jsonl"
+    result = invoked("--answers", str(answers), "--record", str(record), "--jobs", "2")
+    assert result.exit_code == 0
+    assert [case.get("context_bytes") for case in cases] == [None, 600, 600]
+    assert sorted((row["card_gb"], row["jobs"]) for row in caps.read_rows(record)) == [(8, 2), (12, 2)]
+
+
 def test_without_a_gpu_nothing_is_written(answers: Path, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -119,12 +139,12 @@ class _Gpu:
 
 def test_the_cap_is_the_card_without_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = _Gpu().install(monkeypatch)
-    cap = caps.cap_memory(8_000_000_000)
+    cap = caps.cap_memory(8_000_000_000, caps.context_bytes())
     assert (cap["context_bytes"], cap["cap_bytes"], cap["gpu"]) == (500_000_000, 7_500_000_000, "H100")
     assert gpu.fraction == pytest.approx(7.5 / 80)
     _Gpu().install(monkeypatch, total=6_000_000_000)
     with pytest.raises(ValueError, match="is none of a GPU with"):
-        caps.cap_memory(8_000_000_000)
+        caps.cap_memory(8_000_000_000, caps.context_bytes())
 
 
 def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

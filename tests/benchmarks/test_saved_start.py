@@ -1,0 +1,39 @@
+"""The start of a saved recipe beside the recipe applied afresh: rows and what is compared."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import saved_start as starts
+
+
+def test_both_sides_start_in_turns_and_the_best_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    ready = iter([20.0, 8.0, 9.0, 22.0])
+
+    def start_of(side: str, *_: Any) -> dict[str, Any]:
+        order.append(side)
+        return {"ready_s": next(ready), "first_image_s": 30.0, "host_bytes": 2_000_000_000}
+
+    for name in ("write_model", "save_recipe"):
+        monkeypatch.setattr(starts, name, lambda *_: None)
+    monkeypatch.setattr(starts, "start_of", start_of)
+    record = tmp_path / "record.json"
+    arguments = ["synthetic:flux-dev", "--folder", str(tmp_path), "--record", str(record), "--device", "cpu"]
+    result = CliRunner().invoke(starts.saved_start, arguments, catch_exceptions=False)
+    assert order == ["afresh", "saved", "saved", "afresh"]
+    assert "a saved recipe is ready in 0.40 of the time" in result.output
+    assert [row["ready_s"] for row in json.loads(record.read_text())["starts"]["saved"]] == [8.0, 9.0]
+
+
+def test_host_memory_is_what_the_process_had_at_most() -> None:
+    with starts.HostMemory() as memory:
+        held = bytearray(b"x" * 50_000_000)
+        time.sleep(0.1)
+    assert memory.most_bytes > len(held)
