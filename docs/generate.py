@@ -23,6 +23,7 @@ from benchmarks import memory_caps as capped
 from benchmarks import photographs as photograph_witnesses
 from benchmarks import several_gpus as measured_gpus
 from benchmarks import skipped_work as skipping
+from benchmarks.energy import record_of as record_of_card
 from benchmarks.step_curves import RESULTS as CURVE_RECORDS
 from docs import (
     api,
@@ -32,6 +33,7 @@ from docs import (
     composition,
     costs,
     coverage,
+    energy,
     hardware,
     lint,
     models_measured,
@@ -90,6 +92,7 @@ PAGES: dict[str, Callable[[], str]] = {
     ),
     "docs/lint.md": partial(lint.page, NOTE),
     "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text(encoding="utf-8")),
+    "docs/performance/energy.md": partial(energy.page, NOTE, RESULTS, record_of_card("H200")),
     "docs/techniques.md": partial(techniques.page, NOTE),
     "docs/tuning.md": _tuning_page,
 }
