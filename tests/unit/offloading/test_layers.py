@@ -438,7 +438,9 @@ def test_compiled_blocks_with_quantised_weights_are_onloaded(scheme: str) -> Non
     graphs = counters["stats"]["unique_graphs"]
     torch._dynamo.reset()
     counters.clear()
-    offloaded = session("flux", f"{quantised}+compile(backend=eager, blocks=repeated)+offload(group, keep=0.005)")
+    offloaded = session(
+        "flux", f"{quantised}+compile(backend=eager, blocks=repeated)+offload(group, keep=0.005)"
+    )
     for _ in range(2):
         assert np.array_equal(draw(offloaded), reference)
     assert counters["graph_break"] == {}
