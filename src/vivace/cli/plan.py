@@ -103,7 +103,7 @@ def _plan(
     with Attempts() as attempts:
         predicted = _predicted(weightless, resolved, options, attempts)
         is_read()
-        fit = CardFit() if card is None else _fit(weightless, predicted, card, attempts, is_ranked)
+        fit = CardFit() if card is None else fit_of(weightless, predicted, card, attempts, is_ranked)
     if as_json:
         click.echo(json.dumps(_facts(predicted, card, fit, chip), indent=2))
         return 0
@@ -133,7 +133,7 @@ def _predicted(
         return predicted(weightless, resolve(BASELINE), **options)
 
 
-def _fit(
+def fit_of(
     weightless: Weightless, predicted: Prediction, card: CardMemory, attempts: Attempts, is_ranked: bool
 ) -> CardFit:
     """Return what fits a card: by the ranking of records and estimates, else by one change after the other.

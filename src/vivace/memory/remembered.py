@@ -14,22 +14,39 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import NoEffect, Unsupported, WorkloadError
+from vivace.errors import NoEffect, Unpredictable, Unsupported, WorkloadError
 from vivace.memory.predict import Prediction, predict
+from vivace.memory.shipped_answers import shipped_answer
 from vivace.memory.weightless import Weightless
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.technique.cache_folder import cache_folder
 from vivace.untrusted.files import open_plain
 
-_REFUSALS = (NoEffect, Unsupported, WorkloadError)
+_REFUSALS = (NoEffect, Unpredictable, Unsupported, WorkloadError)
 _READ = {".json", ".txt", ".jinja", ".model"}
 MOST_KEPT = 2000
 """Number of files, of about 3 KB each; beyond it the oldest half is deleted."""
+Answer = list[Any]
+"""Model, recipe, and the prediction or refusal as JSON holds it."""
+_collected: ContextVar[list[Answer] | None] = ContextVar("_collected", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[Answer]]:
+    """Collect the answers that are made inside the context, for `vivace.memory.shipped_answers`."""
+    answers: list[Answer] = []
+    token = _collected.set(answers)
+    try:
+        yield answers
+    finally:
+        _collected.reset(token)
 
 
 def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
@@ -45,18 +62,21 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
         technique.needs_prompts for technique in recipe
     ):  # what it found out on the real model may have changed
         return predict(model, recipe, **request)
+    if model.located is None and _collected.get() is None:
+        shipped = shipped_answer(model.name, model.defaults, recipe.text, request)
+        if shipped is not None:
+            return _answer_of(shipped)
     path = cache_folder() / "plans" / f"{_key(model, recipe, request)}.json"
-    prediction = _read(path)
-    if prediction is not None:
-        return prediction
+    content = _read(path)
+    if content is not None:
+        return _answer_of(content)
     try:
         prediction = predict(model, recipe, **request)
     except _REFUSALS as error:
         if type(error) in _REFUSALS:
-            already_so = getattr(error, "already_so", None)
-            _keep(path, json.dumps([type(error).__name__, str(error), already_so]))
+            _keep(path, model, recipe, [type(error).__name__, str(error), getattr(error, "already_so", None)])
         raise
-    _keep(path, prediction.model_dump_json())
+    _keep(path, model, recipe, prediction.model_dump(mode="json"))
     return prediction
 
 
@@ -99,29 +119,41 @@ def _installed() -> str:
     return hashlib.sha256(json.dumps(parts).encode(errors="surrogateescape")).hexdigest()
 
 
-def _read(path: Path) -> Prediction | None:
-    """Return the stored answer; None if there is none, or it is damaged.
+def _read(path: Path) -> Any | None:
+    """Return the stored answer; None if there is none, or it is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict):
+            Prediction.model_validate(content)
+            return content
+        name, _, _ = content
+        return content if name in {refusal.__name__ for refusal in _REFUSALS} else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _answer_of(content: Any) -> Prediction:
+    """Return a stored prediction.
 
     Raises:
         NoEffect, Unsupported, WorkloadError: that was the answer.
     """
-    try:
-        content = json.loads(path.read_bytes())
-        if isinstance(content, dict):
-            return Prediction.model_validate(content)
-        name, reason, already_so = content
-        kind = {refusal.__name__: refusal for refusal in _REFUSALS}[name]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    if isinstance(content, dict):
+        return Prediction.model_validate(content)
+    name, reason, already_so = content
+    kind = {refusal.__name__: refusal for refusal in _REFUSALS}[name]
     raise NoEffect(reason, already_so=already_so) if kind is NoEffect else kind(reason)
 
 
-def _keep(path: Path, text: str) -> None:
+def _keep(path: Path, model: Weightless, recipe: Recipe, content: Any) -> None:
     """Write an answer as a whole. Where the cache cannot be written, the next call predicts again."""
+    answers = _collected.get()
+    if answers is not None:
+        answers.append([model.name, recipe.text, content])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(text.encode(errors="surrogateescape"))
+            file.write(json.dumps(content).encode(errors="surrogateescape"))
         os.replace(file.name, path)
         kept = sorted(path.parent.glob("*.json"), key=lambda kept_path: kept_path.stat().st_mtime_ns)
         for old in kept[: len(kept) // 2] if len(kept) > MOST_KEPT else ():

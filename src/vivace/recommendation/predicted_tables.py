@@ -30,8 +30,13 @@ PLACE = "vivace's prediction"
 BY_OPERATIONS = "its operations"
 _HOST_GB_S = {"Blackwell": 50.0, "Hopper": 50.0, "Ada": 22.0, "Ampere": 22.0}
 """Rates of copies from pinned memory: PCIe 5.0 x16 (an H200: 53 GB/s with offload(group, stream=True) of FLUX), 4.0,
-and of older ones 3.0."""
+and of older ones 3.0. They are of 16 lanes."""
 _OLDER_HOST_GB_S = 11.0
+_EIGHT_LANES = frozenset({
+    "A2", "RTX 3050", "RTX 4050 Laptop", "RTX 4060", "RTX 4060 Laptop", "RTX 4060 Ti", "RTX 4070 Laptop", "RTX 5050",
+    "RTX 5050 Laptop", "RTX 5060", "RTX 5060 Laptop", "RTX 5060 Ti", "RTX 5070 Laptop", "RTX 2000 Ada", "RTX PRO 2000",
+})  # fmt: skip
+"""Chips that have half as many lanes, by NVIDIA's data sheets."""
 _WHOLE_SHARE = 0.5
 """Share of that rate at which offload(model) copies: an H200 took 1.75 s for FLUX's 34 GB."""
 _TYPICAL = (
@@ -201,9 +206,16 @@ def savings(published: Prediction) -> list[Saving]:
         Saving("compile+offload(model)", offloading="model"),
         Saving("offload(group)", offloading="group"),
     ]
-    for scheme in without_fp8:
+    for scheme in schemes:
         second = None if encoder is None else scheme
-        options.append(Saving(f"quantize({scheme})@{both}+offload(group)", scheme, second, "group"))
+        # A block that is compiled is onloaded as one. Without, fp8's inputs are quantised by many small kernels.
+        options.append(
+            Saving(
+                f"quantize({scheme})@{both}+compile(blocks=repeated)+offload(group)", scheme, second, "group"
+            )
+        )
+        if scheme != "fp8":
+            options.append(Saving(f"quantize({scheme})@{both}+offload(group)", scheme, second, "group"))
     return [saving for saving in options if _canonical(saving)]
 
 
@@ -225,7 +237,7 @@ def _gain(saving: Saving, speeds: Speeds) -> float:
     ]
     if not parts:
         return 1.0
-    plain = resolve("+".join(parts)).text
+    plain = resolve("+".join(parts)).text.replace("compile(blocks=repeated)", "compile")
     repeated = plain.replace("compile", "compile(blocks=repeated)")
     return speeds.of(plain) or speeds.of(repeated) or _GAINS[plain]
 
@@ -234,7 +246,7 @@ def _copies_s(saving: Saving, published: Prediction, chip: Chip) -> float:
     """Return the seconds of a call's copies from the host."""
     if saving.offloading is None:
         return 0.0
-    rate = 1e9 * _HOST_GB_S.get(chip.architecture, _OLDER_HOST_GB_S)
+    rate = 1e9 * _HOST_GB_S.get(chip.architecture, _OLDER_HOST_GB_S) / (2 if chip.name in _EIGHT_LANES else 1)
     need = need_of(saving, published)
     if saving.offloading == "model":
         return need.held_bytes / (_WHOLE_SHARE * rate)

@@ -155,3 +155,43 @@ def test_an_answer_from_disk_needs_no_torch(cache: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == [str(prediction.peak_bytes), "[]"]
+
+
+def test_what_a_card_is_answered_with_ships(cache: Path) -> None:
+    """Seconds of CPU went into importing diffusers, and more into each prediction."""
+    for model in ("sdxl", "qwen-image"):
+        command = (
+            "import sys; from vivace.cli import app\n"
+            f"app(['plan', {model!r}, '--card', '8', '--json'], standalone_mode=False)\n"
+            "assert 'torch' not in sys.modules, 'nothing is to be imported'"
+        )
+        done = subprocess.run([sys.executable, "-c", command], capture_output=True, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+        (change, *_) = json.loads(done.stdout)["changes"]
+        assert change["fits_card"]
+    assert not cache.exists()
+
+
+def test_shipped_answers_are_those_of_today(cache: Path) -> None:
+    recipe = "quantize(fp8)@denoiser,text_encoder+compile+offload(model)"
+    model = find_weightless("flux2-klein-4b")
+    shipped = remembered.predicted(model, resolve(recipe), batch=1, task="text")
+    assert shipped == remembered.predict(model, resolve(recipe))
+
+
+@pytest.mark.parametrize("question", [{"height": 512}, {"batch": 2}, {"text": "embeddings"}])
+def test_other_questions_are_not_answered_by_what_ships(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, question: dict[str, Any]
+) -> None:
+    made = predictor(monkeypatch)
+    assert ask("flux-dev", "baseline", **question) == PREDICTION
+    assert len(made.requests) == 1
+
+
+def test_other_libraries_than_those_of_the_shipped_answers(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = predictor(monkeypatch)
+    monkeypatch.setattr("vivace.memory.shipped_answers._version", lambda name: "0.99")
+    assert ask("flux-dev", "baseline") == PREDICTION
+    assert len(made.requests) == 1

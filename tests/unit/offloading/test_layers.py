@@ -427,6 +427,27 @@ def test_compiled_blocks_are_onloaded_as_one() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_compiled_blocks_with_quantised_weights_are_onloaded(scheme: str) -> None:
+    """What `vivace plan` proposes for cards that are too small for a quantised denoiser."""
+    counters, quantised = torch._dynamo.utils.counters, f"dtype(bf16)+quantize({scheme})"
+    torch._dynamo.reset()
+    counters.clear()
+    reference = draw(session("flux", f"{quantised}+compile(backend=eager, blocks=repeated)"))
+    graphs = counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    counters.clear()
+    offloaded = session(
+        "flux", f"{quantised}+compile(backend=eager, blocks=repeated)+offload(group, keep=0.005)"
+    )
+    for _ in range(2):
+        assert np.array_equal(draw(offloaded), reference)
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] == graphs
+    torch._dynamo.reset()
+
+
 class _Late:
     """A stream whose copies are made at the last moment: when another stream waits for them."""
 
