@@ -85,12 +85,17 @@ class Drawing:
         if request.loras:
             report(f"checking {len(request.loras)} LoRAs")
             loras = fitting_loras(pipe, request.loras)
+            if not request.is_restart:  # later, files may be gone, and images without one are drawn as before
+                loras.check_any()
+        if loras.fitting:
             recipe = resolve(f"{recipe.text}+{loras.technique}".removeprefix("baseline+"))
-        report(f"applying {request.recipe}{', with room for LoRAs' if request.loras else ''}")
+        report(f"applying {request.recipe}{', with room for LoRAs' if loras.fitting else ''}")
         session = session_of(pipe, located, recipe, device)
         session.pipe.set_progress_bar_config(disable=True)
-        if request.loras:
+        if loras.fitting:
             loras.check_loaded(session)
+            if not request.is_restart:
+                loras.check_any()
         drawing = cls(
             session,
             request,
@@ -164,7 +169,7 @@ class Drawing:
         Raises:
             Cancelled, VivaceError: see `vivace.errors`.
         """
-        exchanged = self.loras.exchange(self.session, request.lora) if self.load_request.loras else 0.0
+        exchanged = self.loras.exchange(self.session, request.lora)
         session = self.session if request.task == "text" else self.editing.sessions[request.task]
         began, ends, joules = time.perf_counter(), [], self.energy.read()
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,7 +120,7 @@ class Replica:
         self.starting = starting = Starting(self.past, self._process.started_at)
         LOG.info("worker %d starts: %s", self.number, starting.expectation)
         try:
-            self._process.send(self.load)
+            self._process.send(replace(self.load, is_restart=self.state is not None))
             return await self._loaded(starting)
         finally:
             self.starting = None
