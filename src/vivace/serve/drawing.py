@@ -20,7 +20,7 @@ from vivace.runtime.safety import hidden_images
 from vivace.serve.editing import Editing
 from vivace.serve.energy import EnergyMeter
 from vivace.serve.lora_folder import LoraFolder, fitting_loras
-from vivace.serve.memory_room import check_fits
+from vivace.serve.memory_room import check_fits, memory_of
 from vivace.serve.messages import Draw, Load, image_file
 from vivace.serve.partials import Projection, fit_projection
 from vivace.serve.speeds import time_batches, time_size
@@ -75,9 +75,9 @@ class Drawing:
         device = choose_device(request.device)
         check_works(device)
         recipe = resolve(request.recipe)
-        if device == "cuda":
-            gpu_bytes = int(torch.cuda.get_device_properties(0).total_memory)
-            check_fits(request.model, recipe, request.sizes, request.task, gpu_bytes)
+        if (num_bytes := memory_of(device)) is not None:
+            place = "this machine" if device == "cpu" else "this GPU"
+            check_fits(request.model, recipe, request.sizes, request.task, num_bytes, place)
         located = obtain(find_model(request.model))
         torch.set_num_threads(request.threads or default_threads(located))
         pipe = pipeline_for(located, recipe, device, request.task, None)

@@ -139,7 +139,8 @@ class Replica:
             elif event["event"] == "unusable":
                 self.phase, self.problem = Phase.UNUSABLE, event["message"]
                 self.doing = f"it will never draw: {self.problem}"
-                LOG.error("worker %d cannot be used: %s", self.number, self.problem)
+                if self.line.num_workers > 1:  # else it is the error with which the command ends
+                    LOG.error("worker %d cannot be used: %s", self.number, self.problem)
                 return False
             elif event["event"] == "loaded":
                 self.state = state_of(event["state"])
