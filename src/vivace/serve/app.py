@@ -57,7 +57,7 @@ def create_app(
             app.state.kept.clear()
             await pool.stop()
 
-    app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
     app.state.problem = None
     app.add_middleware(Checks, api_key=settings.api_key, hosts=settings.hosts)
@@ -102,8 +102,19 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.url.path[:100]} here; /openapi.json says what there is"
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "other methods")
+            message = f"{request.url.path[:100]} is for {allowed}, not for {request.method[:20]}"
+        return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        """Answer as every error is; the log has it with its place."""
         return JSONResponse(
-            error_body(error.status_code, str(error.detail)), error.status_code, error.headers
+            error_body(500, f"the server failed: {type(error).__name__}; its log says where"), 500
         )
 
 

@@ -43,6 +43,7 @@ def test_a_port_in_use_is_an_error_before_a_recipe_is_searched_for() -> None:
 
 
 def test_a_gated_model_says_where_to_ask_for_access(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
     with serve_hub() as hub:
         hub.repositories["org/gated"] = Repository({"main": tmp_path}, refuse=(401, "GatedRepo"))
         variables = client_of(hub, tmp_path / "home", HF_HUB_OFFLINE="0")
