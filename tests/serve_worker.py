@@ -5,10 +5,17 @@
 "deaf"     a cancel is ignored
 "break"    drawing raises
 "refuse"   the model refuses
+"seed 7 breaks", "seed 7 dies"  so does the image of that seed
+"half"     the memory for images is full before all of one is written
+
+With VIVACE_TEST_LEAVES a process that dies has written an image. With VIVACE_TEST_HANGS loading hangs, in the phase
+that it names, while the file of VIVACE_TEST_DIED is missing. With VIVACE_TEST_UNUSABLE loading fails while it is there;
+if that is "second", the first of two that load creates it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -75,12 +82,18 @@ class FakeDrawing:
         words = " ".join(request.prompts).split()
         if "refuse" in words:
             raise Unsupported("the model refuses")
-        if "break" in words:
+        own = words[2:3] if words[:1] == ["seed"] and int(words[1]) in request.seeds else []
+        if "break" in words or own == ["breaks"]:
             raise RuntimeError("the model broke")
         steps = request.call["num_inference_steps"]
         for step in range(1, steps + 1):
             time.sleep(0.1 * float(words[words.index("slow") + 1]) if "slow" in words else 0.001)
-            if "die" in words and self._dies("once" in words):
+            if "half" in words:
+                self._kept(request, "image")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if ("die" in words or own == ["dies"]) and self._dies("once" in words):
+                if "VIVACE_TEST_LEAVES" in os.environ:
+                    self._kept(request, "image")
                 os._exit(7)
             fields: dict[str, Any] = {"step": step}
             if step in request.partials:
@@ -119,6 +132,28 @@ class FakeDrawing:
 
 
 def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
+    marker = Path(os.environ["VIVACE_TEST_DIED"])
+    if (phase := os.environ.get("VIVACE_TEST_HANGS")) and not marker.exists():
+        marker.touch()
+        send_event(events, {"event": "phase", "phase": phase, "at": time.monotonic()})
+        time.sleep(60)
+    if (which := os.environ.get("VIVACE_TEST_UNUSABLE")) and (marker.exists() or which == "second"):
+        if which == "second" and _is_first(marker):
+            return _loaded(message, inbox, events)
+        send_event(events, {"event": "unusable", "message": "the weights are gone"})
+        return False
+    return _loaded(message, inbox, events)
+
+
+def _is_first(marker: Path) -> bool:
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _loaded(message: Load, inbox: worker.Inbox, events: Any) -> bool:
     inbox.drawing = FakeDrawing(message)
     send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
     return True

@@ -70,6 +70,7 @@ class Served:
 
     port: int
     pool: ReplicaPool
+    app: Any = None
 
     @property
     def url(self) -> str:
@@ -144,7 +145,7 @@ def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variab
         assert time.monotonic() < until, "the server is not ready"
         assert thread.is_alive()
         time.sleep(0.02)
-    yield Served(server.servers[0].sockets[0].getsockname()[1], app.state.pool)
+    yield Served(server.servers[0].sockets[0].getsockname()[1], app.state.pool, app)
     server.should_exit = True
     thread.join(timeout=30)
     assert not thread.is_alive()

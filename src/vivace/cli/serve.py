@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _BATCHES = (2, 4)
+_LORA = ".safetensors"
 
 
 @click.command()
@@ -155,6 +157,9 @@ def serve(
         serve_ray.check_options(port, gpus, idle_unload, batch)
     if recipe is not None and tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
+    if ray_address is None:
+        _listening(host, port).close()  # before a recipe is searched for, which may take hours
+    lora_files = _loras(loras)
     if recipe is not None:
         chosen, why = recipe, "as given"
     else:
@@ -176,7 +181,7 @@ def serve(
         task=task,
         batches=_BATCHES if batch else (),
         any_size=any_size,
-        loras=_loras(loras),
+        loras=lora_files,
         max_queue=max_queue,
         max_wait_s=max_wait,
         timeout_s=timeout,
@@ -347,7 +352,18 @@ def _sizes(text: str | None) -> tuple[Size, ...]:
 def _loras(folder: Path | None) -> dict[str, Path]:
     if folder is None:
         return {}
-    files = {path.stem: path.resolve() for path in sorted(folder.glob("*.safetensors"))}
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise UsageError(f"--loras {folder} cannot be read: {error.strerror}") from None
+    files = {
+        name.removesuffix(_LORA): (folder / name).resolve()
+        for name in names
+        if name.endswith(_LORA) and name != _LORA
+    }
     if not files:
-        raise UsageError(f"--loras {folder}: there is no .safetensors file in it")
+        raise UsageError(f"--loras {folder}: there is no {_LORA} file in it")
+    wrong = next((name for name in files if not name.isprintable()), None)
+    if wrong is not None:
+        raise UsageError(f"--loras {folder}: no request can name {wrong!r}; rename it to plain text")
     return files

@@ -100,13 +100,20 @@ def surroundings() -> Surroundings:
         gpu_bytes=None if gpu is None else _gpu_bytes(),
         may_have_gpu=gpu is None and other and build != "cpu",
         why_no_gpu=why,
-        memory_bytes=min(float(psutil.virtual_memory().total), _cgroup_limit()),
+        memory_bytes=machine_bytes(),
         num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         hub=constants.ENDPOINT,
         hub_cache=Path(constants.HF_HUB_CACHE),
         is_offline=bool(constants.HF_HUB_OFFLINE),
         has_token=get_token() is not None,
     )
+
+
+def machine_bytes() -> float:
+    """Return the memory of this machine, or of the container that this process runs in."""
+    import psutil
+
+    return min(float(psutil.virtual_memory().total), _cgroup_limit())
 
 
 class Connecting:

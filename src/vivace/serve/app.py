@@ -20,7 +20,7 @@ from vivace.serve.image_routes import add_images
 from vivace.serve.jobs import JobError
 from vivace.serve.metrics import Metrics
 from vivace.serve.pool import ReplicaPool
-from vivace.serve.replica import Replica
+from vivace.serve.replica import Phase, Replica
 from vivace.serve.requests import EditRequest, GenerationRequest, RequestError, unfit_loras
 from vivace.serve.responses import KeptImages, error_body
 from vivace.serve.settings import ServeSettings
@@ -54,9 +54,10 @@ def create_app(
             yield
         finally:
             watching.cancel()
+            app.state.kept.clear()
             await pool.stop()
 
-    app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
     app.state.problem = None
     app.add_middleware(Checks, api_key=settings.api_key, hosts=settings.hosts)
@@ -101,8 +102,19 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.url.path[:100]} here; /openapi.json says what there is"
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "other methods")
+            message = f"{request.url.path[:100]} is for {allowed}, not for {request.method[:20]}"
+        return JSONResponse(error_body(error.status_code, message), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        """Answer as every error is; the log has it with its place."""
         return JSONResponse(
-            error_body(error.status_code, str(error.detail)), error.status_code, error.headers
+            error_body(500, f"the server failed: {type(error).__name__}; its log says where"), 500
         )
 
 
@@ -120,10 +132,11 @@ def _add_health(app: FastAPI) -> None:
 
     @app.get("/readyz", response_model=Health, responses=KEYED["responses"] | {503: {"model": Health}})
     async def readyz(request: Request) -> JSONResponse:
-        """Return whether an image would be drawn now, and the state of each worker."""
+        """Return whether requests are accepted, and the state of the server and of each worker."""
         pool: ReplicaPool = request.app.state.pool
         workers = [_worker_health(replica) for replica in pool.replicas]
-        body: dict[str, Any] = {"status": "ready" if pool.is_ready else "not ready", "workers": workers}
+        status = "ready" if pool.is_ready else "not ready"
+        body: dict[str, Any] = {"status": status, "state": _state(pool), "workers": workers}
         if pool.problem is not None:
             body["problem"] = pool.problem
         return JSONResponse(body, 200 if pool.is_ready else 503)
@@ -138,6 +151,20 @@ def _add_health(app: FastAPI) -> None:
         """A dashboard for Grafana, of the metrics."""
         text = resources.files("vivace.serve").joinpath("templates", "dashboard.json").read_text("utf-8")
         return Response(text, media_type="application/json")
+
+
+def _state(pool: ReplicaPool) -> str:
+    """Return the state of the server in one word, as `Health` lists them."""
+    if pool.problem is not None:
+        return "unusable"
+    if pool.state is None:
+        return "loading"
+    phases = {replica.phase for replica in pool.replicas}
+    if not pool.is_ready:
+        return "failing"
+    if not phases or phases & {Phase.READY, Phase.DRAWING}:
+        return "drawing" if Phase.DRAWING in phases else "idle"
+    return "unloaded" if Phase.UNLOADED in phases else "reloading"
 
 
 def _worker_health(replica: Replica) -> dict[str, Any]:

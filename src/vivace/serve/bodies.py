@@ -30,6 +30,7 @@ async def read_object(request: Request) -> dict[str, Any]:
         raise RequestError(
             None, f"send JSON, with the header Content-Type: {_KIND}; got {kind[:100] or 'none'}"
         )
+    check_encoding(request)
     try:
         body = await request.body()
     except ClientDisconnect:
@@ -45,3 +46,10 @@ async def read_object(request: Request) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RequestError(None, 'the body is no JSON object; give one, e.g. {"prompt": "a red circle"}')
     return content
+
+
+def check_encoding(request: Request) -> None:
+    """Raise RequestError if a body is said to be compressed: a small one may become a very large one."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RequestError(None, f"send the body as it is, without Content-Encoding: {encoding[:50]}")

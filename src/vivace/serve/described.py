@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,13 +25,14 @@ class ErrorAnswer(BaseModel):
 
 
 class ImageEntry(BaseModel):
-    """An image of an answer: its base64, or its URL for an hour."""
+    """An image of an answer: its base64, or its URL, which is answered until `expires_at` (Unix time) at most."""
 
     model_config = ConfigDict(extra="forbid")
 
     seed: int
     b64_json: str = ""
     url: str = ""
+    expires_at: int = 0
 
 
 class ImagesAnswer(BaseModel):
@@ -45,11 +46,13 @@ class ImagesAnswer(BaseModel):
 
 
 class StartHealth(BaseModel):
-    """The progress of a worker's start: the seconds so far, in all and by phase, and those of earlier starts."""
+    """The progress of a worker's start: the seconds so far, in all and by phase, those of earlier starts, and the
+    longest that the present phase may take."""
 
     seconds: float
     expected_seconds: float | None
     phases: dict[str, float]
+    phase_limit_seconds: float
 
 
 class WorkerHealth(BaseModel):
@@ -60,9 +63,14 @@ class WorkerHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether an image would be drawn now, and the state of each worker."""
+    """Whether requests are accepted, and the state of the server and of each worker.
+
+    Ready: "idle" or "drawing"; "unloaded" or "reloading", when an image waits until the model is loaded again. Not
+    ready: "loading", "failing" when a worker that drew before does not start again, and "unusable".
+    """
 
     status: str
+    state: Literal["loading", "idle", "drawing", "unloaded", "reloading", "failing", "unusable"]
     workers: list[WorkerHealth]
     problem: str = ""
 

@@ -20,7 +20,7 @@ from vivace.runtime.safety import hidden_images
 from vivace.serve.editing import Editing
 from vivace.serve.energy import EnergyMeter
 from vivace.serve.lora_folder import LoraFolder, fitting_loras
-from vivace.serve.memory_room import check_fits
+from vivace.serve.memory_room import check_fits, memory_of
 from vivace.serve.messages import Draw, Load, image_file
 from vivace.serve.partials import Projection, fit_projection
 from vivace.serve.speeds import time_batches, time_size
@@ -75,9 +75,9 @@ class Drawing:
         device = choose_device(request.device)
         check_works(device)
         recipe = resolve(request.recipe)
-        if device == "cuda":
-            gpu_bytes = int(torch.cuda.get_device_properties(0).total_memory)
-            check_fits(request.model, recipe, request.sizes, request.task, gpu_bytes)
+        if (num_bytes := memory_of(device)) is not None:
+            place = "this machine" if device == "cpu" else "this GPU"
+            check_fits(request.model, recipe, request.sizes, request.task, num_bytes, place)
         located = obtain(find_model(request.model))
         torch.set_num_threads(request.threads or default_threads(located))
         pipe = pipeline_for(located, recipe, device, request.task, None)
@@ -85,12 +85,17 @@ class Drawing:
         if request.loras:
             report(f"checking {len(request.loras)} LoRAs")
             loras = fitting_loras(pipe, request.loras)
+            if not request.is_restart:  # later, files may be gone, and images without one are drawn as before
+                loras.check_any()
+        if loras.fitting:
             recipe = resolve(f"{recipe.text}+{loras.technique}".removeprefix("baseline+"))
-        report(f"applying {request.recipe}{', with room for LoRAs' if request.loras else ''}")
+        report(f"applying {request.recipe}{', with room for LoRAs' if loras.fitting else ''}")
         session = session_of(pipe, located, recipe, device)
         session.pipe.set_progress_bar_config(disable=True)
-        if request.loras:
+        if loras.fitting:
             loras.check_loaded(session)
+            if not request.is_restart:
+                loras.check_any()
         drawing = cls(
             session,
             request,
@@ -164,7 +169,7 @@ class Drawing:
         Raises:
             Cancelled, VivaceError: see `vivace.errors`.
         """
-        exchanged = self.loras.exchange(self.session, request.lora) if self.load_request.loras else 0.0
+        exchanged = self.loras.exchange(self.session, request.lora)
         session = self.session if request.task == "text" else self.editing.sessions[request.task]
         began, ends, joules = time.perf_counter(), [], self.energy.read()
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import FormData, UploadFile
-from starlette.requests import ClientDisconnect
 
 from vivace.errors import UsageError
 from vivace.models.sources import PixelLimits, fit
 from vivace.models.tasks import names_of
-from vivace.serve.jobs import JobError, JobPicture
+from vivace.serve.forms import read_parts
+from vivace.serve.jobs import JobPicture
 from vivace.serve.requests import EditRequest, RequestError, Source, check_model, requested_size
 from vivace.serve.settings import ModelState, ServeSettings
 from vivace.spec.sizes import Size
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 IMAGE_NAMES = ("image", "image[]")
-_MOST_PARTS = 40
-_LARGEST_FIELD = 100_000
 _TOLERATED_CUT = 0.01
 _MOST_RATIO = 4
 """Largest ratio of the sides of an image that is drawn at its own proportions."""
@@ -57,15 +55,9 @@ async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
 
     Raises:
         RequestError: it is no form, or its parts are of the wrong kind.
-        HTTPException: it is damaged.
         JobError: the client went away.
     """
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise RequestError("image", "send a form (multipart/form-data) with the image in it")
-    try:
-        form = await request.form(max_files=_MOST_PARTS, max_fields=_MOST_PARTS, max_part_size=_LARGEST_FIELD)
-    except ClientDisconnect:
-        raise JobError(499, "the client has gone, or its body is too large") from None
+    form = await read_parts(request)
     try:
         return _fields(form), Uploads(
             tuple([await part.read() for name in IMAGE_NAMES for part in _files(form, name)]),

@@ -7,8 +7,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -31,6 +31,8 @@ from vivace.serve.requests import (
     jobs_of,
 )
 from vivace.serve.responses import (
+    KEPT_BYTES,
+    KEPT_S,
     EncodedImage,
     KeptImages,
     encode,
@@ -40,11 +42,18 @@ from vivace.serve.responses import (
 )
 from vivace.serve.settings import ModelState, ServeSettings
 
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
 LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
 """Seconds between checks whether the client of a waiting handler has gone."""
 _Request = TypeVar("_Request", bound=ImageRequest)
 _LOADING = {"Retry-After": "5"}
+_NOT_KEPT = (
+    f"no such image: each is kept for {KEPT_S / 60:.0f} minutes, until {KEPT_BYTES / 1e6:.0f} MB of newer ones are, or "
+    "until the server ends"
+)
 
 
 def add_images(app: FastAPI) -> None:
@@ -77,7 +86,7 @@ def add_images(app: FastAPI) -> None:
         """An image by the URL that an answer named, for an hour."""
         encoded = request.app.state.kept.get(name)
         if encoded is None:
-            return JSONResponse(error_body(404, "no such image, or its hour has passed"), 404)
+            return JSONResponse(error_body(404, _NOT_KEPT), 404)
         return Response(encoded.data, media_type=encoded.mime)
 
 
@@ -118,6 +127,7 @@ async def _answer(
         raise RequestError(name, f"{name} is in the address, where nothing is read; give it in the body")
     accepted = _accepted(request, body)
     jobs = jobs_of(body, settings, state, source)
+    _check_kept(body, jobs)
     if settings.logs_prompts:
         LOG.info("%s: %r", jobs[0].id, body.prompt)
     if body.stream:
@@ -167,6 +177,17 @@ def _accepted(request: Request, body: ImageRequest) -> str | None:
     return format_
 
 
+def _check_kept(body: ImageRequest, jobs: list[ImageJob]) -> None:
+    """Raise RequestError if the images of a request would drive each other out before their URLs are known."""
+    num_bytes = sum(3 * job.size.width * job.size.height for job in jobs)
+    if body.response_format == "url" and num_bytes > KEPT_BYTES:
+        raise RequestError(
+            "response_format",
+            f"{KEPT_BYTES / 1e6:.0f} MB of images are kept for their URLs, and {len(jobs)} of {jobs[0].size} may have "
+            f"{num_bytes / 1e6:.0f}; ask for fewer at once, or for b64_json",
+        )
+
+
 def _data(
     request: Request, body: ImageRequest, images: list[Drawn], encoded: list[EncodedImage]
 ) -> list[dict[str, Any]]:
@@ -175,8 +196,9 @@ def _data(
             {"seed": image.seed, "b64_json": each.b64} for image, each in zip(images, encoded, strict=True)
         ]
     kept: KeptImages = request.app.state.kept
+    place, expires_at = f"{request.base_url}v1/images/files", int(time.time() + KEPT_S)
     return [
-        {"seed": image.seed, "url": f"{request.base_url}v1/images/files/{kept.keep(each)}"}
+        {"seed": image.seed, "url": f"{place}/{kept.keep(each)}", "expires_at": expires_at}
         for image, each in zip(images, encoded, strict=True)
     ]
 
@@ -208,7 +230,7 @@ async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
 async def _streamed(
     request: Request, body: ImageRequest, jobs: list[ImageJob], kind: str, notes: tuple[str, ...]
 ) -> Response:
-    """Return a stream of partial images and the finished ones.
+    """Return a stream of partial images and the finished ones. An image that fails ends it, and the other images.
 
     Args:
         kind: "generation" or "edit", as events name it.
@@ -227,39 +249,58 @@ async def _streamed(
             queue.put_nowait((job, error, None))
 
     async def events() -> AsyncIterator[str]:
-        tasks = [asyncio.create_task(finish(job)) for job in jobs]
         left, number = len(jobs), 0
-        try:
-            while left:
-                job, result, step = await queue.get()
-                left -= step is None
-                if isinstance(result, JobError):
-                    yield event_text("error", error_body(result.status, str(result)))
-                    continue
-                encoded = await encode(result, body.output_format, body.output_compression, job.size)
-                fields = {
-                    "b64_json": encoded.b64,
-                    "created_at": int(time.time()),
-                    "size": str(job.size),
-                    "output_format": body.output_format,
-                    "seed": job.seed,
-                }
-                if step is not None:
-                    fields |= {"partial_image_index": number, "step": step, "num_inference_steps": job.steps}
-                    number += 1
-                    yield event_text(f"image_{kind}.partial_image", fields)
-                else:
-                    fields["seconds"] = round(sum(result.phases.values()), 3)
-                    if notes or result.notes:
-                        fields["notes"] = [*notes, *result.notes]
-                    yield event_text(f"image_{kind}.completed", fields)
-        finally:  # also where the client goes away
-            for job in jobs:
-                pool.cancel(job)
-            for task in tasks:
-                task.cancel()
+        while left:
+            job, result, step = await queue.get()
+            left -= step is None
+            if isinstance(result, JobError):
+                yield event_text("error", error_body(result.status, str(result)))
+                return
+            encoded = await encode(result, body.output_format, body.output_compression, job.size)
+            fields = {
+                "b64_json": encoded.b64,
+                "created_at": int(time.time()),
+                "size": str(job.size),
+                "output_format": body.output_format,
+                "seed": job.seed,
+            }
+            if step is not None:
+                fields |= {"partial_image_index": number, "step": step, "num_inference_steps": job.steps}
+                number += 1
+                yield event_text(f"image_{kind}.partial_image", fields)
+            else:
+                fields["seconds"] = round(sum(result.phases.values()), 3)
+                if notes or result.notes:
+                    fields["notes"] = [*notes, *result.notes]
+                yield event_text(f"image_{kind}.completed", fields)
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    tasks = [asyncio.create_task(finish(job)) for job in jobs]
+
+    def end() -> None:
+        for job in jobs:
+            pool.cancel(job)
+        for task in tasks:
+            task.cancel()
+
+    return _Events(events(), end)
+
+
+class _Events(StreamingResponse):
+    """A stream of events.
+
+    Args:
+        end: called when it has ended, also where the client goes away before the first event is asked for.
+    """
+
+    def __init__(self, events: AsyncIterator[str], end: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 def _phases(jobs: list[ImageJob], images: list[Drawn]) -> dict[str, float]:

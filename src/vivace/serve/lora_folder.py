@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.errors import Unsupported, UnusableModel, VivaceError
 from vivace.machinery.lora.files import locate_lora
 from vivace.machinery.lora.hot import denoiser_layers, hot_loras
+from vivace.machinery.lora.peft_settings import CONFIG
 from vivace.machinery.lora.read import read_lora
 from vivace.techniques.lora import Lora
 
@@ -46,11 +47,7 @@ class LoraFolder:
         return f"lora({first!r}, hot=True, layers=all, max_rank={max(self.fitting.values())})"
 
     def check_loaded(self, session: Session) -> None:
-        """Load each file once beside the layers of the session; what is refused is unfit.
-
-        Raises:
-            UnusableModel: none can be used.
-        """
+        """Load each file once beside the layers of the session; what is refused is unfit."""
         for lora in hot_loras(session.pipe):
             lora.keep_bytes = _KEPT_BYTES
         for path in list(self.fitting):
@@ -59,7 +56,6 @@ class LoraFolder:
             except VivaceError as error:
                 del self.fitting[path]
                 self.unfit[path] = _without_folder(path, error)
-        self.check_any()
         self._loaded, self._scale = None, _NONE
 
     def check_any(self) -> None:
@@ -91,29 +87,31 @@ class LoraFolder:
                 session.set_lora(path, scale=scale)
             elif scale != self._scale:
                 session.set_lora(scale=scale)
+            after = _identity(path)
         except VivaceError as error:
             raise Unsupported(_without_folder(path, error)) from None
         except OSError as error:
-            raise Unsupported(f"{Path(path).name} cannot be read any more: {error.strerror}") from None
+            raise Unsupported(_unreadable(path, error)) from None
+        if after != identity:  # what was read may be of both files
+            self._loaded = None
+            raise Unsupported(f"{Path(path).name} was written anew while it was read; send the request again")
         self._loaded, self._scale = identity, scale
 
 
 def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
-    """Return the files that fit a pipeline that no technique has changed.
-
-    Raises:
-        UnusableModel: none does.
-    """
+    """Return the files that fit a pipeline that no technique has changed, and why others do not."""
     folder = LoraFolder()
     components = Lora.default_targets
     for path in paths:
         try:
+            _identity(path)
             layers = denoiser_layers(pipe, path, read_lora(pipe, locate_lora(path), path), components)
         except VivaceError as error:
             folder.unfit[path] = _without_folder(path, error)
+        except OSError as error:
+            folder.unfit[path] = _unreadable(path, error)
         else:
             folder.fitting[path] = max(layer.rank for layer in layers.values())
-    folder.check_any()
     return folder
 
 
@@ -122,7 +120,21 @@ def _without_folder(path: str, error: VivaceError) -> str:
     return str(error).replace(path, Path(path).name)
 
 
+def _unreadable(path: str, error: OSError) -> str:
+    return f"{Path(path).name} cannot be read any more: {error.strerror}"
+
+
 def _identity(path: str) -> tuple[str | int, ...]:
-    """Return what changes with a file's content: its times too, since an editor may keep that of its last change."""
-    status = Path(path).stat()
-    return path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    """Return what changes with a file's content: its times too, since an editor may keep that of its last change.
+
+    The json with PEFT's settings beside it counts as well, since alpha is in it.
+    """
+    files = [Path(path)]
+    if (settings := files[0].with_name(CONFIG)).exists():
+        files.append(settings)
+    stats = [file.stat() for file in files]
+    return path, *(
+        number
+        for status in stats
+        for number in (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    )

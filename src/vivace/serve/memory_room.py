@@ -1,10 +1,11 @@
-"""Whether a model with its recipe fits a GPU's memory, asked before it is loaded."""
+"""Whether a model with its recipe fits the memory of a GPU, or of a machine without one, asked before it is loaded."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from vivace.errors import Unsupported, VivaceError
+from vivace.measure.surroundings import machine_bytes
 from vivace.spec.recipe import BASELINE
 
 if TYPE_CHECKING:
@@ -16,17 +17,32 @@ if TYPE_CHECKING:
 _GB = 1e9
 
 
-def check_fits(
-    name: str, recipe: Recipe, sizes: Sequence[tuple[int, int]], task: Task | None, gpu_bytes: int
-) -> None:
-    """Raise Unsupported if a model with a recipe needs more memory than a GPU has, as `vivace plan` predicts.
+def memory_of(device: str) -> int | None:
+    """Return the bytes of memory of a device: of the first GPU, or of this machine or container; None if unknown."""
+    import torch
 
-    Predicting takes seconds, and is left out for a model of the catalogue that fits as it is published. What cannot be
-    predicted is loaded.
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(machine_bytes()) if device == "cpu" else None
+
+
+def check_fits(
+    name: str,
+    recipe: Recipe,
+    sizes: Sequence[tuple[int, int]],
+    task: Task | None,
+    num_bytes: int,
+    place: str = "this GPU",
+) -> None:
+    """Raise Unsupported if a model with a recipe needs more memory than a device has, as `vivace plan` predicts.
+
+    Predicting takes seconds, and is left out for a model of the catalogue that fits as it is published, even if all
+    that it needs grew with the square of the pixels. What cannot be predicted is loaded.
 
     Args:
         sizes: that are warmed; empty for the model's own.
-        gpu_bytes: of the GPU.
+        num_bytes: of the device.
+        place: the device in words.
     """
     from vivace.memory.fit import RESERVE_BYTES, fits
     from vivace.memory.footprints import footprints
@@ -35,10 +51,11 @@ def check_fits(
 
     width, height = max(sizes, key=lambda size: size[0] * size[1], default=(None, None))
     published = footprints().get(name.removeprefix("synthetic:"))
-    if published is not None and (width or 0) * (height or 0) > published.width * published.height:
-        published = None  # it says nothing of larger images
-    if published is not None and fits(published, gpu_bytes):
+    larger = 1.0 if published is None else (width or 0) * (height or 0) / (published.width * published.height)
+    if published is not None and fits(published, num_bytes / max(1.0, larger) ** 2):
         return
+    if larger > 1:
+        published = None  # it says nothing of larger images
     if published is not None and recipe.text == BASELINE:
         prediction = published
     else:
@@ -46,9 +63,9 @@ def check_fits(
             prediction = predicted(find_weightless(name), recipe, height=height, width=width, task=task)
         except VivaceError:
             return
-    if not fits(prediction, gpu_bytes):
+    if not fits(prediction, num_bytes):
         needed = (prediction.needed_bytes + RESERVE_BYTES) / _GB
         raise Unsupported(
-            f"{name} with {recipe.text} needs {needed:.1f} GB at {prediction.width}x{prediction.height}, and this GPU "
-            f"has {gpu_bytes / _GB:.1f} GB; `vivace plan {name} --card {gpu_bytes / _GB:.0f}` says what fits"
+            f"{name} with {recipe.text} needs {needed:.1f} GB at {prediction.width}x{prediction.height}, and {place} "
+            f"has {num_bytes / _GB:.1f} GB; `vivace plan {name} --card {num_bytes / _GB:.0f}` says what fits"
         )

@@ -20,6 +20,7 @@ class Load:
         folder: where images are put, in memory.
         task: of a server that does one thing only; None for all that one set of weights does.
         batches: numbers of images at once that are timed.
+        is_restart: whether the server has drawn before, and goes on without LoRAs that have gone since.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Load:
     folder: str
     task: Task | None = None
     batches: tuple[int, ...] = ()
+    is_restart: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from vivace.serve.deadlines import drawn_in_time
+from vivace.serve.image_folder import ImageFolder
 from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.messages import Load
 from vivace.serve.process import COMMAND, WITH_GPU, WorkerProcess
@@ -18,8 +16,6 @@ from vivace.serve.replica import Phase, Replica
 from vivace.serve.settings import ModelState, ServeSettings
 from vivace.serve.starting import PastStarts
 from vivace.serve.waiting import WaitingLine, accept, check_room
-
-_MEMORY = Path("/dev/shm")
 
 Observe = Callable[[ImageJob, dict[str, Any]], None]
 
@@ -41,9 +37,7 @@ class ReplicaPool:
         self.settings = settings
         self.ledger = Ledger()
         self.line = WaitingLine(settings.max_queue, settings.max_wait_s, max(1, len(settings.gpus)))
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="vivace-serve-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None
-        )
+        self._folder = ImageFolder()
         load = Load(
             settings.model,
             settings.recipe,
@@ -51,7 +45,7 @@ class ReplicaPool:
             settings.threads,
             tuple((size.width, size.height) for size in settings.sizes),
             tuple(map(str, settings.loras.values())),
-            self._folder.name,
+            str(self._folder.path),
             settings.task,
             settings.batches,
         )
@@ -92,7 +86,8 @@ class ReplicaPool:
 
     @property
     def is_ready(self) -> bool:
-        return any(replica.is_able for replica in self.replicas)
+        """Whether requests are accepted, and nothing says that they will not be drawn."""
+        return any(replica.accepts for replica in self.replicas)
 
     @property
     def problem(self) -> str | None:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +53,7 @@ class Replica:
         state: of the model, once it is loaded.
         energy_j: joules of the GPU while it drew; None where nothing counts them.
         idle_s: seconds without a job after which the worker ends; None for never.
+        failed_starts: since the model was loaded last.
         on_drawn: called with each finished job and the event of the worker.
     """
 
@@ -73,6 +74,7 @@ class Replica:
     memory: dict[str, int] = field(default_factory=dict)
     num_restarts: int = 0
     num_exchanges: int = 0
+    failed_starts: int = 0
     energy_j: float | None = None
     _process: WorkerProcess | None = None
     _sent: list[SentJobs] = field(default_factory=list)
@@ -82,24 +84,27 @@ class Replica:
         """Whether it draws, or will on request."""
         return self.phase in (Phase.READY, Phase.DRAWING, Phase.UNLOADED)
 
+    @property
+    def accepts(self) -> bool:
+        """Whether jobs may wait for it: it is able, or has drawn and starts again, at which nothing has failed yet."""
+        return self.is_able or (self.state is not None and self.failed_starts == 0)
+
     async def run(self) -> None:
         """Keep a worker alive and let it draw, until this task is cancelled."""
-        failures = 0
         try:
             while True:
                 loaded = await self._start()
                 if self.phase is Phase.UNUSABLE:
                     return
-                if loaded:
-                    failures = 0
-                    if await self._draw_jobs():
-                        continue  # it was unloaded, and a job has come
+                self.failed_starts = 0 if loaded else self.failed_starts + 1
+                if loaded and await self._draw_jobs():
+                    continue  # it was unloaded, and a job has come
                 assert self._process is not None
                 end = await self._process.ended()
                 await self._process.stop()
+                end, self.problem = self.problem or end, ""
                 self.num_restarts += 1
-                pause = _BACK_OFF_S[min(failures, len(_BACK_OFF_S) - 1)]
-                failures += 1
+                pause = _BACK_OFF_S[min(self.failed_starts, len(_BACK_OFF_S) - 1)]
                 self.phase, self.doing = Phase.WAITING_TO_RESTART, f"restarting in {pause:g} s: {end}"
                 LOG.warning("worker %d ended: %s; it starts again in %g s", self.number, end, pause)
                 await asyncio.sleep(pause)
@@ -115,7 +120,7 @@ class Replica:
         self.starting = starting = Starting(self.past, self._process.started_at)
         LOG.info("worker %d starts: %s", self.number, starting.expectation)
         try:
-            self._process.send(self.load)
+            self._process.send(replace(self.load, is_restart=self.state is not None))
             return await self._loaded(starting)
         finally:
             self.starting = None
@@ -123,16 +128,19 @@ class Replica:
     async def _loaded(self, starting: Starting) -> bool:
         """Follow the worker until it has loaded the model; return False if it never will."""
         assert self._process is not None
-        while (event := await self._process.event()) is not None:
+        while (event := await self._next_event(starting)) is not None:
             if event["event"] == "phase":
                 self.doing = event["phase"]
                 starting.enter(self.doing, event.get("at"))
                 LOG.info("worker %d: %s (after %.1f s)", self.number, self.doing, starting.seconds)
             elif event["event"] == "unusable" and self.state is not None:  # it worked before, and may again
-                LOG.error("worker %d cannot load the model again: %s", self.number, event["message"])
+                self.problem = f"it cannot load the model again: {event['message']}"
                 return False
             elif event["event"] == "unusable":
                 self.phase, self.problem = Phase.UNUSABLE, event["message"]
+                self.doing = f"it will never draw: {self.problem}"
+                if self.line.num_workers > 1:  # else it is the error with which the command ends
+                    LOG.error("worker %d cannot be used: %s", self.number, self.problem)
                 return False
             elif event["event"] == "loaded":
                 self.state = state_of(event["state"])
@@ -141,6 +149,16 @@ class Replica:
                 LOG.info("worker %d: %s", self.number, starting.finish())
                 return True
         return False
+
+    async def _next_event(self, starting: Starting) -> dict[str, Any] | None:
+        """Return the next event of a worker that starts; None once it has ended. One that hangs is killed."""
+        assert self._process is not None
+        try:
+            return await asyncio.wait_for(self._process.event(), starting.left_s)
+        except TimeoutError:
+            self.problem = starting.complaint
+            self._process.kill()
+            return None
 
     def _log(self, state: ModelState) -> None:
         """Log which parts of the model are not served, and the gain of batches."""
@@ -265,7 +283,7 @@ class Replica:
             await self.line.look_again()
 
     def _leave(self, sent: SentJobs) -> None:
-        sent.clear()
+        sent.clear(Path(self.load.folder))
         for job in sent.jobs:
             self.line.leave(job)
 

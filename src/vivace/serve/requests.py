@@ -41,7 +41,7 @@ class LoraRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Annotated[str, Field(min_length=1, max_length=255)]
     scale: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = 1.0
 
 
@@ -157,7 +157,7 @@ def jobs_of(
         **source.call,
     }
     lora = _lora(request, settings, state)
-    seed = secrets.randbelow(_MAX_SEED - MAX_IMAGES) if request.seed is None else request.seed
+    seed = _seed(request)
     timeout_s = min(settings.timeout_s, request.timeout or settings.timeout_s)
     deadline = time.monotonic() + timeout_s
     parts = request.partial_images
@@ -179,6 +179,18 @@ def jobs_of(
         )
         for number in range(request.n)
     ]
+
+
+def _seed(request: ImageRequest) -> int:
+    """Return the seed of the first image. Each image can be asked for alone by its own."""
+    most = _MAX_SEED - (request.n - 1)
+    if request.seed is None:
+        return secrets.randbelow(most + 1)
+    if request.seed > most:
+        raise RequestError(
+            "seed", f"image k of n has seed + k, which is at most {_MAX_SEED}; give {most} or less"
+        )
+    return request.seed
 
 
 def check_model(request: ImageRequest, state: ModelState) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace.serve.image_folder import remove_images
 from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.messages import Draw, SentPicture, image_file
 
@@ -21,12 +22,10 @@ class SentJobs:
     """Jobs of one message.
 
     Attributes:
-        files: of the images that they are drawn from.
         is_nearly_drawn: so that the next message may be sent.
     """
 
     jobs: list[ImageJob]
-    files: list[Path] = field(default_factory=list)
     is_nearly_drawn: bool = False
 
     @property
@@ -43,7 +42,6 @@ class SentJobs:
         pictures = []
         for number, picture in enumerate(first.pictures):
             path = image_file(folder, first.id, f"from-{number}")
-            self.files.append(path)
             path.write_bytes(picture.pixels)
             pictures.append(
                 SentPicture(picture.argument, picture.mode, picture.width, picture.height, str(path))
@@ -116,11 +114,9 @@ class SentJobs:
                     ledger.fail(job, JobError(500, f"drawing failed: {message}"))
         return []
 
-    def clear(self) -> None:
-        """Remove the files of the images that the jobs start from."""
-        for path in self.files:
-            path.unlink(missing_ok=True)
-        self.files.clear()
+    def clear(self, folder: Path) -> None:
+        """Remove the files of the images that the jobs start from, and those that nobody reads any more."""
+        remove_images(folder, (job.id for job in self.jobs))
 
 
 def read_drawn(

@@ -27,6 +27,11 @@ FIRST_PHASE = "starting a process"
 _FILE = "serve-starts.json"
 _KEPT_OF_EACH = 3
 _KEPT = 300
+_FACTOR = 10.0
+"""How many times the seconds of earlier starts a phase may take until the worker counts as hung."""
+_FLOOR_S = 900.0
+_FIRST_S = 3600.0
+"""The limit of a phase that no earlier start had: weights may be downloaded, and kernels compiled."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,12 @@ class Starting:
     def __init__(self, past: PastStarts, began: float) -> None:
         self._past, self._began = past, began
         self._marks: list[tuple[str, float]] = [(FIRST_PHASE, began)]
-        before = [start.seconds for start in past.read()]
+        starts = past.read()
+        self._longest = {
+            name: max(start.phases[name] for start in starts if name in start.phases)
+            for name in {name for start in starts for name in start.phases}
+        }
+        before = [start.seconds for start in starts]
         self.expected_s: float | None = statistics.median(before) if before else None
         """Expected seconds of the whole start; None if it is the first one of its kind."""
         self._num_before = len(before)
@@ -130,6 +140,25 @@ class Starting:
     def seconds(self) -> float:
         """Seconds since the process was started."""
         return time.monotonic() - self._began
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that the phase may take until the worker counts as hung: it may have been slow, but not that slow."""
+        longest = self._longest.get(self._marks[-1][0])
+        return _FIRST_S if longest is None else max(_FLOOR_S, _FACTOR * longest)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the phase is at its limit."""
+        return max(0.0, self.limit_s - (time.monotonic() - self._marks[-1][1]))
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong with a phase that is at its limit, in words."""
+        name, _ = self._marks[-1]
+        longest = self._longest.get(name)
+        before = "no earlier start had it" if longest is None else f"it took {longest:.1f} s at most before"
+        return f"it hung: {name} took more than {self.limit_s:.0f} s, and {before}"
 
     @property
     def expectation(self) -> str:
@@ -170,4 +199,5 @@ class Starting:
             "seconds": round(self.seconds, 1),
             "expected_seconds": None if self.expected_s is None else round(self.expected_s, 1),
             "phases": {name: round(each, 1) for name, each in self.phases().items()},
+            "phase_limit_seconds": round(self.limit_s, 1),
         }

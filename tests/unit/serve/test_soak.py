@@ -121,7 +121,7 @@ def check_nothing_is_left(server: Served, expected: np.ndarray) -> None:
     server.wait_for("waiting", 0, 60)
     assert np.array_equal(np.asarray(server.draw(seed=1, num_inference_steps=2).images[0]), expected)
     assert server.pool.replicas[0].num_restarts == 0
-    assert not list(Path(server.pool._folder.name).iterdir()), "no image is left in memory"
+    assert not list(server.pool._folder.path.iterdir()), "no image is left in memory"
 
 
 @pytest.mark.parametrize("seconds", [3.0, soak(600.0)])

@@ -111,7 +111,7 @@ def test_an_image_that_is_cancelled_at_its_worker_is_not_drawn(server: Served) -
 
 
 def test_an_image_that_cannot_be_sent_or_read_fails_alone(server: Served) -> None:
-    folder = Path(server.pool._folder.name)
+    folder = server.pool._folder.path
     with ThreadPoolExecutor(1) as clients:
         slow = clients.submit(server.draw, "slow 3", num_inference_steps=2)
         server.wait_for("running", 1)

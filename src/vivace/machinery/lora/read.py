@@ -21,8 +21,9 @@ from vivace.machinery.lora.keys import UNUSABLE, split_key
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.peft_settings import PeftSettings, read_settings, settings_of_header
 from vivace.models.checkpoints.original_names import has_original_names
-from vivace.models.headers import read_header
+from vivace.models.headers import read_header, read_metadata
 from vivace.technique import Component, attribute_of, component_of
+from vivace.untrusted.files import open_plain
 from vivace.untrusted.reading import reading
 
 if TYPE_CHECKING:
@@ -58,15 +59,15 @@ def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
     Raises:
         UnusableModel: it is damaged, or no LoRA.
     """
-    from safetensors import safe_open
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
-    read_header(path)  # says what is wrong with a damaged file
+    header, metadata = read_header(path), read_metadata(path)  # they say what is wrong with a damaged file
     with reading(path, advice="copy or download it again"):
-        # Copies: what load_file returns is the file itself, which may be written anew while the LoRA is kept.
-        stored = {key: tensor.clone() for key, tensor in load_file(path).items()}
-        with safe_open(str(path), framework="pt") as file:
-            metadata = dict(file.metadata() or {})
+        # Not mapped into memory: a file that somebody truncates meanwhile would end this process with SIGBUS, and one
+        # that is written anew would change tensors that are kept.
+        with open_plain(path) as file:
+            tensors = load(file.read())
+        stored = {key: tensors[key] for key in sorted(header, key=lambda key: header[key]["data_offsets"])}
     for key, tensor in stored.items():
         if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
             raise UnusableModel(f"{path} has values that are not finite ({key}); train or download it again")

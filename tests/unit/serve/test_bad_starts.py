@@ -1,0 +1,106 @@
+"""What is wrong at start: one error in words each, and nothing is loaded."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.hub_server import Repository, client_of
+from tests.hub_server import serve as serve_hub
+from vivace.cli.serve import _loras
+from vivace.errors import Unsupported, UsageError
+from vivace.recipes.resolve import resolve
+from vivace.serve.memory_room import check_fits, memory_of
+
+SERVE = (sys.executable, "-m", "vivace", "serve")
+GB = 10**9
+
+
+def error_of(*arguments: str, **variables: str) -> tuple[int, str]:
+    """Run the command; return its status and its one error."""
+    done = subprocess.run(
+        [*SERVE, *arguments], capture_output=True, text=True, timeout=120, env=os.environ | variables
+    )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("vivace: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "loading" not in done.stderr.replace("before it is loaded", "")
+    return done.returncode, errors[0]
+
+
+def test_a_port_in_use_is_an_error_before_a_recipe_is_searched_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        began = time.monotonic()
+        status, error = error_of("tiny-sd", "--tune", "60", "--port", port)
+    assert status == 2
+    assert f"--port {port}: Address already in use; give another, or --port 0 for a free one" in error
+    assert time.monotonic() - began < 60
+
+
+def test_a_gated_model_says_where_to_ask_for_access(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    with serve_hub() as hub:
+        hub.repositories["org/gated"] = Repository({"main": tmp_path}, refuse=(401, "GatedRepo"))
+        variables = client_of(hub, tmp_path / "home", HF_HUB_OFFLINE="0")
+        status, error = error_of("org/gated", "--recipe", "baseline", "--port", "0", **variables)
+    assert status == 3
+    assert "org/gated is gated: ask for access at " in error
+    assert "then log in with `hf auth login` or set HF_TOKEN" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("tiny-sd", "--recipe", "nonsense"), 2, "no technique 'nonsense'"),
+        (("tiny-sdd", "--recipe", "baseline"), 2, "no model 'tiny-sdd'"),
+        (("tiny-sd", "--recipe", "baseline", "--gpus", "all"), 3, "leave out --gpus"),
+    ],
+)
+def test_what_is_not_there_is_said_at_once(arguments: tuple[str, ...], status: int, message: str) -> None:
+    got, error = error_of(*arguments, "--port", "0", CUDA_VISIBLE_DEVICES="")
+    assert (got, message in error) == (status, True), error
+
+
+def test_a_folder_of_loras_that_cannot_be_used_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"there is no \.safetensors file in it"):
+        _loras(tmp_path)
+    (tmp_path / "a.safetensors").touch()
+    (tmp_path / ".safetensors").touch()
+    assert list(_loras(tmp_path)) == ["a"]
+    os.close(os.open(os.fsencode(tmp_path) + b"/bad\xff.safetensors", os.O_CREAT))
+    with pytest.raises(UsageError, match=r"no request can name 'bad\\udcff'; rename it"):
+        _loras(tmp_path)
+
+    def forbidden(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", forbidden)
+    with pytest.raises(UsageError, match=r"--loras .* cannot be read: Permission denied"):
+        _loras(tmp_path)
+
+
+def test_what_does_not_fit_a_machine_without_a_gpu_is_refused_before_it_is_loaded() -> None:
+    assert memory_of("cpu") > GB
+    with pytest.raises(Unsupported, match=r"needs 1578\.\d GB at 64000x64000, and this machine has 16\.0 GB"):
+        check_fits("tiny-sd", resolve("baseline"), ((64000, 64000),), None, 16 * GB, "this machine")
+    with pytest.raises(
+        Unsupported, match=r"flux-dev with baseline needs 37\.\d GB at 1024x1024, and this machine"
+    ):
+        check_fits("flux-dev", resolve("baseline"), (), None, 16 * GB, "this machine")
+
+
+def test_nothing_is_predicted_for_a_size_that_fits_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def predict(*args: object, **kwargs: object) -> object:
+        raise AssertionError("it takes seconds")
+
+    monkeypatch.setattr("vivace.memory.remembered.predicted", predict)
+    check_fits("tiny-sd", resolve("baseline"), ((256, 256),), None, 64 * GB)
+    with pytest.raises(AssertionError, match="it takes seconds"):
+        check_fits("tiny-sd", resolve("baseline"), ((2048, 2048),), None, 16 * GB)

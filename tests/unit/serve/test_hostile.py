@@ -1,0 +1,124 @@
+"""Clients that mean harm, or are broken: each gets an error in words, and harms nobody else."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serve_worker import COMMAND
+from tests.served import EDITS, PATH, Answer, Served, form_of, served
+from tests.unit.serve.test_edits import png
+from vivace.serve.settings import ServeSettings
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def harmless(server: Served) -> Iterator[None]:
+    """After each: the server draws, no worker was lost, and no image is left in memory."""
+    yield
+    assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert server.pool.replicas[0].num_restarts == 0
+    assert not list(server.pool._folder.path.iterdir())
+
+
+def send_form(server: Served, kind: str = "", cut: int = 0, **fields: Any) -> Answer:
+    body, usual = form_of({"prompt": "x", **fields}, {"image": png()})
+    return server.send(EDITS, body[: len(body) - cut], {"content-type": usual + kind})
+
+
+def test_the_charset_of_a_form_costs_no_time(server: Served) -> None:
+    """Python's punycode takes two seconds for 100 KB, in which nobody else would be answered."""
+    began = time.monotonic()
+    answer = send_form(server, "; charset=punycode", negative_prompt="a-" + 90_000 * "9", user=90_000 * "a")
+    assert time.monotonic() - began < 1
+    assert (answer.status, "is UTF-8 here; its header says 'punycode'" in answer.message) == (400, True)
+    assert send_form(server, '; charset="UTF-8"').status == 200
+
+
+def test_a_form_whose_text_is_not_utf_8_is_refused(server: Served) -> None:
+    """It would be read as Latin-1, and another image drawn."""
+    body, kind = form_of({"prompt": "sch\u00f6n"}, {"image": png()})
+    answer = server.send(EDITS, body.replace("\u00f6".encode(), b"\xf6"), {"content-type": kind})
+    assert (answer.status, answer.message) == (
+        400,
+        "the form cannot be read: the text of prompt is not UTF-8",
+    )
+    assert server.send(EDITS, body, {"content-type": kind}).status == 200
+
+
+def test_a_form_that_is_cut_off_is_refused(server: Served) -> None:
+    """Its last field would be missing, and the image be drawn without it."""
+    body, kind = form_of({"prompt": "x"}, {"image": png()})
+    end = b"--limit--\r\n"
+    last = b'--limit\r\ncontent-disposition: form-data; name="seed"\r\n\r\n123'
+    answer = server.send(EDITS, body.removesuffix(end) + last, {"content-type": kind})
+    assert (answer.status, "its last boundary is missing" in answer.message) == (400, True)
+    assert send_form(server, cut=4).status == 400
+    assert send_form(server, cut=2).status == 200, "the line's end is not needed"
+
+
+@pytest.mark.parametrize("path", [PATH, EDITS])
+def test_compressed_bodies_are_refused(server: Served, path: str) -> None:
+    body, kind = form_of({"prompt": "x"}, {"image": png()})
+    kind = kind if path == EDITS else "application/json"
+    answer = server.send(
+        path,
+        body if path == EDITS else {"prompt": "x"},
+        {"content-type": kind, "content-encoding": "gzip"},
+    )
+    assert (answer.status, answer.message) == (
+        400,
+        "send the body as it is, without Content-Encoding: gzip",
+    )
+
+
+def test_every_image_of_a_request_can_be_asked_for_alone(server: Served) -> None:
+    most = 2**32 - 1
+    assert server.draw(seed=most).json["data"][0]["seed"] == most
+    answer = server.draw(seed=most, n=3)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "seed")
+    assert "at most 4294967295; give 4294967293 or less" in answer.message
+    assert [entry["seed"] for entry in server.draw(seed=most - 2, n=3).json["data"]][-1] == most
+
+
+def test_paths_and_methods_that_there_are_not_are_said(server: Served) -> None:
+    for path in ("/v1/images", PATH + "/", "/v1/images/files/%00%2e%2e%2f", "/%zz%ff"):
+        answer = server.send(path, {"prompt": "x"})
+        assert answer.status == 404
+        assert "here; /openapi.json says what there is" in answer.message
+    answer = server.send(PATH)
+    assert (answer.status, answer.message) == (405, f"{PATH} is for POST, not for GET")
+
+
+def test_what_nobody_foresaw_is_an_error_like_others(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr("vivace.serve.image_routes.jobs_of", fail)
+    answer = server.draw()
+    monkeypatch.undo()
+    assert (answer.status, answer.message) == (
+        500,
+        "the server failed: ZeroDivisionError; its log says where",
+    )
+
+
+def test_a_full_disk_fails_the_upload_alone(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("starlette.formparsers.SpooledTemporaryFile", full)
+    answer = send_form(server)
+    monkeypatch.undo()
+    assert (answer.status, answer.message) == (
+        500,
+        "the images that are sent cannot be stored: No space left on device",
+    )
+    assert send_form(server).status == 200

@@ -1,0 +1,120 @@
+"""Workers that hang while they load, and what /readyz says while one comes back."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve_worker import COMMAND
+from tests.served import Served, served
+from vivace.serve import starting
+from vivace.serve.settings import ServeSettings
+from vivace.serve.starting import PastStarts, Starting
+
+SETTINGS = ServeSettings("fake", "baseline", timeout_s=30.0)
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def health(server: Served) -> tuple[int, str, str]:
+    answer = server.send("/readyz")
+    return answer.status, answer.json["status"], answer.json["state"]
+
+
+def test_a_phase_may_take_ten_times_what_it_took(tmp_path: Path) -> None:
+    past = PastStarts("a", tmp_path / "starts.json")
+    for seconds in (40.0, 200.0):
+        past.add(seconds, {"warming 64x64": seconds, "importing": 1.0})
+    began = time.monotonic() - 600
+    start = Starting(past, began)
+    start.enter("downloading", began)
+    assert start.limit_s == 3600, "no start had it yet"
+    start.enter("importing", began)
+    assert start.limit_s == 900, "the floor"
+    start.enter("warming 64x64", began + 100)
+    assert start.limit_s == 2000
+    assert 1490 < start.left_s <= 1500
+    assert start.health()["phase_limit_seconds"] == 2000
+    assert (
+        start.complaint == "it hung: warming 64x64 took more than 2000 s, and it took 200.0 s at most before"
+    )
+
+
+@pytest.mark.parametrize("phase", ["loading fake", "warming 16x16"])
+def test_a_worker_that_hangs_while_it_loads_is_killed_and_started_again(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(starting, "_FIRST_S", 5.0)
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    variables = {"VIVACE_TEST_DIED": str(tmp_path / "died"), "VIVACE_TEST_HANGS": phase}
+    with served(SETTINGS, COMMAND, **variables) as server:
+        assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+        assert server.pool.replicas[0].num_restarts == 1
+    assert f"it hung: {phase} took more than 5 s, and no earlier start had it" in caplog.text
+
+
+def test_readyz_is_ready_while_a_worker_comes_back(tmp_path: Path) -> None:
+    """Requests are accepted meanwhile, and wait for it."""
+    marker = tmp_path / "died"
+    variables = {"VIVACE_TEST_DIED": str(marker), "VIVACE_TEST_UNUSABLE": "1"}
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0, idle_unload_s=0.3)
+    with served(settings, COMMAND, **variables) as server, ThreadPoolExecutor(1) as clients:
+        (replica,) = server.pool.replicas
+        wait_until(lambda: replica.phase == "unloaded")
+        assert health(server) == (200, "ready", "unloaded")
+        drawing = clients.submit(server.draw, "slow 3", seed=3)
+        wait_until(lambda: replica.phase == "starting")
+        assert health(server) == (200, "ready", "reloading")
+        wait_until(lambda: replica.phase == "drawing")
+        assert health(server) == (200, "ready", "drawing")
+        marker.touch()
+        assert drawing.result().images[0].getpixel((0, 0)) == (3, 0, 0)
+        wait_until(lambda: replica.phase == "unloaded")
+        waiting = clients.submit(server.draw, seed=4)
+        wait_until(lambda: replica.failed_starts > 0)
+        assert health(server) == (503, "not ready", "failing")
+        wait_until(lambda: replica.phase == "waiting to restart")
+        doing = server.send("/readyz").json["workers"][0]["doing"]
+        assert doing.endswith("it cannot load the model again: the weights are gone")
+        marker.unlink()
+        assert waiting.result().images[0].getpixel((0, 0)) == (4, 0, 0), "what was accepted is drawn"
+        assert server.send("/readyz").status == 200
+
+
+def test_a_death_that_the_next_start_mends_leaves_the_server_ready(tmp_path: Path) -> None:
+    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+        (replica,) = server.pool.replicas
+        assert health(server) == (200, "ready", "idle")
+        process: Any = replica._process
+        process.kill()
+        wait_until(lambda: replica.phase == "waiting to restart")
+        assert health(server) == (200, "ready", "reloading")
+        up = server.send("/metrics").body.decode()
+        assert 'vivace_worker_up{worker="1"} 0.0' in up, "metrics tell that no worker draws now"
+        wait_until(lambda: replica.phase == "ready")
+        assert health(server) == (200, "ready", "idle")
+
+
+def test_one_of_two_workers_that_cannot_be_used_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vivace.serve")
+    marker = tmp_path / "died"
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0, gpus=("0", "1"))
+    variables = {"VIVACE_TEST_DIED": str(marker), "VIVACE_TEST_UNUSABLE": "second"}
+    with served(settings, COMMAND, **variables) as server:
+        wait_until(lambda: {"unusable", "ready"} == {each.phase.value for each in server.pool.replicas})
+        assert health(server) == (200, "ready", "idle")
+        assert "it will never draw: the weights are gone" in json.dumps(server.send("/readyz").json)
+        assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert "cannot be used: the weights are gone" in caplog.text
