@@ -93,9 +93,9 @@ class RunSettings:
             UsageError, Unsupported: there are no such places.
         """
         if self.ray is not None:
-            from vivace.benchmark.places.ray_pool import RayPool
+            from vivace.benchmark.places.ray_pool import RayNodes
 
-            return RayPool(self.ray, device)
+            return RayNodes(self.ray, device)
         assert self.gpus is not None
         return gpu_pool(gpus_of_this_host(launcher, self.gpus))
 

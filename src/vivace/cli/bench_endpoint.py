@@ -270,7 +270,7 @@ def bench_endpoint(
             settings,
             [] if rerun else earlier,
             kept.add,
-            _Progress(),
+            _LoadProgress(),
         )
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished loads are kept. To continue, run the same command:", err=True)
@@ -313,7 +313,7 @@ class _Kept:
         click.echo(render([row], "table").splitlines()[1], err=True)
 
 
-class _Progress:
+class _LoadProgress:
     """Prints the progress of a load every few seconds."""
 
     def __init__(self) -> None:

@@ -231,7 +231,7 @@ def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) 
             prepared,
             letter,
             kept,
-            _Progress(source.side.text),
+            _ProofProgress(source.side.text),
             is_read,
             lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
             again=again,
@@ -259,7 +259,7 @@ def _guarded(
     return guarded_reading(located.model.name, ReadingLimits.of(located), draw)
 
 
-class _Progress:
+class _ProofProgress:
     """Prints the progress of a side's images every few seconds."""
 
     def __init__(self, name: str) -> None:

@@ -10,7 +10,7 @@ from vivace.proofs.as_good import WitnessResult
 from vivace.proofs.by_size import SizeFigures
 from vivace.proofs.checks import ServerCheck
 from vivace.proofs.drawing import Settings
-from vivace.proofs.fast import Speed
+from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.figures import AGAINST, PairFigures, ReadImage
 from vivace.proofs.findings import ImageFinding
 from vivace.proofs.legible import Legibility
@@ -97,7 +97,7 @@ class Proof:
     good: ProofAnswer
     legibility: Legibility
     honest: ProofAnswer
-    speed: Speed
+    speed: SpeedAnswer
     fail_under: tuple[FailUnder, ...] = ()
 
     @property

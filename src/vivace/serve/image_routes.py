@@ -25,9 +25,9 @@ from vivace.serve.pool import ReplicaPool
 from vivace.serve.requests import (
     EditRequest,
     GenerationRequest,
-    ImageRequest,
+    ImageBody,
     RequestError,
-    Source,
+    RequestSource,
     jobs_of,
 )
 from vivace.serve.responses import (
@@ -43,7 +43,7 @@ from vivace.serve.settings import ModelState, ServeSettings
 LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
 """Seconds between checks whether the client of a waiting handler has gone."""
-_Request = TypeVar("_Request", bound=ImageRequest)
+_Request = TypeVar("_Request", bound=ImageBody)
 _LOADING = {"Retry-After": "5"}
 
 
@@ -106,9 +106,9 @@ def _loading() -> JSONResponse:
 
 async def _answer(
     request: Request,
-    body: ImageRequest,
+    body: ImageBody,
     state: ModelState,
-    source: Source | None = None,
+    source: RequestSource | None = None,
     notes: tuple[str, ...] = (),
 ) -> Response:
     """Draw the images of a request and return them as it asks."""
@@ -143,7 +143,7 @@ async def _answer(
     return JSONResponse(content | ({"notes": list(notes)} if notes else {}), headers=headers)
 
 
-def _accepted(request: Request, body: ImageRequest) -> str | None:
+def _accepted(request: Request, body: ImageBody) -> str | None:
     """Return the format whose bytes a client asks for by its Accept header; None for JSON or events.
 
     Raises:
@@ -168,7 +168,7 @@ def _accepted(request: Request, body: ImageRequest) -> str | None:
 
 
 def _data(
-    request: Request, body: ImageRequest, images: list[Drawn], encoded: list[EncodedImage]
+    request: Request, body: ImageBody, images: list[Drawn], encoded: list[EncodedImage]
 ) -> list[dict[str, Any]]:
     if body.response_format == "b64_json":
         return [
@@ -206,7 +206,7 @@ async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
 
 
 async def _streamed(
-    request: Request, body: ImageRequest, jobs: list[ImageJob], kind: str, notes: tuple[str, ...]
+    request: Request, body: ImageBody, jobs: list[ImageJob], kind: str, notes: tuple[str, ...]
 ) -> Response:
     """Return a stream of partial images and the finished ones.
 

@@ -13,7 +13,7 @@ import pytest
 from tests import stub_worker
 from tests.unit.benchmark.test_spread import RECIPES, TIMING, check_comparisons
 from vivace.benchmark import Run, Store, Study
-from vivace.benchmark.places.ray_pool import RayPool
+from vivace.benchmark.places.ray_pool import RayNodes
 from vivace.benchmark.progress import Silent
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Unsupported, match=r"--ray needs Ray on every node: pip install 'vivace\[ray\]'"):
-        RayPool("auto", "cpu")
+        RayNodes("auto", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_wrong_address_is_told_at_once(address: str, message: str, monkeypatch
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
     with pytest.raises(Unsupported, match=message):
-        RayPool(address, "cpu")
+        RayNodes(address, "cpu")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def bench(cluster: Any, store: Path, progress: Silent) -> Run:
     study = Study.of(
         "tiny-sd", RECIPES, num_inference_steps=2, quality=False, device="cpu", timing=TIMING, rivals=False
     )
-    with contextlib.closing(RayPool(cluster.address, "cpu", stub_worker.COMMAND)) as pool:
+    with contextlib.closing(RayNodes(cluster.address, "cpu", stub_worker.COMMAND)) as pool:
         return run_study(study, RunSettings(store=store, progress=progress, pool=pool))
 
 

@@ -78,7 +78,7 @@ class RayPlace:
         return gpu
 
 
-class RayPool:
+class RayNodes:
     """Places of a Ray cluster.
 
     Args:

@@ -98,7 +98,7 @@ class BlockForward:
         Args:
             text, image: tokens (batch, tokens, channels), in bf16.
             rope: cosines and sines (text and image tokens, pairs), in fp32.
-            modulations: (batch, vectors * channels): see `Architecture`.
+            modulations: (batch, vectors * channels): see `FusedArchitecture`.
             mask: (batch, text and image tokens), which of them are attended to; attention is in bf16 then. None: all.
             num_still: the image's last tokens, which the second row of modulations is for; of a batch of one.
         """

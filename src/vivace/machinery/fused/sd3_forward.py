@@ -15,7 +15,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
-from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
+from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.first_norm import FirstBlock
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
@@ -69,7 +69,7 @@ def _order(block: Any) -> list[int | None]:
     return [*own, *of_text, *second]
 
 
-SD3 = Architecture("gelu", double=_double, modulations=_modulations, second=_second, order=_order)
+SD3 = FusedArchitecture("gelu", double=_double, modulations=_modulations, second=_second, order=_order)
 
 
 class Sd3Forward:

@@ -33,7 +33,7 @@ _METADATA = "lora_adapter_metadata"
 
 
 @dataclass
-class _Reading:
+class _OpenLora:
     """A file while it is read."""
 
     names: LayerNames
@@ -87,7 +87,7 @@ def _read(
     if settings is not None and (problem := settings.problem()) is not None:
         raise UnusableModel(f"{name}: {problem}")
     where = "" if settings is None else settings.where
-    now = _Reading(LayerNames(pipe), settings, Account(pipe, name, metadata, len(stored), where))
+    now = _OpenLora(LayerNames(pipe), settings, Account(pipe, name, metadata, len(stored), where))
     for group in groups:
         _read_group(now, group)
     _read_with_diffusers(now, groups)
@@ -109,7 +109,7 @@ def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
     return list(groups.values())
 
 
-def _read_group(now: _Reading, group: Group) -> None:
+def _read_group(now: _OpenLora, group: Group) -> None:
     if "trigger" in group.tensors:
         now.account.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
         return
@@ -157,7 +157,7 @@ def _read_group(now: _Reading, group: Group) -> None:
         _add(now, named.component, named.places, change, group)
 
 
-def _read_with_diffusers(now: _Reading, groups: list[Group]) -> None:
+def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
     """Read the denoiser's part through diffusers, if only it knows the names and it uses every tensor."""
     denoiser, account = component_of(now.pipe, "denoiser"), now.account
     if not account.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
@@ -181,7 +181,7 @@ def _read_with_diffusers(now: _Reading, groups: list[Group]) -> None:
 
 
 def _add(
-    now: _Reading, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
+    now: _OpenLora, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
 ) -> None:
     """Take a group's change into its layers."""
     for place in places:
@@ -214,7 +214,7 @@ def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
     return True
 
 
-def _misfits(now: _Reading, named: Named, change: LoraLayer) -> str:
+def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
     """Return why a change does not fit these layers; "" if it does."""
     assert named.component is not None
     part = attribute_of(now.pipe, named.component)
@@ -240,20 +240,20 @@ def _misfits(now: _Reading, named: Named, change: LoraLayer) -> str:
     return ""
 
 
-def _is_guidance(now: _Reading, group: Group) -> bool:
+def _is_guidance(now: _OpenLora, group: Group) -> bool:
     """Whether a layer reads the guidance scale, in a model that was distilled without: a LoRA of its sibling."""
     config = getattr(component_of(now.pipe, "denoiser"), "config", {})
     return "guidance" in group.layer and config.get("guidance_embeds") is False
 
 
-def _is_embedding(now: _Reading, named: Named) -> bool:
+def _is_embedding(now: _OpenLora, named: Named) -> bool:
     import torch
 
     assert named.component is not None
     return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
 
 
-def _scale(now: _Reading, group: Group, named: Named, rank: int) -> float:
+def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
     """Return alpha / rank, from the file's tensors or from PEFT's configuration.
 
     Raises:
@@ -280,7 +280,7 @@ def _scale(now: _Reading, group: Group, named: Named, rank: int) -> float:
     return float(alpha) / rank
 
 
-def _header_settings(now: _Reading, component: Component) -> PeftSettings | None:
+def _header_settings(now: _OpenLora, component: Component) -> PeftSettings | None:
     text = now.account.metadata.get(_METADATA)
     if not text:
         return None
