@@ -8,7 +8,7 @@ from pathlib import Path
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
-from vivace.benchmark.places.spread import Pool
+from vivace.benchmark.places.spread_trials import Pool
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
@@ -93,7 +93,7 @@ class RunSettings:
             UsageError, Unsupported: there are no such places.
         """
         if self.ray is not None:
-            from vivace.benchmark.places.ray_pool import RayNodes
+            from vivace.benchmark.places.ray_nodes import RayNodes
 
             return RayNodes(self.ray, device)
         assert self.gpus is not None

@@ -12,11 +12,11 @@ from typing import Unpack
 
 from vivace.benchmark import planned
 from vivace.benchmark.comparison import Comparison, comparisons
+from vivace.benchmark.go_on_until import go_on
 from vivace.benchmark.places.local_pool import NumGpus
-from vivace.benchmark.places.spread import Pool, SpreadTrials
+from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
 from vivace.benchmark.progress import SILENT, CountingRounds, Progress
 from vivace.benchmark.quality_pass import add_figures, draw_noise_floor
-from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.runner import (
@@ -28,8 +28,8 @@ from vivace.benchmark.runner import (
 )
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
 from vivace.benchmark.stored_images import save_sources
-from vivace.benchmark.until import go_on
 from vivace.benchmark.work import add_work
+from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness

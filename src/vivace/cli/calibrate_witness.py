@@ -186,7 +186,7 @@ def _calibrate(
     device: str,
 ) -> int:
     """Score the images, choose the limit and keep it."""
-    from vivace.calibrating.calibrate import calibrate_witness
+    from vivace.calibrating.calibrate_witness import calibrate_witness
     from vivace.cli.guarded import guarded_scorers
     from vivace.measure.machine import choose_device
 
@@ -201,7 +201,7 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.calibrating.calibrate import identity_of
+    from vivace.calibrating.calibrate_witness import identity_of
     from vivace.measure.witness_limits import kept
 
     calibration = kept(identity_of(prepared.located), judge.scorer.id)

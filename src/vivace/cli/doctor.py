@@ -52,10 +52,10 @@ def doctor(
     import torch
 
     from vivace.machinery.compilation.compiled_code import code_folder
-    from vivace.measure.ceilings import MEASURED
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
-    from vivace.measure.environment import conditions, environment
     from vivace.measure.machine import choose_device, this_machine
+    from vivace.measure.measured_ceilings import MEASURED
+    from vivace.measure.this_environment import conditions, environment
     from vivace.processes.system import limitations
     from vivace.report.summary import size
 
@@ -184,7 +184,7 @@ def _claims_in_words(here: Sequence[TechniqueClaim]) -> list[str]:
 def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float) -> Ceilings | None:
     """Return the device's limits: recorded ones, or measured now on request; None without either."""
     from vivace.errors import Unsupported
-    from vivace.measure.ceilings import MEASURED, keep, known_ceilings, measure_ceilings
+    from vivace.measure.measured_ceilings import MEASURED, keep, known_ceilings, measure_ceilings
 
     if measure and facts.device not in MEASURED:
         raise Unsupported(

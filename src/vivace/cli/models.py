@@ -108,7 +108,7 @@ def _where(entry: Entry, num_bytes: int | None) -> str:
 
 
 def _export(name: str, destination: Path, as_json: bool) -> int:
-    from vivace.models.export import export
+    from vivace.models.export_embedded import export
     from vivace.report.summary import size
 
     done = export(name, destination)

@@ -15,7 +15,7 @@ from vivace.cli.spec_options import QUALITY, TIMING, WORKLOAD, SpecCommand, opti
 from vivace.cli.spec_options import FiniteFloat as FiniteFloat
 from vivace.cli.spec_options import command as command
 from vivace.errors import UsageError, WorkloadError
-from vivace.spec.tasks import TASKS
+from vivace.spec.task_names import TASKS
 from vivace.untrusted.files import read_text, user_path
 from vivace.untrusted.reading import reading
 from vivace.untrusted.terminal_text import lines_of

@@ -120,7 +120,7 @@ def _predicted(
     from vivace.errors import NoEffect
     from vivace.memory.remembered import predicted
     from vivace.recipes.resolve import resolve
-    from vivace.spec.recipe import BASELINE
+    from vivace.spec.recipe_syntax import BASELINE
 
     attempts.predicting(resolved.text)
     try:
@@ -144,7 +144,7 @@ def _fit(
     from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.recipes.resolve import resolve
     from vivace.recommendation.recorded_speeds import known_speeds
-    from vivace.spec.recipe import BASELINE
+    from vivace.spec.recipe_syntax import BASELINE
 
     does_fit, is_baseline = fits(predicted, card.num_bytes), predicted.recipe == BASELINE
     if is_baseline and (is_ranked or not does_fit):

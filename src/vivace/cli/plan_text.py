@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from vivace.hardware import Chip
     from vivace.memory.fit import RecipeChange
     from vivace.memory.predict import Prediction
-    from vivace.recommendation.answer import RecipeFigures
     from vivace.recommendation.fits_card import Fitting
+    from vivace.recommendation.recommendation import RecipeFigures
     from vivace.recommendation.recorded_speeds import Speeds
 
 

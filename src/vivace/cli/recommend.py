@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
-from vivace.spec.tasks import TASKS
+from vivace.spec.task_names import TASKS
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits

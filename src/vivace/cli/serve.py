@@ -284,7 +284,7 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
 def _best_recorded(model: str) -> tuple[str, str]:
     """Return the recipe that `vivace recommend` names, and what it rests on; the baseline if it names none."""
     from vivace.recommendation import recommend
-    from vivace.spec.recipe import BASELINE
+    from vivace.spec.recipe_syntax import BASELINE
 
     answer = recommend(model)
     if answer.recipe is None or answer.basis is None:
@@ -321,7 +321,7 @@ def _gpus(text: str | None) -> tuple[str, ...]:
     if text == "all" and (uuids := gpu_uuids()):
         return uuids
     from vivace.benchmark.places.local_pool import gpus_of_this_host
-    from vivace.benchmark.requests import WORKER
+    from vivace.benchmark.worker_requests import WORKER
     from vivace.processes.launcher import Launcher
 
     with Launcher(WORKER) as launcher:  # PyTorch counts them, in a process of its own

@@ -28,7 +28,7 @@ SETTINGS = "vivace.benchmark.run_settings:RunSettings"
 IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.search_settings:SearchSettings"
 IMAGE_SETTINGS = "vivace.proofs.drawing:Settings"
-PROOF = "vivace.proofs.sources:DrawRequest"
+PROOF = "vivace.proofs.prepare_sides:DrawRequest"
 LOAD = "vivace.proofs.side_loads:LoadRequest"
 
 

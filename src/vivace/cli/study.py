@@ -111,7 +111,7 @@ def study(
 
 def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
     """Run the study; None if it was interrupted."""
-    from vivace.cli.progress import for_this_terminal
+    from vivace.cli.progress_display import for_this_terminal
     from vivace.studies.expand import left_out
     from vivace.studies.runs import run_parts
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from vivace.errors import UnusableModel
 from vivace.models.bounds import check_numbers
-from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
+from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 from vivace.untrusted.files import read_object
 from vivace.untrusted.reading import reading
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from vivace.proofs.figures import PairFigures
+from vivace.proofs.pair_figures import PairFigures
+from vivace.proofs.prepare_sides import Prepared
 from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.sides import ComfySide, FolderSide
-from vivace.proofs.sources import Prepared
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 from vivace.stats import Equivalence, EquivalenceTest, equivalence

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.load_testing.figures import figures_of
+from vivace.load_testing.load_figures import figures_of
 from vivace.load_testing.load_report import as_dict, figure_text
-from vivace.load_testing.rows import LoadRow
+from vivace.load_testing.load_rows import LoadRow
 from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.side_loads import SideLoad
 from vivace.stats import EquivalenceTest

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from vivace.spec.recipe import print_value
+from vivace.spec.recipe_syntax import print_value
 from vivace.technique import Arithmetic, Machine, Target, Technique
 from vivace.techniques import ALIASES
 

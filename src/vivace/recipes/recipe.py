@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from vivace.errors import RecipeError
 from vivace.spec.input_errors import expectation_of
-from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
+from vivace.spec.recipe_syntax import BASELINE, RecipeSpec, TechniqueCall
 from vivace.spec.sizes import Size
 from vivace.technique import COMPONENTS, Rule, Technique
 from vivace.techniques import TECHNIQUES

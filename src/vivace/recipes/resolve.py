@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from vivace.errors import RecipeError, nearest
 from vivace.recipes.recipe import Recipe, conflicts, in_order
 from vivace.spec.input_errors import expectation_of, shorten
-from vivace.spec.recipe import BASELINE, ParsedTechnique, parse_recipe
+from vivace.spec.recipe_syntax import BASELINE, ParsedTechnique, parse_recipe
 from vivace.technique import COMPONENTS, DENOISERS, Component, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 

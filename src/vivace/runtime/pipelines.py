@@ -6,8 +6,8 @@ from typing import Any
 
 from vivace.errors import RecipeError, Unsupported, UnusableModel
 from vivace.machinery.lora.merge import merge
-from vivace.measure.environment import library_versions
 from vivace.measure.machine import this_machine
+from vivace.measure.this_environment import library_versions
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
 from vivace.models.load import load_pipeline

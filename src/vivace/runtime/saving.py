@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
-from vivace.measure.environment import environment
 from vivace.measure.machine import check_works, this_machine
-from vivace.models.export import atomic_folder, left_behind
+from vivace.measure.this_environment import environment
+from vivace.models.export_embedded import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import num_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vivace.errors import Unsupported, VivaceError
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.benchmark.places.ray_pool import check_answers
+from vivace.benchmark.places.ray_nodes import check_answers
 from vivace.errors import Unsupported, UsageError
 from vivace.serve.process import COMMAND
 from vivace.serve.ray_drawer import Order, RayReplica

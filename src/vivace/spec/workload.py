@@ -15,9 +15,9 @@ from pydantic import (
 )
 
 from vivace.spec.base import Spec
-from vivace.spec.tasks import TASKS as TASKS
-from vivace.spec.tasks import Task as Task
-from vivace.spec.tasks import TextMode as TextMode
+from vivace.spec.task_names import TASKS as TASKS
+from vivace.spec.task_names import Task as Task
+from vivace.spec.task_names import TextMode as TextMode
 
 STRENGTHS: dict[Task, float] = {"image": 0.8, "inpaint": 0.9}
 """The default strength of the tasks that have one."""

@@ -27,7 +27,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.figures import QualityPass
 from vivace.spec.input_errors import in_words
 from vivace.spec.model import Model
-from vivace.spec.recipe import RecipeSpec, unpinned
+from vivace.spec.recipe_syntax import RecipeSpec, unpinned
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload

@@ -19,7 +19,7 @@ from vivace.errors import RecipeError, UsageError, nearest
 from vivace.recipes.resolve import resolve
 from vivace.spec.base import Spec
 from vivace.spec.input_errors import expectation_of, shorten
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.study import QualityRequest, WorkloadRequest
 from vivace.spec.timing import Timing
 from vivace.studies.claims import Claim

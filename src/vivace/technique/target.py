@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.technique.anatomy import Component, attribute_of, component_of
 from vivace.technique.effect import Effect
-from vivace.technique.machine import Machine
+from vivace.technique.machine_facts import Machine
 
 if TYPE_CHECKING:
     from vivace.technique.technique import Technique

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from vivace.spec.recipe import KnobValue, TechniqueCall, print_call
+from vivace.spec.recipe_syntax import KnobValue, TechniqueCall, print_call
 from vivace.spec.sizes import Size
 from vivace.technique.anatomy import Component
 from vivace.technique.effect import Effect, Facts

@@ -33,10 +33,10 @@ from vivace.errors import NoEffect, UnusableModel
 from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.by_diffusers import adds_the_same
 from vivace.machinery.lora.changes import LoraLayers
-from vivace.machinery.lora.files import digest, locate_lora, on_hub, short_name
 from vivace.machinery.lora.hot import HotLora, attach, chosen, why_not_hot
+from vivace.machinery.lora.lora_files import digest, locate_lora, on_hub, short_name
 from vivace.machinery.lora.merge import merge_all
-from vivace.machinery.lora.read import read_lora
+from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
 from vivace.technique.anatomy import TEXT_ENCODERS

@@ -35,7 +35,7 @@ from vivace.tuning.measuring import Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.objective import Goal, Objective
 from vivace.tuning.priors import PriorSource, effects, known_sources, no_record, reported
-from vivace.tuning.proof import final_of
+from vivace.tuning.proving_final import final_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.results import Result, latest
 from vivace.tuning.samplers import Name, Sampler, sampler_of

@@ -17,7 +17,7 @@ from tests.original_layout import save_sd15
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, load_pipeline
 from vivace.models.checkpoints.codes import block_length, multiplied
-from vivace.models.checkpoints.companions import fits
+from vivace.models.checkpoints.weight_scales import fits
 from vivace.models.find import obtain
 from vivace.models.single_file import contents_of
 

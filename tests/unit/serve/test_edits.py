@@ -13,8 +13,8 @@ from PIL import Image
 
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, Served, image_of, served
-from vivace.serve.checks import LARGEST_UPLOAD
 from vivace.serve.edits import nearest_size
+from vivace.serve.request_checks import LARGEST_UPLOAD
 from vivace.serve.settings import ModelState, ServeSettings, StepTimes
 from vivace.spec.sizes import Size
 

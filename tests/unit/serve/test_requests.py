@@ -19,7 +19,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Served, image_of, served
-from vivace.serve.checks import LARGEST_BODY, LARGEST_UPLOAD
+from vivace.serve.request_checks import LARGEST_BODY, LARGEST_UPLOAD
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("fake", "baseline", max_queue=3, timeout_s=30.0)
@@ -76,7 +76,7 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None
 
 
 def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.serve.checks._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("vivace.serve.request_checks._LONGEST_PAUSE_S", 0.2)
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
     kind = "content-type: application/json"
     client.sendall(

@@ -18,7 +18,7 @@ from vivace.machinery.step_caching.split_blocks import num_blocks, split_forward
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import RecipeSpec
+from vivace.spec.recipe_syntax import RecipeSpec
 from vivace.technique import Machine
 from vivace.techniques.dual_block_cache import DualBlockCache, steps_of
 

@@ -15,7 +15,7 @@ import torch
 
 from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
-from vivace.machinery.fused.attention import attend
+from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
 from vivace.machinery.fused.exchange import Exchange
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE

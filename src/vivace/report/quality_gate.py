@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vivace.report.quality import Fidelity, KeptShare
+from vivace.report.fidelity import Fidelity, KeptShare
 from vivace.report.variety import Variety, VarietyShare
 from vivace.spec.limits import Limits
 from vivace.spec.record import HIDDEN, Record

@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import Any
 
 from vivace.measure.damage.details import resized
-from vivace.measure.quality import Pixels, match
+from vivace.measure.image_metrics import Pixels, match
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
 from vivace.proofs.endpoint import Endpoint
-from vivace.proofs.figures import ReadImage
-from vivace.proofs.findings import ImageFinding
 from vivace.proofs.http import NoAnswer
+from vivace.proofs.image_findings import ImageFinding
+from vivace.proofs.pair_figures import ReadImage
 from vivace.proofs.probes import Probe
 from vivace.proofs.same import ROUNDING_DB
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict

@@ -18,7 +18,7 @@ from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.safety import hidden_images
 from vivace.serve.editing import Editing
-from vivace.serve.energy import EnergyMeter
+from vivace.serve.energy_meter import EnergyMeter
 from vivace.serve.lora_folder import LoraFolder, fitting_loras
 from vivace.serve.memory_room import check_fits
 from vivace.serve.messages import Draw, Load, image_file

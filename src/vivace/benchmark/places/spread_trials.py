@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from vivace.benchmark.invocation import Invocation, Purpose
-from vivace.benchmark.places.jobs import Done, Job
+from vivace.benchmark.places.trial_jobs import Done, Job
 from vivace.benchmark.progress import Progress
 from vivace.benchmark.runner import images_folder, keep, sources_folder
 from vivace.benchmark.schedule import comparable, missing_rounds

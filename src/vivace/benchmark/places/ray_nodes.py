@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.places.jobs import Done, Job, rounds_of
-from vivace.benchmark.places.spread import MAX_ATTEMPTS, SpreadTrials, Ticket
-from vivace.benchmark.requests import WORKER
+from vivace.benchmark.places.spread_trials import MAX_ATTEMPTS, SpreadTrials, Ticket
+from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.stored_images import image_path
+from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import Unsupported, WorkerError
 from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment, Place

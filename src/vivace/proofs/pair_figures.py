@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.errors import VivaceError
-from vivace.measure.quality import Pixels, faults, paired_metrics, pixels
+from vivace.measure.image_metrics import Pixels, faults, paired_metrics, pixels
 from vivace.proofs.drawing import DrawJob, Settings
-from vivace.proofs.store import KeptImage
+from vivace.proofs.proof_store import KeptImage
 from vivace.proofs.witnesses import statistics_of
 from vivace.untrusted.image_files import open_image
 
@@ -25,7 +25,7 @@ class ReadImage:
     Attributes:
         size: width and height; None if there is no image.
         digest: of its pixels.
-        faults: e.g. "black"; see `measure.quality.faults`.
+        faults: e.g. "black"; see `measure.image_metrics.faults`.
         reason: why there is no image; "" if there is one.
         scores: how well it fits its prompt and the other prompts, by the names of models: (own, others).
     """

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
     from vivace.runtime.session import Session
-    from vivace.spec.tasks import Task
+    from vivace.spec.task_names import Task
 
 
 def load(model: str, recipe: str = "baseline", *, device: str = "auto", task: Task | None = None) -> Session:

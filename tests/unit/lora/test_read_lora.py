@@ -13,7 +13,7 @@ from tests.flow_models import pipeline
 from vivace.errors import UnusableModel
 from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.merge import merge, merge_all
-from vivace.machinery.lora.read import read_lora
+from vivace.machinery.lora.read_lora import read_lora
 
 RANK, ALPHA = 4, 2.0
 Expected = dict[str, torch.Tensor]

@@ -15,7 +15,12 @@ import vivace
 from tests.families import FAMILIES, STEPS, build, draw, drawn, modules, session, upcasting
 from vivace.errors import RecipeError
 from vivace.machinery.offloading import pinned_memory, prefetch
-from vivace.machinery.offloading.layers import LayerOffloader, is_moved_by_layer, layers_of, layers_to_keep
+from vivace.machinery.offloading.layer_offloader import (
+    LayerOffloader,
+    is_moved_by_layer,
+    layers_of,
+    layers_to_keep,
+)
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
 from vivace.machinery.offloading.prefetch import Prefetcher, _Batch
 from vivace.technique import Machine

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests import stub_worker
-from tests.unit.benchmark.test_spread import RECIPES, TIMING, check_comparisons
+from tests.unit.benchmark.test_spread_trials import RECIPES, TIMING, check_comparisons
 from vivace.benchmark import Run, Store, Study
-from vivace.benchmark.places.ray_pool import RayNodes
+from vivace.benchmark.places.ray_nodes import RayNodes
 from vivace.benchmark.progress import Silent
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
@@ -134,7 +134,8 @@ def test_a_node_ends_and_its_trials_run_elsewhere(cluster: Any, tmp_path: Path) 
     again.lost = "nothing"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(
-            "vivace.benchmark.places.spread.SpreadTrials.take", lambda *_: pytest.fail("measured again")
+            "vivace.benchmark.places.spread_trials.SpreadTrials.take",
+            lambda *_: pytest.fail("measured again"),
         )
         repeated = bench(cluster, tmp_path / "store", again)
     assert not again.ended

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.load_testing.rows import DONE, LoadRow
+from vivace.load_testing.load_rows import DONE, LoadRow
 from vivace.stats.block_bootstrap import block_interval, block_length, block_ratio
 from vivace.stats.intervals import Interval
 

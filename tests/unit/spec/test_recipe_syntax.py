@@ -5,7 +5,7 @@ import pytest
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import MAX_LENGTH, RecipeSpec, TechniqueCall, short_form, unpinned
+from vivace.spec.recipe_syntax import MAX_LENGTH, RecipeSpec, TechniqueCall, short_form, unpinned
 from vivace.techniques.steps import Steps
 
 

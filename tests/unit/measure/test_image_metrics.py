@@ -12,7 +12,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcesso
 import vivace
 from vivace.errors import UnknownModel, UsageError
 from vivace.measure.folders import compare, pair
-from vivace.measure.quality import (
+from vivace.measure.image_metrics import (
     colourfulness,
     entropy_bits,
     faults,

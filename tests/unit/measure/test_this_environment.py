@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from vivace.measure.environment import source_revision
+from vivace.measure.this_environment import source_revision
 
 
 def git(root: Path, *arguments: str) -> str:

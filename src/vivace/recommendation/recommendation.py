@@ -201,6 +201,6 @@ class Recommendation(Spec):
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
-        from vivace.recommendation.answer_text import text_of
+        from vivace.recommendation.recommendation_text import text_of
 
         return text_of(self)

@@ -11,7 +11,7 @@ from vivace.report.paragraphs import command_lines, few, labelled
 from vivace.report.summary import plus_minus, ratio, seconds, size
 
 if TYPE_CHECKING:
-    from vivace.recommendation.answer import RecipeFigures, Recommendation
+    from vivace.recommendation.recommendation import RecipeFigures, Recommendation
 
 _LABEL = 12
 _MOST = 3

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from vivace.errors import Unsupported, UsageError
-from vivace.load_testing.exchange import ExchangeFailed, exchange
+from vivace.load_testing.http_exchange import ExchangeFailed, exchange
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.terminal_text import plain
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.places.jobs import Done
-from vivace.benchmark.places.spread import SpreadTrials
-from vivace.cli import progress as shown
-from vivace.cli.progress import PlainProgress, TerminalProgress, result, title
+from vivace.benchmark.places.spread_trials import SpreadTrials
+from vivace.benchmark.places.trial_jobs import Done
+from vivace.cli import progress_display as shown
+from vivace.cli.progress_display import PlainProgress, TerminalProgress, result, title
 from vivace.spec.environment import Place
 from vivace.spec.record import Outcome
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vivace.measure.quality import match, thumbnail
-from vivace.proofs.figures import PairFigures, ReadImage
+from vivace.measure.image_metrics import match, thumbnail
+from vivace.proofs.pair_figures import PairFigures, ReadImage
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS

@@ -201,7 +201,7 @@ class Prepared:
         is_read: Callable[[], None] = lambda: None,
         on_note: OnNote = lambda text: None,
     ) -> Drawer:
-        from vivace.proofs.recipe import RecipeOnModel
+        from vivace.proofs.recipe_drawer import RecipeOnModel
         from vivace.runtime.request import checked_request
 
         prepared = checked_request(side.model, side.recipe, prompts=list(self.prompts), **settings.call)

@@ -6,8 +6,8 @@ import pytest
 
 from tests.make import make_environment
 from vivace.errors import OutputError
-from vivace.measure import ceilings as module
-from vivace.measure.ceilings import keep, known_ceilings, measure_ceilings
+from vivace.measure import measured_ceilings as module
+from vivace.measure.measured_ceilings import keep, known_ceilings, measure_ceilings
 from vivace.spec.ceilings import Ceiling, Ceilings
 
 

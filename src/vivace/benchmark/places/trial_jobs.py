@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.requests import RoundRequest
+from vivace.benchmark.worker_requests import RoundRequest
 from vivace.models.reading_limits import complaint
 from vivace.processes.launcher import Ending, Launcher, last_line
 from vivace.spec.base import Spec

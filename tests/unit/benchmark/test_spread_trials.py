@@ -15,13 +15,13 @@ import pytest
 from tests import stub_worker
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark import Run, Store, Study, Timing
-from vivace.benchmark.places.jobs import Done
 from vivace.benchmark.places.local_pool import LocalPool
-from vivace.benchmark.places.spread import MAX_ATTEMPTS, SpreadTrials, Ticket
+from vivace.benchmark.places.spread_trials import MAX_ATTEMPTS, SpreadTrials, Ticket
+from vivace.benchmark.places.trial_jobs import Done
 from vivace.benchmark.progress import Silent
-from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
+from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import UsageError, WorkerError
 from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment, Place

@@ -10,7 +10,7 @@ from vivace.calibrating.images import CalibrationImages, OnImage
 from vivace.calibrating.limit import choose_limit
 from vivace.calibrating.scores import score_images
 from vivace.measure.damage import DamageKind
-from vivace.measure.environment import environment
+from vivace.measure.this_environment import environment
 from vivace.measure.witness_limits import keep
 from vivace.models.find import LocatedModel
 from vivace.models.judges import LocatedJudge

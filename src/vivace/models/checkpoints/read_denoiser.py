@@ -13,8 +13,8 @@ from typing import Any
 
 from vivace.errors import UnusableModel
 from vivace.models.checkpoints.codes import Codes, from_mxfp8, from_nvfp4, multiplied, padded_shape
-from vivace.models.checkpoints.companions import is_marker
 from vivace.models.checkpoints.layout import OriginalTensor, original_layout
+from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.gguf_file import SUFFIX, read_gguf_tensors
 from vivace.models.headers import read_header
 
