@@ -27,14 +27,14 @@ class RunSettings:
         progress: receives events while rounds run.
         command: the command line to store with the run; None for the equivalent `vivace bench`.
         launcher: a running launcher; None to start one.
-        gpus: spread the trials over so many GPUs of this host, or "all"; each measures its own baseline.
+        gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
         deadline: by which it has to end, with what has been measured; in one place only.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
             what the machine did meanwhile is taken off, or widens the interval. In one place only.
         until: go on beyond the study's rounds until each recipe has one of these answers; in one place only.
-        max_minutes: with `until`: no more rounds that would end later.
+        max_minutes: with `until`, start no round that would end later.
         purpose: what the run is for, as the store keeps it.
         plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; takes seconds.
     """

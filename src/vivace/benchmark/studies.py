@@ -73,13 +73,13 @@ def bench(
         rerun: measure stored rounds again.
         progress: receives events while rounds run.
         launcher: a running launcher; None to start one.
-        gpus: spread the trials over so many GPUs of this host, or "all"; each measures its own baseline.
+        gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
             what the machine did meanwhile is taken off, or widens the interval. In one place only.
         until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
             several with | between them. `Run.answers` has them.
-        max_minutes: with `until`: no more rounds that would end later.
+        max_minutes: with `until`, start no round that would end later.
         plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; `Run.planned` has the
             predictions. Takes seconds.
         fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.spec.study), e.g. `prompts=[...]`,

@@ -93,21 +93,21 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--until",
     callback=parse_until,
     metavar="ANSWER[|ANSWER...]",
-    help="Go on beyond --rounds until each recipe has an answer: faster, slower, same 3%, or e.g. 'faster|same 3%'.",
+    help="Keep measuring beyond --rounds until each recipe has an answer: faster, slower, same 3%, or e.g. "
+    "'faster|same 3%'.",
 )
 @click.option(
     "--max-minutes",
     type=options.FiniteFloat(0.1, 100_000),
     default=60.0,
     show_default=True,
-    help="With --until: no more rounds that would end later.",
+    help="With --until: start no round that would end later.",
 )
 @click.option(
     "--canaries/--no-canaries",
     default=True,
     show_default=True,
-    help="In each round, time the baseline briefly once more in its own process, to see how the machine "
-    "moves.",
+    help="In each round, also time the baseline briefly in a process of its own, to follow the machine's speed.",
 )
 @options.warmup
 @options.timeout

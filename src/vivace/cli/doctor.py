@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     type=options.FiniteFloat(1, 3600),
     default=60.0,
     show_default=True,
-    help="With --measure: no further measurement starts after so many seconds.",
+    help="With --measure: no further measurement starts after this many seconds.",
 )
 @options.threads
 @options.as_json
 def doctor(
     device: str, measure: bool, rerun: bool, time_limit: float, threads: int | None, as_json: bool
 ) -> int:
-    """Show what this machine can run, on what evidence, and which dtypes are slow on it.
+    """Show what this machine can run, the evidence for it, and which dtypes are slow here.
 
     For each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or
     was only compiled for this GPU; or has no record; or is refused.

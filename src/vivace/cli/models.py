@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 @options.as_json
 def models(export: tuple[str, Path] | None, as_json: bool) -> int:
-    """List the models that have a name, or export an embedded one.
+    """List the models that vivace knows by name, or export an embedded one.
 
     \b
         vivace models --export tiny-sd my-model

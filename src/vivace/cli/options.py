@@ -115,7 +115,7 @@ price = click.option(
     "--price-per-hour",
     type=FiniteFloat(0, 1_000_000, min_open=True),
     metavar="PRICE",
-    help="Price of an hour of this machine, in any currency: adds what 1,000 images cost.",
+    help="Price of an hour of this machine, in any currency: adds the cost of 1,000 images.",
 )
 
 
@@ -199,7 +199,8 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
 task = click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What images are made from; default: by the files. Without files: images that ship with vivace.",
+    help="What images are made from; default: decided by the files. Without files, images that ship with vivace are "
+    "used.",
 )
 
 
@@ -222,13 +223,13 @@ def source_images(
         with_task: add the option for the task, for commands that need no files.
         drawn: the images exist already, so that nothing is left to say but what they were made from.
     """
-    more = f" Repeat for one for each {each}." if several else ""
+    more = f" Repeat to give each {each} its own." if several else ""
     kinds = _FILES[:2] if drawn else _FILES
     names = {f"--{kind[:-1]}": kind for kind in kinds}
     helps = {
-        "--image": "Source image: image-to-image; with --mask, inpainting; edited by models for that.",
-        "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
-        "--control": "Image that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
+        "--image": "Source image: for image-to-image, for inpainting (with --mask), or for models that edit.",
+        "--mask": "Mask for --image, of the same size: white is repainted, black stays.",
+        "--control": "Image that the ControlNet follows, of the kind it was trained on: edges, depth, ...",
     }
     options = [task] if with_task else []
     options += [
@@ -353,13 +354,14 @@ def places(function: Callable[..., int]) -> Callable[..., int]:
     ray = click.option(
         "--ray",
         metavar="ADDRESS",
-        help="Spread the recipes over a Ray cluster: HOST:PORT, auto for this host's own, local to start one here.",
+        help="Spread the recipes over a Ray cluster: HOST:PORT, auto for the one of this host, local to start one "
+        "here.",
     )
     gpus = click.option(
         "--gpus",
         callback=parse_gpus,
         metavar="N|all",
-        help="Spread the recipes over so many GPUs of this host; each measures its own baseline and has its own "
+        help="Spread the recipes over this many GPUs of this host; each measures its own baseline and has its own "
         "table.",
     )
     return gpus(ray(function))

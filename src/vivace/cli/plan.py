@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     "--card",
     callback=parse_card,
     metavar="GB|NAME",
-    help="Find changes that make it fit a card of this size, or this one; default: that of --gpu, else this machine's.",
+    help="Card to fit, by size or name; changes are proposed where the model does not fit. Default: that of --gpu, "
+    "else this machine's.",
 )
 @click.option(
     "--gpu",
     metavar="NAME",
-    help="GPU whose data sheet limits the time, such as H100; default: that of --card, else this machine's.",
+    help="GPU whose data sheet gives the shortest time, such as H100; default: that of --card, else this machine's.",
 )
 @options.as_json
 def plan(
@@ -61,9 +62,9 @@ def plan(
 ) -> int:
     """Predict the GPU memory and the operations of a recipe without loading the model.
 
-    Shows which cards the model fits and, for a card that is too small, what to change; and the least time that the
-    operations take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format, or
-    a .safetensors file.
+    Shows which cards the model fits and, for a card that is too small, what to change; and the shortest time that the
+    operations can take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format,
+    or a .safetensors file.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8

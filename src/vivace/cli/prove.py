@@ -141,7 +141,7 @@ def parse_sizes(
     metavar="DIR",
     help="Likewise, on B.",
 )
-@click.option("--reuse", is_flag=True, help="Take the images of an earlier run that ended, too.")
+@click.option("--reuse", is_flag=True, help="Also reuse the images of an earlier run that has ended.")
 @options.device
 @options.threads
 @options.store

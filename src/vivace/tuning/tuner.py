@@ -103,7 +103,7 @@ def tune(
         trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
             searched where the store's records of that model keep the quality.
         request: size, steps and prompts; None for the model's own.
-        gpus: screen and judge on so many GPUs of this host; the final runs on one.
+        gpus: screen and judge on this many GPUs of this host; the final runs on one.
         price_per_hour: of this machine, in any currency: the answer says what images cost.
         seed: of the search's own randomness.
         watcher, progress: observers of the search.
