@@ -313,7 +313,9 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     with reading(f"{parameter.opts[0]} {value}", UsageError):
         key = read_text(user_path(value), 10_000).strip()
     if not key or not key.isascii() or any(character.isspace() for character in key):
-        raise UsageError(f"{parameter.opts[0]} {value}: it holds no key, which is one word on one line")
+        raise UsageError(
+            f"{parameter.opts[0]} {value}: it has no key in it; write the key as one word on one line"
+        )
     return key
 
 

@@ -84,7 +84,7 @@ def warm(
 
     prepared = checked_request(model or "tiny-sd", recipe or "compile", workload=workload)
     if prepared.recipe.announced_sizes and (workload.height is not None or workload.width is not None):
-        raise click.UsageError("the recipe announces its sizes; leave out --height and --width.")
+        raise click.UsageError("the recipe has its own sizes; leave out --height and --width.")
     chosen = threads if threads is not None else default_threads(prepared.located)
     return guarded(prepared.located, lambda is_read: _compile(prepared, device, chosen, output, is_read))
 

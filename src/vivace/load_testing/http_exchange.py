@@ -111,7 +111,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
         line = (await reader.readuntil(b"\r\n")).split(b";")[0].strip()
         length = int(line, 16)
         if length < 0:
-            raise ValueError("a chunk of less than nothing")
+            raise ValueError("a chunk has a negative length")
         _check_size(len(content) + length)
         content += await reader.readexactly(length)
         if length == 0:

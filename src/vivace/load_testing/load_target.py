@@ -137,7 +137,7 @@ async def with_model(target: LoadTarget) -> LoadTarget:
     except ExchangeFailed as error:
         raise Unsupported(f"{target.url}: {error.kind} ({error}); is the server running?") from None
     if reply.status in (401, 403):
-        raise Unsupported(f"{target.url} wants a key (HTTP {reply.status}); give --api-key-file FILE")
+        raise Unsupported(f"{target.url} needs a key (HTTP {reply.status}); give --api-key-file FILE")
     entries = _entries(reply.content) if reply.status == 200 else []
     if target.model is None and len(entries) > 1:
         names = ", ".join(plain(str(entry["id"]))[:100] for entry in entries[:10])

@@ -81,7 +81,7 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
         if not name.isidentifier():
             # It would be a path, which may lead out of the folder.
             raise UnusableModel(
-                f"{label} has a component named {name[:80]!r} in its {INDEX}, which is no name"
+                f"{label} has a component named {name[:80]!r} in its {INDEX}, which is not a valid name"
             )
     return content
 

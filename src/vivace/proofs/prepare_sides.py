@@ -278,7 +278,7 @@ def _check(prepared: Prepared, source: ImageSource) -> None:
     """Raise an error for an invalid side before anything is drawn."""
     if source.draws and not prepared.knows_prompts:
         raise UsageError(
-            f"{source.side.text}: what to draw? The folder's images do not say their prompts; add --prompts FILE"
+            f"{source.side.text}: the folder's images do not say their prompts; add --prompts FILE"
         )
     if isinstance(source.side, RecipeSide):
         prepared.check_sizes(source.side)

@@ -159,7 +159,7 @@ class ProofStore:
             for text in whole.splitlines():
                 line = parse_json(text)
                 if not isinstance(line, dict) or not isinstance(line.get("key"), str):
-                    raise ValueError("a line is no record of an image")
+                    raise ValueError("a line is not a record of an image")
                 yield line
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} cannot be read: {error}; remove its folder to begin anew") from error

@@ -69,7 +69,7 @@ def check_loads(prepared: Prepared, request: LoadRequest) -> None:
     for letter, source, folder in _aiperf(prepared, request):
         if not isinstance(source.side, EndpointSide):
             raise UsageError(
-                f"--aiperf-{letter}: {letter.upper()} is no images endpoint, but {source.side.text}"
+                f"--aiperf-{letter}: {letter.upper()} is not an images endpoint but {source.side.text}"
             )
         read_aiperf(folder, source.side.text, None)
 

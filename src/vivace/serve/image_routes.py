@@ -115,7 +115,7 @@ async def _answer(
     settings: ServeSettings = request.app.state.settings
     if request.query_params:
         name = next(iter(request.query_params))[:100]
-        raise RequestError(name, f"{name} is in the address, where nothing is read; give it in the body")
+        raise RequestError(name, f"{name} is in the URL, whose parameters are not read; send it in the body")
     accepted = _accepted(request, body)
     jobs = jobs_of(body, settings, state, source)
     if settings.logs_prompts:

@@ -247,7 +247,7 @@ def _guidance(request: ImageBody, state: ModelState, takes: frozenset[str]) -> d
         if scale is not None and scale <= state.guided_above:
             raise RequestError(
                 "negative_prompt",
-                f"it has no effect at guidance_scale {scale:g}, above {state.guided_above:g} it has",
+                f"it has no effect at guidance_scale {scale:g}; give more than {state.guided_above:g}, or leave it out",
             )
         call["negative_prompt"] = request.negative_prompt
     return call
@@ -257,7 +257,7 @@ def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> Req
     if not request.loras:
         return None
     if len(request.loras) > 1:
-        raise RequestError("loras", "one LoRA at a time is served here")
+        raise RequestError("loras", "this server applies one LoRA at a time")
     (lora,) = request.loras
     path = settings.loras.get(lora.name)
     if path is None:

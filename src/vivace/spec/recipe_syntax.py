@@ -166,7 +166,7 @@ def _parse_technique(text: str, lo: int, hi: int) -> ParsedTechnique:
     lo, hi = _strip(text, lo, hi)
     if lo == hi:
         position = min(lo, max(0, len(text) - 1))
-        raise RecipeError("a technique is missing here (nothing between two '+')", text, position)
+        raise RecipeError("a technique is missing here (there is nothing between two '+')", text, position)
     halves = list(_split(text, lo, hi, "@"))
     if len(halves) > 2:
         raise RecipeError(

@@ -129,7 +129,7 @@ class Part(Spec):
 
         for name in names:
             if name not in FIGURES:
-                raise ValueError(f"{name!r} is no figure{nearest(name, FIGURES)} ({', '.join(FIGURES)})")
+                raise ValueError(f"{name!r} is not a figure{nearest(name, FIGURES)} ({', '.join(FIGURES)})")
         return names
 
 

@@ -165,7 +165,7 @@ class Lora(Technique):
             NoEffect: the scale is 0.
         """
         if not self.scale:
-            raise NoEffect(f"scale=0 adds nothing of {self.path}; leave it out", already_so=True)
+            raise NoEffect(f"scale=0 adds nothing from {self.path}; leave it out", already_so=True)
         changed: dict[str, int | float | str] = {
             f"{component}.merged_layers": len(part)
             for component, part in chosen(read.layers, self.targets).items()

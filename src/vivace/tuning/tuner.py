@@ -154,7 +154,8 @@ def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tun
     trusted_model = settings.trust_quality_of
     if trusted_model is not None and not located.model.is_synthetic:
         raise UsageError(
-            f"--trust-quality-of {trusted_model}: the quality of {model} is judged itself; leave it out"
+            f"--trust-quality-of {trusted_model}: {model} has trained weights, so its own images are judged; leave it "
+            f"out"
         )
     judge = settings.judge(located)
     objective = settings.objective(judge)

@@ -135,7 +135,7 @@ def test_v_prediction_of_sd_15_starts_from_pure_noise(file: Path) -> None:
     [
         (("v_pred",), {"modelspec.prediction_type": "epsilon"}, "contradicts itself on what it predicts"),
         ((), {"modelspec.prediction_type": "v", "ss_v_parameterization": "False"}, "contradicts itself"),
-        ((), {"modelspec.prediction_type": "sample"}, "predicts 'sample' by its metadata"),
+        ((), {"modelspec.prediction_type": "sample"}, "that it predicts 'sample'"),
         ((), {"ss_v_parameterization": "perhaps"}, "neither True nor False"),
         (("edm_vpred.sigma_max",), {}, "is CosXL"),
     ],

@@ -53,8 +53,8 @@ def described(**settings: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"weight_scale": torch.tensor(NAN)}, f"{LAYER}.weight_scale has values that are no finite numbers"),
-        ({"weight_scale": torch.tensor([0.1] * 7 + [float("inf")])}, "weight_scale has values that are no"),
+        ({"weight_scale": torch.tensor(NAN)}, f"{LAYER}.weight_scale has values that are not finite"),
+        ({"weight_scale": torch.tensor([0.1] * 7 + [float("inf")])}, "weight_scale has values that are not"),
         ({"weight_scale": torch.tensor(1e38)}, f"{LAYER}.weight times {LAYER}.weight_scale is not finite"),
         ({"weight_scale": torch.tensor(0.0)}, f"{LAYER}.weight_scale is 0 where {LAYER}.weight is not"),
         ({"weight": torch.full((8, 8), NAN).to(FP8)}, f"{LAYER}.weight times {LAYER}.weight_scale is not"),

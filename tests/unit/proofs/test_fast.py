@@ -141,7 +141,7 @@ def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> 
 def test_loads_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither A nor B is an images endpoint"):
         raise prove(tmp_path, SHAPES, SHAPES, "--requests", "8").exception
-    with pytest.raises(UsageError, match="--aiperf-b: B is no images endpoint, but python"):
+    with pytest.raises(UsageError, match="--aiperf-b: B is not an images endpoint but python"):
         raise prove(tmp_path, SHAPES, SHAPES, "--aiperf-b", str(tmp_path)).exception
     with serving() as server, pytest.raises(StoreError, match="holds no run of AIPerf"):
         raise prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(tmp_path)).exception

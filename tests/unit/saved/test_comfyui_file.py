@@ -196,7 +196,7 @@ def test_an_existing_file_and_other_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists and was not changed"):
         written("tiny-sd", "bf16", taken_path)
     assert taken_path.read_bytes() == b"mine"
-    with pytest.raises(UsageError, match=r"no name of a \.safetensors file"):
+    with pytest.raises(UsageError, match=r"does not end in \.safetensors"):
         written("tiny-sd", "bf16", tmp_path / "unet.ckpt")
     with pytest.raises(UsageError, match="random weights"):
         written("synthetic:sd15", "bf16", tmp_path / "other.safetensors")

@@ -130,8 +130,8 @@ def test_headers_that_do_not_come_are_not_waited_for(plain: Served, monkeypatch:
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "a number of 5000 digits is too long"),
         (b'{"prompt": ' + b"[" * 100_000, "it is nested too deeply"),
         (b'{"prompt": "\xff"}', "its text is not UTF-8"),
-        (b"", "the body is no JSON: Expecting value"),
-        (b"[]", "the body is no JSON object"),
+        (b"", "the body is not JSON: Expecting value"),
+        (b"[]", "the body is not a JSON object"),
         (b'{"prompt": "a", "loras": [{"name": "a", "' + b"k" * 9000 + b'": 1}]}', "loras.0.kkk"),
     ],
 )
@@ -169,7 +169,7 @@ def test_the_type_that_a_client_prefers_is_sent(plain: Served, accept: str, kind
 def test_types_that_are_not_made_are_refused(plain: Served) -> None:
     answer = plain.send(PATH, {"prompt": "x"}, {"accept": "image/gif"})
     assert answer.status == 406
-    assert "names no type that is made here; image/png, image/jpeg, image/webp are" in answer.message
+    assert "none of the types that this server sends: image/png, image/jpeg, image/webp" in answer.message
 
 
 def test_probes_may_ask_by_head(plain: Served) -> None:
@@ -192,7 +192,7 @@ def test_pages_of_other_sites_draw_nothing(plain: Served) -> None:
 def test_the_address_of_a_request_has_no_parameters(plain: Served) -> None:
     answer = plain.send(f"{PATH}?seed=3", {"prompt": "x"})
     assert (answer.status, answer.json["error"]["param"]) == (400, "seed")
-    assert "nothing is read; give it in the body" in answer.message
+    assert "whose parameters are not read; send it in the body" in answer.message
 
 
 def test_bytes_of_an_image_are_of_one_image(plain: Served) -> None:

@@ -215,7 +215,7 @@ def check_answers(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Unsupported(
-            f"--ray {address}: give HOST:PORT of the cluster's head (ray's own is 6379), auto, or local"
+            f"--ray {address}: give HOST:PORT of the cluster's head (Ray's default port is 6379), auto, or local"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()

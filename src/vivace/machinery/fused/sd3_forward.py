@@ -103,7 +103,7 @@ class Sd3Forward:
         refuse_controlnet(block_controlnet_hidden_states)
         if skip_layers:
             raise Unsupported(
-                "fused: the fused blocks are computed all of them, and this call skips some (skip_guidance_layers); "
+                "fused: every fused block is computed, and this call skips some (skip_guidance_layers); "
                 "leave fused out, or call without skip-layer guidance"
             )
         refuse_extras(joint_attention_kwargs)

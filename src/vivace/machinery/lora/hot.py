@@ -190,7 +190,7 @@ class HotLora:
         rank = layers.rank
         if rank > self.max_rank:
             raise Unsupported(
-                f"{path} has rank {rank}, and rank {self.max_rank} was announced; load with "
+                f"{path} has rank {rank}, and slots were reserved for rank {self.max_rank}; load with "
                 f"lora(PATH, hot=True, max_rank={rank})"
             )
 

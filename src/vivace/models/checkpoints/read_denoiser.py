@@ -121,7 +121,7 @@ def _decoded(path: Path, file: Any, name: str, codes: Codes) -> Any:
     damaged = "; the file is damaged, or was not made right"
     for own, numbers in scales.items():
         if numbers.is_floating_point() and not numbers.float().isfinite().all():
-            raise UnusableModel(f"{path}: {own} has values that are no finite numbers{damaged}")
+            raise UnusableModel(f"{path}: {own} has values that are not finite{damaged}")
     if not values.isfinite().all():
         raise UnusableModel(f"{path}: {name} times {codes.scale} is not finite everywhere{damaged}")
     if is_lost:
