@@ -105,7 +105,7 @@ def test_a_description_of_something_else(change: dict[str, Any], problem: str) -
         ({"class": "dict", "fields": FP32 | {"reduce_range": "yes"}}, "its attribute 'reduce_range' is str"),
         ({"class": "dict", "fields": FP32 | {"hook": None}}, "its attribute 'hook' is NoneType"),
         ({"class": "dict", "fields": {}}, "it is dequantised to None"),
-        ([], "no object"),
+        ([], "not an object"),
     ],
 )
 def test_attributes_of_something_else(attributes: Any, problem: str) -> None:
