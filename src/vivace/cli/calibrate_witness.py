@@ -244,7 +244,7 @@ def _is_detected(row: SeenDamage, calibration: WitnessCalibration) -> bool:
 
 
 def _seen(row: SeenDamage, grade: int) -> str:
-    """Return the grade from which on damage is detected. What failed here may pass in another run of as few prompts."""
+    """Return the lowest grade from which damage is detected. With so few prompts, another run may differ."""
     if row.seen_from is None:
         return f"{row.damage} of {row.strengths[grade - 1]:g} {row.unit} here, but not in nine of ten runs"
     return f"{row.damage} from {row.seen_from:g} {row.unit}"

@@ -138,7 +138,7 @@ def doctor(
 
 
 def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
-    """Return what is known of each technique on this device, and what prevents knowing it."""
+    """Return the evidence for each technique on this device, and why some evidence cannot be read."""
     from vivace.benchmark.store import DEFAULT_STORE
     from vivace.errors import StoreError
     from vivace.evidence.committed import committed_tables

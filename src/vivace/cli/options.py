@@ -205,7 +205,7 @@ task = click.option(
 
 
 Sources = dict[str, Any]
-"""What a call starts from: fields of `WorkloadRequest`, as `pictures` adds them."""
+"""The source images of a call: fields of `WorkloadRequest`, as `source_images` adds them."""
 _FILES = ("images", "masks", "controls")
 _HOW_TO_DRAW = (
     option(WORKLOAD, "strength", metavar="FLOAT"),
@@ -221,7 +221,7 @@ def source_images(
     Args:
         several: each file option may be repeated, one for `each` prompt.
         with_task: add the option for the task, for commands that need no files.
-        drawn: the images exist already, so that nothing is left to say but what they were made from.
+        drawn: the images exist already, so that only their source images can be named.
     """
     more = f" Repeat to give each {each} its own." if several else ""
     kinds = _FILES[:2] if drawn else _FILES

@@ -117,7 +117,7 @@ def _plan(
 def _predicted(
     weightless: Weightless, resolved: Recipe, options: dict[str, Any], attempts: Attempts
 ) -> Prediction:
-    """Return the prediction of a recipe; of the model as published, where the recipe changes nothing."""
+    """Return the prediction of a recipe, or of the baseline where the recipe changes nothing."""
     from vivace.errors import NoEffect
     from vivace.memory.remembered import predicted
     from vivace.recipes.resolve import resolve
@@ -137,7 +137,7 @@ def _predicted(
 def _fit(
     weightless: Weightless, predicted: Prediction, card: CardMemory, attempts: Attempts, is_ranked: bool
 ) -> CardFit:
-    """Return what fits a card: by the ranking of records and estimates, else by one change after the other.
+    """Return recipes that fit a card: ranked by records and estimates, else one change after the other.
 
     Args:
         is_ranked: whether to rank what is faster, too, where the model fits as it is published.
@@ -165,7 +165,7 @@ def _fit(
 def _ranking(
     weightless: Weightless, published: Prediction, card: CardMemory, attempts: Attempts
 ) -> CardFit | None:
-    """Return what fits a card by the ranking; None where nothing of it does."""
+    """Return the ranked recipes that fit a card; None if none does."""
     from vivace.memory.fit import RecipeChange, use_free_memory
     from vivace.recommendation.fits_card import fitting
     from vivace.recommendation.predicted_tables import Card as Limit

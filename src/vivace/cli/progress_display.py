@@ -40,7 +40,7 @@ _QUALITY_EVERY_S = 10.0  # between lines about the quality pass, where there is 
 
 
 def title(trial: Trial) -> str:
-    """Return what the trials of a comparison have in common: the model, a task other than text, a batch above 1."""
+    """Return the common part of the trials of a comparison: the model, a task other than text, a batch above 1."""
     workload = trial.workload
     task = f", {workload.task_in_words}" if workload.task != "text" else ""
     return trial.model.name + task + (f", batch {workload.batch}" if workload.batch > 1 else "")
@@ -86,7 +86,7 @@ class _RoundCount:
         click.echo(line, err=True)
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Describe what the quality pass does, when that changes, and every 10 s how far it is."""
+        """Print the phase of the quality pass when it changes, and its progress every 10 s."""
         now = time.monotonic()
         if what != self._quality:
             self._begin_quality(what, done)
@@ -128,7 +128,7 @@ class _RoundCount:
         self.has_measured = True
 
     def count_again(self, event: dict[str, Any]) -> None:
-        """Take back the rounds that a lost place returned and that another place measures again."""
+        """Subtract the rounds of a lost place, which another place measures again."""
         again: dict[int, int] = event.get("again", {})
         self.done -= sum(again.values())
         self._begun.subtract(again)
@@ -226,7 +226,7 @@ class TerminalProgress(_RoundCount):
         self._bar.stop()
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Show what the quality pass does."""
+        """Show the phase of the quality pass."""
         if what != self._quality:
             self._begin_quality(what, done)
             if self._task is not None:

@@ -292,7 +292,7 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
 
 
 def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the recipe that `vivace recommend` names, and what it rests on; the baseline if it names none."""
+    """Return the recipe that `vivace recommend` names, with its evidence; the baseline if it names none."""
     from vivace.recommendation import recommend
     from vivace.spec.recipe_syntax import BASELINE
 

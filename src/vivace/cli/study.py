@@ -129,7 +129,7 @@ def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings)
 def _recorded(
     file: StudyFile, record: Path, tiny: bool, models: Sequence[str], parts: Sequence[str]
 ) -> StudyRun:
-    """Return what a record holds of a study; it says itself whether its models had random weights."""
+    """Return the runs of a study in a record, which says whether its models had random weights."""
     from vivace.studies.expand import expand
     from vivace.studies.sittings import read_sittings, run_of
 

@@ -171,7 +171,7 @@ def tune(model: str, settings: SearchSettings, explain: bool, output: Path | Non
 
 
 class SearchDisplay:
-    """Prints a line for each result on standard error: the best so far, and what is left."""
+    """Prints a line for each result on standard error: the best so far, and the time left."""
 
     def __init__(self, minutes: float | None, trials: int | None) -> None:
         self.trials = trials
