@@ -1,4 +1,4 @@
-"""Write a model's denoiser, with its weights as a recipe changes them, as one file that ComfyUI reads.
+"""Write a model's denoiser, with the weights that a recipe makes, as one file that ComfyUI reads.
 
 Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
 granularity, because the format has one; of `fp8_static` also the scale of each layer's inputs. They are rounded once,

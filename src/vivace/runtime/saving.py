@@ -1,4 +1,4 @@
-"""Save a model with its recipe: the weights as the recipe makes them, so that no load quantises or merges again."""
+"""Save a model with its recipe: its weights are quantised and merged once, not at every load."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def check_source(located: LocatedModel) -> None:
 
 
 def _check_order(recipe: Recipe, stored: Recipe, device: str) -> None:
-    """Raise Unsupported if a technique that is applied when the folder is loaded belongs before one that is saved."""
+    """Raise Unsupported if a technique that is applied at load time belongs before one that is saved."""
     texts = {technique.text for technique in stored}
     machine = Target.of_machine(this_machine(device))
     for technique in recipe:

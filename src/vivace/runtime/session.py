@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 OnTechnique = Callable[[Technique, "Script | None", "str | None"], None]
-"""Called for each technique in order with its script (see `Technique.script`), or with why it was left out."""
+"""Called for each technique in order with its script (see `Technique.script`), or with the reason why it was left
+out."""
 
 
 class Session:

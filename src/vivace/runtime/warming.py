@@ -1,4 +1,4 @@
-"""Compile a recipe's code ahead of its use, for one size or several, and import code that another machine compiled."""
+"""Compile a recipe ahead of its use, for one size or several, and import code compiled on another machine."""
 
 from __future__ import annotations
 
