@@ -161,7 +161,7 @@ def _expectation(key: str, technique: type[Technique]) -> str:
 
 
 def _limits(field: FieldInfo) -> list[Any]:
-    """Return the range of a knob. Of an optional number pydantic keeps it inside the number's own annotation."""
+    """Return the range of a knob. For an optional number, pydantic keeps it inside the annotation of the number."""
     limits = list(field.metadata)
     for argument in get_args(field.annotation):
         limits += getattr(argument, "__metadata__", ())
