@@ -1,4 +1,4 @@
-"""The hardware and the installation, as techniques see them."""
+"""The hardware and the installed packages, for techniques."""
 
 from __future__ import annotations
 

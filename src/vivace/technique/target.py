@@ -105,7 +105,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a technique. `pipe` is None where only the machine is judged (`vivace techniques`)."""
+    """The target of a technique. `pipe` is None where only the machine is checked (`vivace techniques`)."""
 
     where: Placement
     pipe: Any = None
