@@ -1,4 +1,4 @@
-"""Open foreign images: one reader for everything that vivace reads images for.
+"""Open foreign images: the one reader of images in vivace.
 
 Numbers of 16 bits are scaled by their whole range, so 65535 is white. Floating-point numbers are read between 0 and 1.
 Other ranges do not tell which value is white, and are refused. Transparent pixels lie on white. A mask may be in the
