@@ -34,7 +34,7 @@ from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval
 from vivace.studies.expand import expand

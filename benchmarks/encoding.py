@@ -22,7 +22,7 @@ from PIL import Image
 
 from benchmarks.command import run
 from benchmarks.record_files import write_list
-from vivace.measure.environment import environment
+from vivace.measure.this_environment import environment
 from vivace.serve.jobs import Drawn
 from vivace.serve.responses import encode_now
 from vivace.spec.base import Spec

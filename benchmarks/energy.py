@@ -30,8 +30,8 @@ from benchmarks.energy_cases import CASES, Call, Case, call_of
 from benchmarks.record_files import write_text
 from benchmarks.technique_cases import RESULTS
 from vivace.errors import StoreError, Unsupported
-from vivace.measure.environment import environment
 from vivace.measure.nvml import NvmlGpu, opened_gpu
+from vivace.measure.this_environment import environment
 
 REPEATS = 2
 _CHUNK_S = 0.008

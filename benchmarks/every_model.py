@@ -22,7 +22,7 @@ from benchmarks.command import MEASURED_IN_PART, locked, run
 from benchmarks.record_files import read_list, write_records, write_text
 from vivace.benchmark import Timing, planned, studies
 from vivace.benchmark.runner import ask_environment
-from vivace.cli.progress import for_this_terminal
+from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.models.find import SYNTHETIC, synthetic_names
 from vivace.recipes.resolve import resolve

@@ -57,7 +57,7 @@ from benchmarks.technique_records import (
     with_baselines,
 )
 from vivace.benchmark import Timing, studies
-from vivace.cli.progress import for_this_terminal
+from vivace.cli.progress_display import for_this_terminal
 from vivace.models.find import SYNTHETIC
 from vivace.processes.launcher import Launcher
 from vivace.report.rows import Row, rows_of

@@ -17,7 +17,7 @@ from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.technique import DENOISERS
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")

@@ -36,8 +36,8 @@ from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, VivaceError
 from vivace.machinery.lora.slots import named_layers
-from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
+from vivace.measure.this_environment import environment
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session

@@ -18,7 +18,7 @@ from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 
 RECORD = Path(__file__).parents[1] / "results" / "model-flops.json"
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.noises import PROCESS_SDS
-from vivace.benchmark.places.jobs import BETWEEN_BASELINES, CANARY_CALLS
+from vivace.benchmark.places.trial_jobs import BETWEEN_BASELINES, CANARY_CALLS
 from vivace.benchmark.schedule import order_within
 from vivace.stats import Levels, Verdict, learn_spread, level_at, log_speedup, verdict
 

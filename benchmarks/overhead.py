@@ -32,8 +32,8 @@ from vivace.benchmark.round import open_trial
 from vivace.benchmark.worker import import_all
 from vivace.benchmark.workload_calls import draw
 from vivace.errors import StoreError, UnknownModel, nearest
-from vivace.measure.environment import environment, python_ms
 from vivace.measure.machine import choose_device
+from vivace.measure.this_environment import environment, python_ms
 from vivace.measure.timer import PipelineTimer
 from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE

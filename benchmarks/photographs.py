@@ -28,7 +28,7 @@ from benchmarks.photograph_witnesses import SLOW, Reference, distances, scorer
 from benchmarks.record_files import write_text
 from vivace.errors import UsageError
 from vivace.measure.damage import DAMAGE, HARMLESS, DamageKind, Pixels
-from vivace.measure.quality import faults
+from vivace.measure.image_metrics import faults
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results" / "photographs-witnesses.json"

@@ -24,7 +24,7 @@ import click
 import vivace
 from benchmarks.command import run
 from benchmarks.record_files import write_text
-from vivace.measure.environment import environment
+from vivace.measure.this_environment import environment
 
 CASES = (
     ("tiny-sd", "baseline"),

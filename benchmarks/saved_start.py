@@ -177,7 +177,7 @@ def _anonymous_bytes() -> int:
 
 
 def head(device: str) -> dict[str, Any]:
-    from vivace.measure.environment import environment
+    from vivace.measure.this_environment import environment
 
     return environment(device).model_dump(mode="json")
 

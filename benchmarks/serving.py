@@ -33,12 +33,12 @@ from benchmarks.command import run
 from benchmarks.lora import write_random
 from benchmarks.record_files import read_list, write_list
 from benchmarks.serving_rows import Part, ServingRow
+from vivace.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
+from vivace.load_testing.load_target import LoadTarget, Variant
 from vivace.load_testing.loads import LoadLimit, closed_loop
-from vivace.load_testing.rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.load_testing.stages import LoadPlan, measure
-from vivace.load_testing.target import LoadTarget, Variant
-from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
+from vivace.measure.this_environment import environment
 from vivace.spec.environment import Environment
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from vivace.load_testing.load_report import render
-from vivace.load_testing.rows import DONE, LoadRow
+from vivace.load_testing.load_rows import DONE, LoadRow
 from vivace.report.summary import seconds
 from vivace.spec.base import Spec
 from vivace.spec.environment import Environment

@@ -25,8 +25,8 @@ import uvicorn
 
 from benchmarks.command import run
 from benchmarks.record_files import write_list
-from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
+from vivace.measure.this_environment import environment
 from vivace.serve import waiting
 from vivace.serve.app import create_app
 from vivace.serve.jobs import ImageJob

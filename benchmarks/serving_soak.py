@@ -37,8 +37,8 @@ from benchmarks.command import run
 from benchmarks.record_files import read_list, write_list
 from benchmarks.serving import server
 from benchmarks.serving_soak_rows import MemoryPoint, Part, SoakRow
-from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
+from vivace.measure.this_environment import environment
 from vivace.spec.environment import Environment
 
 ROOT = Path(__file__).parents[1]

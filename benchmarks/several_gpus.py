@@ -37,7 +37,7 @@ from vivace.benchmark import studies
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Outcome, Record
 
 RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"

@@ -22,7 +22,7 @@ from vivace.memory.footprints import footprints
 from vivace.memory.remembered import Answer, collected
 from vivace.memory.shipped_answers import FILE, versions
 from vivace.memory.weightless import find_weightless
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 
 
 def main(names: list[str]) -> None:

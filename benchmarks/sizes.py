@@ -38,8 +38,8 @@ from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, UsageError, VivaceError
 from vivace.machinery.compilation.compiled_code import TRITON_VARIABLE, VARIABLE
 from vivace.measure.accelerator import synchronise
-from vivace.measure.environment import environment
 from vivace.measure.machine import choose_device
+from vivace.measure.this_environment import environment
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode

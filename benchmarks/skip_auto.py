@@ -32,11 +32,11 @@ from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.errors import VivaceError
 from vivace.machinery.quantization.layers import layers_of, replace_layer
-from vivace.measure.environment import environment
 from vivace.measure.folder_verdict import judge_pairs
 from vivace.measure.folders import compare
 from vivace.measure.machine import choose_device
 from vivace.measure.scorer import ClipScorer
+from vivace.measure.this_environment import environment
 from vivace.models.find import find_model
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve

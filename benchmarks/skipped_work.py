@@ -37,7 +37,7 @@ from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import RecipeSpec, TechniqueCall
+from vivace.spec.recipe_syntax import RecipeSpec, TechniqueCall
 from vivace.spec.record import Record
 from vivace.technique import Machine
 

@@ -12,7 +12,7 @@ from vivace.errors import StoreError
 from vivace.report.rows import Row, rows_of
 from vivace.spec.base import Spec
 from vivace.spec.figures import ImageFigures, QualityPass
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Record
 
 

@@ -37,14 +37,14 @@ from benchmarks.step_cases import (
 )
 from vivace.benchmark import Run, Timing, studies
 from vivace.benchmark.quality_pass import keys_of
-from vivace.cli.progress import for_this_terminal
+from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import StoreError
 from vivace.models.find import LocatedModel, find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import default_threads
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Outcome
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -40,7 +40,7 @@ from benchmarks.study_groups import (
 from vivace.benchmark import RunSettings, Timing, studies
 from vivace.benchmark.schedule import SITTING_S
 from vivace.benchmark.store import Store
-from vivace.cli.progress import for_this_terminal
+from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import UsageError, nearest
 from vivace.processes.launcher import Launcher
 from vivace.recipes.resolve import resolve

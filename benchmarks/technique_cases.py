@@ -8,7 +8,7 @@ from pathlib import Path
 from vivace.errors import RecipeError
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -12,7 +12,7 @@ from benchmarks.record_files import read_list, write_records
 from benchmarks.technique_cases import Key
 from vivace.errors import StoreError
 from vivace.report.rows import Row, rows_of
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Record
 
 

@@ -27,7 +27,7 @@ from benchmarks.tuner import GRIDS
 from benchmarks.tuner_grids import RESULTS
 from vivace.benchmark.deadline import Deadline
 from vivace.recipes.recipe import Recipe
-from vivace.report.quality import SURE_FAIL
+from vivace.report.fidelity import SURE_FAIL
 from vivace.spec.record import Outcome
 from vivace.spec.study import WorkloadRequest
 from vivace.stats import Gate, Interval

@@ -159,7 +159,7 @@ def _tokens() -> Iterator[dict[str, Any]]:
 
     from vivace.machinery.kernels.geglu import geglu
     from vivace.machinery.kernels.norm_modulate import residual_norm
-    from vivace.machinery.kernels.quantize import quantize_rows
+    from vivace.machinery.kernels.quantize_e4m3 import quantize_rows
     from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout
 
     for precision, shapes in TOKENS.items():

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 import vivace
-from vivace.recommendation.answer import RecipeFigures
+from vivace.recommendation.recommendation import RecipeFigures
 from vivace.report.latency import Latency
 from vivace.report.profile_tables import ProfileChange
 from vivace.report.rows import Row
@@ -44,7 +44,7 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
     ),
     "Choose a recipe": (
         *((f"vivace.{name}", getattr(vivace, name)) for name in ("recommend", "Recommendation")),
-        ("vivace.recommendation.answer.RecipeFigures", RecipeFigures),
+        ("vivace.recommendation.recommendation.RecipeFigures", RecipeFigures),
     ),
     "Prove that images are as good": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("prove", "Proof")

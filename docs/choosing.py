@@ -22,7 +22,7 @@ from docs.step_curves import Against, Family, Point, families
 from docs.technique_lines import Line, lines_of, waits_for_changed_cpu
 from vivace.report.rows import Row
 from vivace.report.summary import ratio, size
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Record
 from vivace.stats import Gate, Verdict
 

@@ -12,7 +12,7 @@ from benchmarks import against_itself, movement_coverage
 from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
 from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
-from vivace.benchmark.places.jobs import BETWEEN_BASELINES, CANARY_CALLS
+from vivace.benchmark.places.trial_jobs import BETWEEN_BASELINES, CANARY_CALLS
 from vivace.report.host import LEAST_CPU_SHARE
 from vivace.stats import DEFAULT_SPREAD, Verdict
 from vivace.stats.intervals import MIN_SAMPLES

@@ -30,7 +30,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import ratio, seconds, size
 from vivace.report.text_table import markdown_lines
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Record
 from vivace.stats import ONE_ROUND_MARGIN, Interval
 

@@ -19,7 +19,7 @@ from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.report.text_table import markdown_lines
 from vivace.spec.environment import Environment
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Record
 from vivace.stats import ONE_ROUND_MARGIN, median_interval
 

@@ -16,7 +16,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row
 from vivace.report.summary import ratio
 from vivace.report.text_table import markdown_lines
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.stats import Interval, mean_interval
 from vivace.techniques import TECHNIQUES
 

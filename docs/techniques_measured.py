@@ -24,7 +24,7 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.report.text_table import markdown_lines
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Verdict
 from vivace.stats.intervals import MIN_SAMPLES

@@ -91,8 +91,8 @@ def _workers_last() -> Iterator[None]:
     gets its own worker. Tests of a worker's start and end use their own.
     """
     from vivace.benchmark import cache_calibration, pairs, profiles, studies
-    from vivace.benchmark.requests import WORKER
-    from vivace.measure.environment import DRIVER
+    from vivace.benchmark.worker_requests import WORKER
+    from vivace.measure.this_environment import DRIVER
     from vivace.processes.launcher import Launcher
     from vivace.tuning import tuner
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from tests.families import load
-from vivace.export.script import Written, write_script
+from vivace.export.plain_script import Written, write_script
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of

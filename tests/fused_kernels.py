@@ -280,7 +280,7 @@ def check_group_norm(
 
 def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: bool, device: str) -> None:
     from vivace.machinery.kernels.geglu import geglu
-    from vivace.machinery.kernels.quantize import quantize_rows
+    from vivace.machinery.kernels.quantize_e4m3 import quantize_rows
 
     up = random(kind, rows, 2 * channels, device=device)
     bias = random("normal", 2 * channels, device=device, seed=1) if biased else None
@@ -475,7 +475,7 @@ def check_of_unets(device: str) -> None:
 
 
 def check_quantize(kind: str, rows: int, channels: int, device: str) -> None:
-    from vivace.machinery.kernels.quantize import quantize
+    from vivace.machinery.kernels.quantize_e4m3 import quantize
 
     x = random(kind, rows, channels, device=device)
     scale = ref.quantize_whole(x)[1] * 2

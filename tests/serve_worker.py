@@ -33,7 +33,7 @@ ENERGY = {"energy_j": 2.5}
 
 
 class FakeDrawing:
-    """Stands in for `vivace.serve.drawing.Drawing`."""
+    """Stands in for `vivace.serve.warm_session.Drawing`."""
 
     def __init__(self, request: Load) -> None:
         self.request = request

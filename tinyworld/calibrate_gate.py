@@ -30,7 +30,7 @@ from tinyworld.gate_pictures import SCORER, draw_all, look_at_all
 from tinyworld.gate_tables import HALVES, tally, write_tables
 from tinyworld.gate_variants import CALIBRATED, RECIPES, SET_PICTURES
 from vivace.models.scorers import find_scorer
-from vivace.report.quality import KeptShare
+from vivace.report.fidelity import KeptShare
 from vivace.spec.limits import Limits
 from vivace.stats import Gate
 

@@ -10,8 +10,8 @@ from tinyworld import damage, gate_variants
 from tinyworld.gate_pictures import SCORER
 from tinyworld.gate_variants import Variant, half_of, tasks, variants
 from vivace.recipes.resolve import resolve
-from vivace.report.gate import Judgement, broken, judge_figures
-from vivace.report.quality import Fidelity, PairedFigures, fidelity
+from vivace.report.fidelity import Fidelity, PairedFigures, fidelity
+from vivace.report.quality_gate import Judgement, broken, judge_figures
 from vivace.spec.figures import SAME_PIXELS, ImageFigures
 from vivace.spec.limits import Limits
 from vivace.stats import Gate

@@ -24,7 +24,7 @@ from tinyworld.gate_variants import NUM_SEEDS, SET_PICTURES, Variant, tasks, var
 from vivace import load
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import find_scorer
-from vivace.report.quality import CAP, SURE_FAIL, SURE_PASS
+from vivace.report.fidelity import CAP, SURE_FAIL, SURE_PASS
 from vivace.spec.limits import Limits
 from vivace.stats import Gate, Interval, gate, mean_interval
 

@@ -18,7 +18,7 @@ import vivace
 from tinyworld import damage, gate_variants, verifier
 from tinyworld.gate_variants import PROMPT_SET, Variant, num_drawn, tasks, variants
 from vivace.errors import VivaceError
-from vivace.measure.quality import aligned, faults, match, pixels
+from vivace.measure.image_metrics import aligned, faults, match, pixels
 from vivace.measure.scorer import ClipScorer
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vivace.proofs.prover import prove
     from vivace.recipes import Recipe
     from vivace.recommendation import Recommendation, recommend
-    from vivace.runtime.entry import apply, load
+    from vivace.runtime.entry_points import apply, load
     from vivace.runtime.session import Session
     from vivace.spec import Record
     from vivace.studies import StudyFile, StudyRun, study
@@ -67,7 +67,7 @@ _MODULES = {
     "Profiled": "benchmark.profiles",
     "Proof": "proofs.proof",
     "Recipe": "recipes.recipe",
-    "Recommendation": "recommendation.answer",
+    "Recommendation": "recommendation.recommendation",
     "Record": "spec.record",
     "Run": "benchmark.run",
     "Session": "runtime.session",
@@ -77,10 +77,10 @@ _MODULES = {
     "Timing": "spec.timing",
     "Tuned": "tuning.answer",
     "VivaceError": "errors",
-    "apply": "runtime.entry",
+    "apply": "runtime.entry_points",
     "bench": "benchmark.studies",
     "compare": "benchmark.pairs",
-    "load": "runtime.entry",
+    "load": "runtime.entry_points",
     "profile": "benchmark.profiles",
     "prove": "proofs.prover",
     "recommend": "recommendation.advise",

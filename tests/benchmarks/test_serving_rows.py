@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.serving_rows import Part, ServingRow, added_ms, span_rate
-from tests.unit.load_testing.test_figures import row, samples
-from vivace.load_testing.rows import LoadRow, LoadStage
+from tests.unit.load_testing.test_load_figures import row, samples
+from vivace.load_testing.load_rows import LoadRow, LoadStage
 from vivace.spec.environment import Environment
 
 HERE = Environment(

@@ -9,7 +9,7 @@ from benchmarks import serving_soak
 from benchmarks.record_files import read_list
 from benchmarks.serving_soak import Soak, soak_leaving, soak_memory, soak_overload
 from benchmarks.serving_soak_rows import MemoryPoint, SoakRow, growth
-from vivace.measure.environment import environment
+from vivace.measure.this_environment import environment
 
 HERE = environment("cpu")
 

@@ -44,7 +44,7 @@ from vivace.measure.machine import choose_device
 from vivace.models.catalogue import CATALOGUE
 from vivace.processes.launcher import Launcher, last_line
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.techniques import TECHNIQUES
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from vivace.benchmark.requests import WorkerRequest
+from vivace.benchmark.worker_requests import WorkerRequest
 
 COMMAND = (sys.executable, __file__)
 
@@ -49,7 +49,7 @@ def draw(request: DrawRequest) -> dict[str, Any]:
 
     from vivace.errors import NoEffect, Unsupported
     from vivace.machinery.compilation.compiled_code import VARIABLE
-    from vivace.measure.quality import faults, pixels
+    from vivace.measure.image_metrics import faults, pixels
     from vivace.models import find_model, load_pipeline
     from vivace.recipes.resolve import resolve
     from vivace.runtime.opening import session_of

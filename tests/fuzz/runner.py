@@ -46,7 +46,7 @@ def warm() -> None:
     from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel, CLIPTextModel, CLIPTokenizer
 
-    import vivace.export.script
+    import vivace.export.plain_script
     import vivace.memory.fit
     import vivace.memory.predict
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.community_tables import FOLDER, TARGET, content
 from vivace.lint.check import checked, impossible
-from vivace.lint.read import read_tables
+from vivace.lint.read_tables import read_tables
 from vivace.spec.contribution import MAX_BYTES
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.name != "README.md")

@@ -62,7 +62,7 @@ SIDEWAYS = {
 IMPORTED_LATE = {
     "vivace.machinery.fused.convolutions",
     "vivace.machinery.fused.first_norm",
-    "vivace.machinery.fused.attention",
+    "vivace.machinery.fused.block_attention",
     "vivace.machinery.fused.block_forward",
     "vivace.machinery.fused.flux_forward",
     "vivace.machinery.fused.flux2_forward",
@@ -96,7 +96,7 @@ IMPORTED_LATE = {
     "vivace.machinery.kernels.norm_modulate",
     "vivace.machinery.kernels.peer_barrier",
     "vivace.machinery.kernels.qk_norm_rope",
-    "vivace.machinery.kernels.quantize",
+    "vivace.machinery.kernels.quantize_e4m3",
     "vivace.machinery.kernels.reference",
     "vivace.machinery.kernels.residual",
     "vivace.machinery.kernels.rms_residual",

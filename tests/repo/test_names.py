@@ -1,18 +1,27 @@
-"""Names say what they hold: participles and pronouns are no names, and public names cost few imports."""
+"""Names say what they hold: no participles or pronouns, a name is one thing, and public names cost few imports."""
 
 import ast
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "vivace"
 VAGUE = {
     *("found", "one", "told", "known", "wanted", "given", "said"),
     *("taken", "worth", "asked", "shown", "seen", "judged"),
+}
+SAME_CLASS_NAME: set[str] = set()
+"""Class names that two modules may use, each with its reason. Today there are none."""
+SAME_MODULE_NAME = {
+    "demo",  # the command, and the study that it runs
+    "study",  # the command, and the data that it reads
+    "calibrate_witness",  # the command, and what it calls
+    "worker",  # the process of the benchmark, and that of the server: the same role
 }
 MOST_PER_THOUSAND = {"src/vivace": 0.5, "benchmarks": 0.5, "docs": 0.5, "tests": 1.0}
 
@@ -41,9 +50,36 @@ def test_names_say_what_they_hold(folder: str) -> None:
 
 
 def test_modules_say_what_they_contain() -> None:
-    paths = [path.relative_to(ROOT) for path in (ROOT / "src" / "vivace").rglob("*.py")]
+    paths = [path.relative_to(ROOT) for path in SOURCE.rglob("*.py")]
     assert len(paths) > 500
     assert [str(path) for path in paths if VAGUE & set(path.stem.split("_"))] == []
+
+
+def used_twice(names: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    """Return the names with several places, each with them."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, path in names:
+        places[name].append(str(path.relative_to(SOURCE)))
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_a_class_name_is_one_thing() -> None:
+    classes = [
+        (node.name, path)
+        for path in SOURCE.rglob("*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    twice = used_twice(classes)
+    assert len(classes) > 500
+    assert {name: paths for name, paths in twice.items() if name not in SAME_CLASS_NAME} == {}
+    assert set(twice) >= SAME_CLASS_NAME
+
+
+def test_a_module_name_is_one_thing() -> None:
+    twice = used_twice((path.stem, path) for path in SOURCE.rglob("*.py") if path.stem != "__init__")
+    assert {name: paths for name, paths in twice.items() if name not in SAME_MODULE_NAME} == {}
+    assert set(twice) >= SAME_MODULE_NAME
 
 
 @pytest.mark.parametrize(("name", "most"), [("VivaceError", 2), ("load", 3), ("apply", 3), ("Record", 20)])

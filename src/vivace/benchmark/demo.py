@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Run
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.runner import ask_race
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
+from vivace.benchmark.worker_requests import WORKER
 from vivace.models.find import find_model
 from vivace.runtime.workloads import default_threads
 from vivace.spec.study import Study

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vivace.benchmark.requests import Scorer
 from vivace.benchmark.stored_images import image_path
+from vivace.benchmark.worker_requests import Scorer
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.reading_limits import ReadingLimits
@@ -47,7 +47,7 @@ def compute_figures(
     """
     from PIL import Image
 
-    from vivace.measure.quality import pixels
+    from vivace.measure.image_metrics import pixels
 
     figures: list[ImageFigures] = []
     for done, key in enumerate(keys):
@@ -85,7 +85,7 @@ def _read_under_limits(
 
 
 def _pixel_figures(key: FiguresKey, image: np.ndarray, original: np.ndarray) -> ImageFigures:
-    from vivace.measure.quality import image_metrics, paired_metrics, thumbnail
+    from vivace.measure.image_metrics import image_metrics, paired_metrics, thumbnail
 
     against: dict[str, float] = {}
     reason = None
@@ -110,7 +110,7 @@ def _against_source(key: FiguresKey, image: np.ndarray, sources: Path | None) ->
     """Return an image's metrics against its source image; empty for text-to-image."""
     from PIL import Image
 
-    from vivace.measure.quality import match, outside_metrics, pixels
+    from vivace.measure.image_metrics import match, outside_metrics, pixels
 
     if key.source is None or sources is None:
         return {}
@@ -191,7 +191,7 @@ def _moved_back(row: ImageFigures, images: Path) -> Any:
     """Return the image without a shift by a pixel or two against its reference; None if there is none."""
     from PIL import Image
 
-    from vivace.measure.quality import aligned, pixels
+    from vivace.measure.image_metrics import aligned, pixels
 
     image, original = (pixels(Image.open(image_path(images, sha))) for sha in (row.sha256, row.reference))
     near = aligned(image, original)
@@ -215,8 +215,8 @@ def _add_lpips(rows: list[ImageFigures], images: Path, device: str) -> None:
     """Add LPIPS to the rows, in place, for images that differ from a reference of the same size."""
     from PIL import Image
 
+    from vivace.measure.image_metrics import pixels
     from vivace.measure.lpips import Lpips
-    from vivace.measure.quality import pixels
 
     network = Lpips(device)
     for row in rows:

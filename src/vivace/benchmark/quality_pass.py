@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
-from vivace.benchmark.requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
+from vivace.benchmark.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.errors import RecipeError, WorkerError
 from vivace.models.scorers import LocatedScorer
 from vivace.processes.launcher import Launcher, last_line

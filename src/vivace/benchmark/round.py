@@ -15,12 +15,12 @@ from vivace.benchmark.stored_images import save_image
 from vivace.benchmark.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.measure.attention_trace import attention_kernels
-from vivace.measure.environment import conditions, gpu_conditions, python_ms
 from vivace.measure.gpu_busy import gpu_busy_s
+from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.nvml import GpuMeter, opened_gpu
-from vivace.measure.quality import faults, pixels
+from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted

@@ -8,7 +8,7 @@ from pathlib import Path
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
-from vivace.benchmark.places.spread import Pool
+from vivace.benchmark.places.spread_trials import Pool
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
@@ -27,14 +27,14 @@ class RunSettings:
         progress: receives events while rounds run.
         command: the command line to store with the run; None for the equivalent `vivace bench`.
         launcher: a running launcher; None to start one.
-        gpus: spread the trials over so many GPUs of this host, or "all"; each measures its own baseline.
+        gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
         deadline: by which it has to end, with what has been measured; in one place only.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
             what the machine did meanwhile is taken off, or widens the interval. In one place only.
         until: go on beyond the study's rounds until each recipe has one of these answers; in one place only.
-        max_minutes: with `until`: no more rounds that would end later.
+        max_minutes: with `until`, start no round that would end later.
         purpose: what the run is for, as the store keeps it.
         plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; takes seconds.
     """
@@ -93,9 +93,9 @@ class RunSettings:
             UsageError, Unsupported: there are no such places.
         """
         if self.ray is not None:
-            from vivace.benchmark.places.ray_pool import RayPool
+            from vivace.benchmark.places.ray_nodes import RayNodes
 
-            return RayPool(self.ray, device)
+            return RayNodes(self.ray, device)
         assert self.gpus is not None
         return gpu_pool(gpus_of_this_host(launcher, self.gpus))
 

@@ -7,17 +7,17 @@ from collections.abc import Collection, Mapping, Sequence
 
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.fitting import reduce_until
-from vivace.benchmark.places.jobs import Done, Job, rounds_of
+from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
 from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.requests import (
+from vivace.benchmark.schedule import comparable, missing_rounds
+from vivace.benchmark.store import Store
+from vivace.benchmark.worker_requests import (
     EnvironmentRequest,
     LargestBatchRequest,
     RaceRequest,
     RehearsalRequest,
     ask,
 )
-from vivace.benchmark.schedule import comparable, missing_rounds
-from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
 from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment

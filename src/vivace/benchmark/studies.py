@@ -12,11 +12,11 @@ from typing import Unpack
 
 from vivace.benchmark import planned
 from vivace.benchmark.comparison import Comparison, comparisons
+from vivace.benchmark.go_on_until import go_on
 from vivace.benchmark.places.local_pool import NumGpus
-from vivace.benchmark.places.spread import Pool, SpreadTrials
+from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
 from vivace.benchmark.progress import SILENT, CountingRounds, Progress
 from vivace.benchmark.quality_pass import add_figures, draw_noise_floor
-from vivace.benchmark.requests import WORKER
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.runner import (
@@ -28,8 +28,8 @@ from vivace.benchmark.runner import (
 )
 from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
 from vivace.benchmark.stored_images import save_sources
-from vivace.benchmark.until import go_on
 from vivace.benchmark.work import add_work
+from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
@@ -73,13 +73,13 @@ def bench(
         rerun: measure stored rounds again.
         progress: receives events while rounds run.
         launcher: a running launcher; None to start one.
-        gpus: spread the trials over so many GPUs of this host, or "all"; each measures its own baseline.
+        gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
             what the machine did meanwhile is taken off, or widens the interval. In one place only.
         until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
             several with | between them. `Run.answers` has them.
-        max_minutes: with `until`: no more rounds that would end later.
+        max_minutes: with `until`, start no round that would end later.
         plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; `Run.planned` has the
             predictions. Takes seconds.
         fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.spec.study), e.g. `prompts=[...]`,

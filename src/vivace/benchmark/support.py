@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivace.benchmark.requests import SupportRequest, ask
+from vivace.benchmark.worker_requests import SupportRequest, ask
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
 from vivace.machinery.lora.distillations import distillations
 from vivace.memory.predict import built_for

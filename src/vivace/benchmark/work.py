@@ -13,16 +13,16 @@ from typing import Any
 
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
 from vivace.benchmark.planned import machine_of
-from vivace.benchmark.requests import WorkRequest
 from vivace.benchmark.store import Store
+from vivace.benchmark.worker_requests import WorkRequest
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
 from vivace.machinery.lora.distillations import distillations
-from vivace.measure.ceilings import known_ceilings
 from vivace.measure.flops import Calls, count_calls
+from vivace.measure.measured_ceilings import known_ceilings
+from vivace.memory.operation_counts import VAE_ENCODER, precisions
 from vivace.memory.predict import built_for, images_for, predict_trial
 from vivace.memory.weightless import find_weightless
 from vivace.memory.without_values import run_without_values
-from vivace.memory.work import VAE_ENCODER, precisions
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
 from vivace.processes.launcher import Launcher, last_line

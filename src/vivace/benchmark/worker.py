@@ -1,4 +1,4 @@
-"""The worker process: answers `vivace.benchmark.requests` as `vivace.processes.resident` describes.
+"""The worker process: answers `vivace.benchmark.worker_requests` as `vivace.processes.resident` describes.
 
 A parent that has only imported libraries is safe to fork, as long as none of them has initialised CUDA.
 `vivace.benchmark.driver` prevents the known case. To catch others, a first child tries the GPU, if there is one, and
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from vivace.benchmark.requests import (
+from vivace.benchmark.worker_requests import (
     AnyRequest,
     EnvironmentRequest,
     FiguresRequest,
@@ -151,8 +151,8 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             profile = profiled(trial, timing, calls, measured_on, file, report, sources)
             return profile.model_dump(mode="json")
         case EnvironmentRequest(device=device):
-            from vivace.measure.environment import environment
             from vivace.measure.machine import choose_device
+            from vivace.measure.this_environment import environment
 
             return environment(choose_device(device)).model_dump(mode="json")
         case GpusRequest():

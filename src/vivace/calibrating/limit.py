@@ -1,6 +1,6 @@
 """The limit of a witness: harmless changes pass it, and damage of a grade fails it.
 
-A change keeps a share of the baseline's margin, as at the gate (`report.quality`). The least share that a harmless
+A change keeps a share of the baseline's margin, as at the gate (`report.fidelity`). The least share that a harmless
 change keeps, with 95 % confidence, is as strict as a limit can be. A kind of damage is seen if what it keeps at the
 grade lies below that with 90 % confidence. The limit is midway between the harmless changes and the mildest damage that
 is seen. Kinds that are not seen are named: other figures have to see them.
@@ -17,7 +17,7 @@ from vivace.calibrating.scores import ImageScores, label
 from vivace.errors import UsageError
 from vivace.measure.damage import HARMLESS, DamageKind
 from vivace.measure.damage.detection import least_detected
-from vivace.report.quality import KeptShare, PairedFigures, fidelity
+from vivace.report.fidelity import KeptShare, PairedFigures, fidelity
 from vivace.spec.figures import ImageFigures
 from vivace.spec.witness_calibration import SeenDamage
 from vivace.stats import MIN_GROUPS

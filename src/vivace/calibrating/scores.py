@@ -18,7 +18,7 @@ import numpy as np
 from vivace.calibrating.images import CalibrationImages, OnImage
 from vivace.errors import StoreError
 from vivace.measure.damage import HARMLESS, SHIFT, DamageKind, Pixels
-from vivace.measure.quality import aligned, faults, pixels
+from vivace.measure.image_metrics import aligned, faults, pixels
 from vivace.models.judges import LocatedJudge
 from vivace.untrusted.destinations import replace
 from vivace.untrusted.files import read_object

@@ -1,4 +1,4 @@
-"""The predictions that `vivace plan` makes: a live line on a terminal, a line each elsewhere."""
+"""The predictions that `vivace plan` makes: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

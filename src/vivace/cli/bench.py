@@ -93,21 +93,21 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--until",
     callback=parse_until,
     metavar="ANSWER[|ANSWER...]",
-    help="Go on beyond --rounds until each recipe has an answer: faster, slower, same 3%, or e.g. 'faster|same 3%'.",
+    help="Keep measuring beyond --rounds until each recipe has an answer: faster, slower, same 3%, or e.g. "
+    "'faster|same 3%'.",
 )
 @click.option(
     "--max-minutes",
     type=options.FiniteFloat(0.1, 100_000),
     default=60.0,
     show_default=True,
-    help="With --until: no more rounds that would end later.",
+    help="With --until: start no round that would end later.",
 )
 @click.option(
     "--canaries/--no-canaries",
     default=True,
     show_default=True,
-    help="In each round, time the baseline briefly once more in its own process, to see how the machine "
-    "moves.",
+    help="In each round, also time the baseline briefly in a process of its own, to follow the machine's speed.",
 )
 @options.warmup
 @options.timeout
@@ -155,7 +155,7 @@ def bench(
     from vivace.benchmark import run_study
     from vivace.benchmark.comparison import check_quality_options
     from vivace.cli.detectable import able_to_tell
-    from vivace.cli.progress import for_this_terminal
+    from vivace.cli.progress_display import for_this_terminal
     from vivace.models.find import find_model
 
     settings.check(study)
@@ -182,7 +182,7 @@ def show(
     run: Run, format_: str, reproduce: str, limits: Limits | None = None, price_per_hour: float | None = None
 ) -> int:
     """Print each comparison's table and verdict, then the next steps; return the exit code."""
-    from vivace.cli.progress import title_of
+    from vivace.cli.progress_display import title_of
     from vivace.report.rows import priced
     from vivace.report.table import render
     from vivace.spec.limits import DEFAULT_LIMITS
@@ -214,7 +214,7 @@ def show(
 
 def _print_tables(tables: list[list[Row]]) -> None:
     """Print tables on standard output, and the notes on them on standard error."""
-    from vivace.cli.progress import title_of
+    from vivace.cli.progress_display import title_of
     from vivace.cli.terminal import console, say
     from vivace.report.rows import shared_warnings
     from vivace.report.summary import noise_floor, summary

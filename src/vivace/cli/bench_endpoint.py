@@ -18,9 +18,9 @@ from vivace.cli.spec_options import SpecCommand, collect
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
-    from vivace.load_testing.rows import LoadRow, LoadStage
+    from vivace.load_testing.load_rows import LoadRow, LoadStage
+    from vivace.load_testing.load_target import LoadTarget
     from vivace.load_testing.stages import LoadPlan
-    from vivace.load_testing.target import LoadTarget
 
 FLAG = "--endpoint"
 _SOME_FAILED = 4
@@ -221,9 +221,9 @@ def bench_endpoint(
         vivace bench --endpoint http://127.0.0.1:8000/v1 --size 512x512 --size 2048x2048 --minutes 20 -o load.json
         vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
     """
-    from vivace.load_testing.rows import RequestSettings, read_rows
+    from vivace.load_testing.load_rows import RequestSettings, read_rows
+    from vivace.load_testing.load_target import LoadTarget, Variant, parse_fields, server_url, with_model
     from vivace.load_testing.stages import measure
-    from vivace.load_testing.target import LoadTarget, Variant, parse_fields, server_url, with_model
     from vivace.untrusted.destinations import check_writable, is_standard_output
 
     if prompts is not None and prompt_set is not None:
@@ -270,7 +270,7 @@ def bench_endpoint(
             settings,
             [] if rerun else earlier,
             kept.add,
-            _Progress(),
+            _LoadProgress(),
         )
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished loads are kept. To continue, run the same command:", err=True)
@@ -305,7 +305,7 @@ class _Kept:
 
     def add(self, row: LoadRow) -> None:
         from vivace.load_testing.load_report import render
-        from vivace.load_testing.rows import write_rows
+        from vivace.load_testing.load_rows import write_rows
 
         self._rows[row.key] = row
         if self._path is not None:
@@ -313,7 +313,7 @@ class _Kept:
         click.echo(render([row], "table").splitlines()[1], err=True)
 
 
-class _Progress:
+class _LoadProgress:
     """Prints the progress of a load every few seconds."""
 
     def __init__(self) -> None:
@@ -327,7 +327,7 @@ class _Progress:
 
 def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path | None) -> int:
     from vivace.load_testing.load_report import compared, notes, render, title
-    from vivace.load_testing.rows import DONE
+    from vivace.load_testing.load_rows import DONE
 
     click.echo(title(rows), err=format_ != "table")
     click.echo(render(rows, format_), nl=False)

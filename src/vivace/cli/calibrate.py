@@ -214,7 +214,7 @@ def cache(
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
     from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
-    from vivace.cli.progress import for_this_terminal
+    from vivace.cli.progress_display import for_this_terminal
     from vivace.report.summary import clock
 
     most = runs * len(caches or CACHES)

@@ -186,7 +186,7 @@ def _calibrate(
     device: str,
 ) -> int:
     """Score the images, choose the limit and keep it."""
-    from vivace.calibrating.calibrate import calibrate_witness
+    from vivace.calibrating.calibrate_witness import calibrate_witness
     from vivace.cli.guarded import guarded_scorers
     from vivace.measure.machine import choose_device
 
@@ -201,7 +201,7 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.calibrating.calibrate import identity_of
+    from vivace.calibrating.calibrate_witness import identity_of
     from vivace.measure.witness_limits import kept
 
     calibration = kept(identity_of(prepared.located), judge.scorer.id)
@@ -244,7 +244,7 @@ def _is_detected(row: SeenDamage, calibration: WitnessCalibration) -> bool:
 
 
 def _seen(row: SeenDamage, grade: int) -> str:
-    """Return the grade from which on damage is detected. What failed here may pass in another run of as few prompts."""
+    """Return the lowest grade from which damage is detected. With so few prompts, another run may differ."""
     if row.seen_from is None:
         return f"{row.damage} of {row.strengths[grade - 1]:g} {row.unit} here, but not in nine of ten runs"
     return f"{row.damage} from {row.seen_from:g} {row.unit}"

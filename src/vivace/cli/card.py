@@ -1,4 +1,4 @@
-"""The GPU that a question is about: by its memory, by its name, or this machine's."""
+"""The GPU of a command: named by memory size, by name, or this machine's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_card(context: click.Context, option: click.Parameter, value: str | Non
 
 @dataclass(frozen=True)
 class CardMemory:
-    """Memory that a recipe has to fit, and whose it is.
+    """The memory that a recipe must fit, and the card that has it.
 
     Attributes:
         name: in words.
@@ -45,7 +45,7 @@ class CardMemory:
 
 
 def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, CardMemory | None]:
-    """Return the chip that limits the time, and the memory to fit; None for what is not known.
+    """Return the chip that limits the time, and the memory to fit; None where unknown.
 
     Args:
         card: a size in GB, or a GPU.

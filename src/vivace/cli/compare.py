@@ -47,7 +47,7 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     "--fail-if",
     callback=parse_percentage,
     metavar="N%",
-    help="Slowdown of RECIPE_B that is allowed; the exit code is 1 only if it is surely slower by more.",
+    help="Slowdown of RECIPE_B that is allowed; the exit code is 1 only if it is certainly slower by more.",
 )
 @options.prompts()
 @options.seed
@@ -61,14 +61,14 @@ def parse_percentage(context: click.Context, parameter: click.Parameter, value: 
     type=click.IntRange(3, 100),
     default=32,
     show_default=True,
-    help="Most pairs of rounds; then the verdict may be unclear.",
+    help="Maximum number of pairs of rounds; after them the verdict may be unclear.",
 )
 @click.option(
     "--max-minutes",
     type=options.FiniteFloat(0.01, 1_000_000),
     default=60.0,
     show_default=True,
-    help="No pair is begun after this time.",
+    help="Start no pair after this time.",
 )
 @options.warmup
 @options.timeout
@@ -99,8 +99,8 @@ def compare(
 ) -> int:
     """Decide whether RECIPE_B is faster than RECIPE_A, slower, or the same within 1 %; for CI jobs.
 
-    Pairs of rounds are measured, A B, then B A, each in its own process, until the verdict is sure. With --fail-if,
-    until it is sure whether B is slower by more than that. Rounds are kept in the store: the same command goes on
+    Pairs of rounds are measured, A B, then B A, each in its own process, until the verdict is certain. With --fail-if,
+    until it is certain whether B is slower by more than that. Rounds are kept in the store: the same command goes on
     where an interrupted one stopped. Image quality is not judged; `vivace bench` does that.
 
     Exit codes: 0 B is not slower than allowed, 1 B is slower (by more than 1 %, or than --fail-if allows), 4 a recipe

@@ -27,7 +27,7 @@ from vivace.untrusted.destinations import check_writable, is_standard_output, re
 def contribute(stores: tuple[Path, ...], output: Path, sign_off: bool) -> int:
     """Write the measurements of STORES (default: .vivace) as one file for others.
 
-    It has the environment, the raw samples, the recipes and how close images are to the baseline's; no paths, no
+    The file has the environment, the raw samples, the recipes and how close images are to the baseline's; no paths, no
     prompts, no images, no names of people or machines. Rows that need any of these, such as those of your
     own folder or LoRA, are left out and listed.
 

@@ -24,7 +24,7 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
     from vivace.benchmark.run_page import page_of
     from vivace.cli.bench import show
-    from vivace.cli.progress import for_this_terminal
+    from vivace.cli.progress_display import for_this_terminal
 
     check_writable(output)
     if not store.exists():

@@ -1,10 +1,10 @@
-"""What a comparison will be able to tell, stated before it starts."""
+"""The smallest difference that a comparison can detect, stated before it starts."""
 
 from __future__ import annotations
 
 
 def able_to_tell(rounds: int) -> str:
-    """Return what so many rounds will be able to tell, in words."""
+    """Describe the smallest difference that this many rounds can detect."""
     from vivace.stats import DEFAULT_SPREAD, detectable, rounds_for_same
 
     plural = "s" if rounds > 1 else ""

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     type=options.FiniteFloat(1, 3600),
     default=60.0,
     show_default=True,
-    help="With --measure: no further measurement starts after so many seconds.",
+    help="With --measure: no further measurement starts after this many seconds.",
 )
 @options.threads
 @options.as_json
 def doctor(
     device: str, measure: bool, rerun: bool, time_limit: float, threads: int | None, as_json: bool
 ) -> int:
-    """Show what this machine can run, on what evidence, and which dtypes are slow on it.
+    """Show what this machine can run, the evidence for it, and which dtypes are slow here.
 
     For each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or
     was only compiled for this GPU; or has no record; or is refused.
@@ -52,10 +52,10 @@ def doctor(
     import torch
 
     from vivace.machinery.compilation.compiled_code import code_folder
-    from vivace.measure.ceilings import MEASURED
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
-    from vivace.measure.environment import conditions, environment
     from vivace.measure.machine import choose_device, this_machine
+    from vivace.measure.measured_ceilings import MEASURED
+    from vivace.measure.this_environment import conditions, environment
     from vivace.processes.system import limitations
     from vivace.report.summary import size
 
@@ -138,7 +138,7 @@ def doctor(
 
 
 def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
-    """Return what is known of each technique on this device, and what prevents knowing it."""
+    """Return the evidence for each technique on this device, and why some evidence cannot be read."""
     from vivace.benchmark.store import DEFAULT_STORE
     from vivace.errors import StoreError
     from vivace.evidence.committed import committed_tables
@@ -184,7 +184,7 @@ def _claims_in_words(here: Sequence[TechniqueClaim]) -> list[str]:
 def _limits(facts: Environment, measure: bool, rerun: bool, time_limit_s: float) -> Ceilings | None:
     """Return the device's limits: recorded ones, or measured now on request; None without either."""
     from vivace.errors import Unsupported
-    from vivace.measure.ceilings import MEASURED, keep, known_ceilings, measure_ceilings
+    from vivace.measure.measured_ceilings import MEASURED, keep, known_ceilings, measure_ceilings
 
     if measure and facts.device not in MEASURED:
         raise Unsupported(

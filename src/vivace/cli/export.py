@@ -105,7 +105,7 @@ def _write(
     is_read: Callable[[], None],
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
-    from vivace.export.script import write_script
+    from vivace.export.plain_script import write_script
     from vivace.export.source_images import source_files
     from vivace.measure.machine import check_works
     from vivace.runtime.workloads import default_threads

@@ -59,7 +59,7 @@ def check_arguments(arguments: list[str]) -> None:
 
 
 def _hinted(error: click.ClickException) -> click.ClickException:
-    """Explain the model's option, where the model was typed as an argument to a command that takes an option."""
+    """Point to --model, where the model was typed as an argument of a command that has that option."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or not error.message.startswith("Got unexpected extra argument"):
         return error
@@ -70,7 +70,7 @@ def _hinted(error: click.ClickException) -> click.ClickException:
 
 
 def _explained(error: Exception) -> tuple[str | None, int]:
-    """Return the message and the exit code; no message for a mistake in vivace."""
+    """Return the message and the exit code; no message for a bug in vivace."""
     if isinstance(error, VivaceError):
         return str(error), error.exit_code
     if is_out_of_memory(error):

@@ -1,4 +1,4 @@
-"""A part of a command in a fresh process, where a forked child would do it on other systems.
+"""Run a part of a command in a fresh process, on systems that cannot fork.
 
     python -m vivace.cli.fresh_part PART FILE ARGUMENTS...
 
@@ -27,25 +27,25 @@ _ARGUMENTS, _PART, _NUM_PARTS = "arguments", "part", "num_parts"
 
 @dataclass
 class CommandPart:
-    """The part of a command that this process does. Parts are numbered from 1, in the order in which it does them."""
+    """The part of a command that this process runs. Parts are numbered from 1 in order."""
 
     number: int
     is_read: Path
     _streams: tuple[TextIO, TextIO] | None = field(default=None, init=False)
 
     def keep_silent(self) -> None:
-        """Keep what is printed until the part begins."""
+        """Hold back all output until the part begins."""
         self._streams = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
 
     def begin(self) -> None:
-        """Print from now on, and not what was kept: the process that started this one has printed it."""
+        """Print from now on; drop the held output, which the parent process has printed already."""
         if self._streams is not None:
             sys.stdout, sys.stderr = self._streams
             self._streams = None
 
     def end(self) -> None:
-        """Print what was kept if the part never began: it says why."""
+        """Print the held output if the part never began: it says why."""
         if self._streams is not None:
             kept = sys.stdout, sys.stderr
             self.begin()
@@ -68,7 +68,7 @@ def run_part(
     command: Callable[[Callable[[], None]], int],
     watch: Callable[[subprocess.Popen[bytes], Path], int],
 ) -> int:
-    """Do the next part of a command in a fresh process, or here if this is that process; return its exit code.
+    """Run the next part of a command in a fresh process, or here if this is that process; return its exit code.
 
     Args:
         command: the part.

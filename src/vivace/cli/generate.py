@@ -117,7 +117,7 @@ def generate(
 
 
 def _writer(context: click.Context, out: Path, output: Path | None, num_images: int) -> Write:
-    """Return what writes an image, having checked that it can.
+    """Check that the output can be written, and return the function that writes an image.
 
     Raises:
         UsageError, OutputError: it cannot.
@@ -217,7 +217,7 @@ def _draw(
 
 
 def _in_seconds(took: list[float]) -> str:
-    """Return how long an image took, and the first one, which may have waited for code to be compiled."""
+    """Describe the time of an image and of the first one, which may include compilation."""
     from vivace.report.summary import seconds
 
     if len(took) == 1:
@@ -226,7 +226,7 @@ def _in_seconds(took: list[float]) -> str:
 
 
 def _source_facts(workload: Workload) -> dict[str, str]:
-    """Return what an image was made from, by content: names of files are the user's own."""
+    """Return the hashes of an image's source images: file names stay private."""
     if workload.task == "text":
         return {}
     facts: dict[str, str] = {"task": workload.task}

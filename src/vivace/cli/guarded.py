@@ -55,7 +55,8 @@ def guarded(located: LocatedModel | None, command: Command) -> int:
 
 
 def guarded_scorers(scorers: Sequence[LocatedScorer], command: Command) -> int:
-    """Run the rest of a command, which reads models that score images; see `guarded`. vivace's own are read here."""
+    """Run the rest of a command, which reads models that score images; see `guarded`. Models that ship with vivace are
+    read in this process."""
     foreign = [scorer for scorer in scorers if scorer.folder.parent != WEIGHTS]
     if not foreign:
         return command(lambda: None)

@@ -49,7 +49,7 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
     from vivace.hardware import named_gpu
     from vivace.lint.check import checked, impossible
     from vivace.lint.coverage import merged
-    from vivace.lint.read import read_tables
+    from vivace.lint.read_tables import read_tables
 
     if gpu is not None:
         gpu = named_gpu(gpu).chip.name

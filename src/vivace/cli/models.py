@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 @options.as_json
 def models(export: tuple[str, Path] | None, as_json: bool) -> int:
-    """List the models that have a name, or export an embedded one.
+    """List the models that vivace knows by name, or export an embedded one.
 
     \b
         vivace models --export tiny-sd my-model
@@ -108,7 +108,7 @@ def _where(entry: Entry, num_bytes: int | None) -> str:
 
 
 def _export(name: str, destination: Path, as_json: bool) -> int:
-    from vivace.models.export import export
+    from vivace.models.export_embedded import export
     from vivace.report.summary import size
 
     done = export(name, destination)

@@ -15,7 +15,7 @@ from vivace.cli.spec_options import QUALITY, TIMING, WORKLOAD, SpecCommand, opti
 from vivace.cli.spec_options import FiniteFloat as FiniteFloat
 from vivace.cli.spec_options import command as command
 from vivace.errors import UsageError, WorkloadError
-from vivace.spec.tasks import TASKS
+from vivace.spec.task_names import TASKS
 from vivace.untrusted.files import read_text, user_path
 from vivace.untrusted.reading import reading
 from vivace.untrusted.terminal_text import lines_of
@@ -115,7 +115,7 @@ price = click.option(
     "--price-per-hour",
     type=FiniteFloat(0, 1_000_000, min_open=True),
     metavar="PRICE",
-    help="Price of an hour of this machine, in any currency: adds what 1,000 images cost.",
+    help="Price of an hour of this machine, in any currency: adds the cost of 1,000 images.",
 )
 
 
@@ -199,12 +199,13 @@ def prompts(*, first: bool = False) -> Callable[[F], F]:
 task = click.option(
     "--task",
     type=click.Choice(TASKS),
-    help="What images are made from; default: by the files. Without files: images that ship with vivace.",
+    help="What images are made from; default: decided by the files. Without files, images that ship with vivace are "
+    "used.",
 )
 
 
 Sources = dict[str, Any]
-"""What a call starts from: fields of `WorkloadRequest`, as `pictures` adds them."""
+"""The source images of a call: fields of `WorkloadRequest`, as `source_images` adds them."""
 _FILES = ("images", "masks", "controls")
 _HOW_TO_DRAW = (
     option(WORKLOAD, "strength", metavar="FLOAT"),
@@ -220,15 +221,15 @@ def source_images(
     Args:
         several: each file option may be repeated, one for `each` prompt.
         with_task: add the option for the task, for commands that need no files.
-        drawn: the images exist already, so that nothing is left to say but what they were made from.
+        drawn: the images exist already, so that only their source images can be named.
     """
-    more = f" Repeat for one for each {each}." if several else ""
+    more = f" Repeat to give each {each} its own." if several else ""
     kinds = _FILES[:2] if drawn else _FILES
     names = {f"--{kind[:-1]}": kind for kind in kinds}
     helps = {
-        "--image": "Source image: image-to-image; with --mask, inpainting; edited by models for that.",
-        "--mask": "Mask of --image, of the same size: white is repainted, black stays.",
-        "--control": "Image that a ControlNet follows: edges, depth, ... as the ControlNet was trained.",
+        "--image": "Source image: for image-to-image, for inpainting (with --mask), or for models that edit.",
+        "--mask": "Mask for --image, of the same size: white is repainted, black stays.",
+        "--control": "Image that the ControlNet follows, of the kind it was trained on: edges, depth, ...",
     }
     options = [task] if with_task else []
     options += [
@@ -312,7 +313,9 @@ def read_key(context: click.Context, parameter: click.Parameter, value: str | No
     with reading(f"{parameter.opts[0]} {value}", UsageError):
         key = read_text(user_path(value), 10_000).strip()
     if not key or not key.isascii() or any(character.isspace() for character in key):
-        raise UsageError(f"{parameter.opts[0]} {value}: it holds no key, which is one word on one line")
+        raise UsageError(
+            f"{parameter.opts[0]} {value}: it has no key in it; write the key as one word on one line"
+        )
     return key
 
 
@@ -353,13 +356,14 @@ def places(function: Callable[..., int]) -> Callable[..., int]:
     ray = click.option(
         "--ray",
         metavar="ADDRESS",
-        help="Spread the recipes over a Ray cluster: HOST:PORT, auto for this host's own, local to start one here.",
+        help="Spread the recipes over a Ray cluster: HOST:PORT, auto for the one of this host, local to start one "
+        "here.",
     )
     gpus = click.option(
         "--gpus",
         callback=parse_gpus,
         metavar="N|all",
-        help="Spread the recipes over so many GPUs of this host; each measures its own baseline and has its own "
+        help="Spread the recipes over this many GPUs of this host; each measures its own baseline and has its own "
         "table.",
     )
     return gpus(ray(function))

@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     "--card",
     callback=parse_card,
     metavar="GB|NAME",
-    help="Find changes that make it fit a card of this size, or this one; default: that of --gpu, else this machine's.",
+    help="Card to fit, by size or name; changes are proposed where the model does not fit. Default: that of --gpu, "
+    "else this machine's.",
 )
 @click.option(
     "--gpu",
     metavar="NAME",
-    help="GPU whose data sheet limits the time, such as H100; default: that of --card, else this machine's.",
+    help="GPU whose data sheet gives the shortest time, such as H100; default: that of --card, else this machine's.",
 )
 @options.as_json
 def plan(
@@ -61,9 +62,9 @@ def plan(
 ) -> int:
     """Predict the GPU memory and the operations of a recipe without loading the model.
 
-    Shows which cards the model fits and, for a card that is too small, what to change; and the least time that the
-    operations take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format, or
-    a .safetensors file.
+    Shows which cards the model fits and, for a card that is too small, what to change; and the shortest time that the
+    operations can take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format,
+    or a .safetensors file.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
@@ -116,11 +117,11 @@ def _plan(
 def _predicted(
     weightless: Weightless, resolved: Recipe, options: dict[str, Any], attempts: Attempts
 ) -> Prediction:
-    """Return the prediction of a recipe; of the model as published, where the recipe changes nothing."""
+    """Return the prediction of a recipe, or of the baseline where the recipe changes nothing."""
     from vivace.errors import NoEffect
     from vivace.memory.remembered import predicted
     from vivace.recipes.resolve import resolve
-    from vivace.spec.recipe import BASELINE
+    from vivace.spec.recipe_syntax import BASELINE
 
     attempts.predicting(resolved.text)
     try:
@@ -136,7 +137,7 @@ def _predicted(
 def fit_of(
     weightless: Weightless, predicted: Prediction, card: CardMemory, attempts: Attempts, is_ranked: bool
 ) -> CardFit:
-    """Return what fits a card: by the ranking of records and estimates, else by one change after the other.
+    """Return recipes that fit a card: ranked by records and estimates, else one change after the other.
 
     Args:
         is_ranked: whether to rank what is faster, too, where the model fits as it is published.
@@ -144,7 +145,7 @@ def fit_of(
     from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.recipes.resolve import resolve
     from vivace.recommendation.recorded_speeds import known_speeds
-    from vivace.spec.recipe import BASELINE
+    from vivace.spec.recipe_syntax import BASELINE
 
     does_fit, is_baseline = fits(predicted, card.num_bytes), predicted.recipe == BASELINE
     if is_baseline and (is_ranked or not does_fit):
@@ -164,7 +165,7 @@ def fit_of(
 def _ranking(
     weightless: Weightless, published: Prediction, card: CardMemory, attempts: Attempts
 ) -> CardFit | None:
-    """Return what fits a card by the ranking; None where nothing of it does."""
+    """Return the ranked recipes that fit a card; None if none does."""
     from vivace.memory.fit import RecipeChange, use_free_memory
     from vivace.recommendation.fits_card import fitting
     from vivace.recommendation.predicted_tables import Card as Limit

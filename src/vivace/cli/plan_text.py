@@ -1,4 +1,4 @@
-"""What `vivace plan` prints."""
+"""The output of `vivace plan`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from vivace.hardware import Chip
     from vivace.memory.fit import RecipeChange
     from vivace.memory.predict import Prediction
-    from vivace.recommendation.answer import RecipeFigures
     from vivace.recommendation.fits_card import Fitting
+    from vivace.recommendation.recommendation import RecipeFigures
     from vivace.recommendation.recorded_speeds import Speeds
 
 
 @dataclass(frozen=True)
 class CardFit:
-    """What fits a card, by `vivace plan`.
+    """The recipes that fit a card.
 
     Attributes:
         changes: each on top of the one before; with a ranking its first recipe, and what uses memory that is free then.
@@ -78,7 +78,7 @@ def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
 
 
 def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
-    """Yield the operations of the call, and the least time that they take."""
+    """Yield the operations of the call, and the shortest time that they can take."""
     from vivace.lint.model_limits import least_seconds
     from vivace.report.summary import seconds
 
@@ -121,7 +121,7 @@ def _cards(sizes: list[int]) -> str:
 
 
 def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
-    """Print whether a prediction fits a card, and what does."""
+    """Print whether a prediction fits a card, and the recipes that do."""
     from vivace.memory.fit import fits
     from vivace.report.summary import size
 
@@ -151,7 +151,7 @@ _SHOWN = 3
 def _print_ranking(
     predicted: Prediction, card: CardMemory, fit: CardFit, ranking: Fitting, head: str
 ) -> None:
-    """Print what fits, the best first, and the lines to use and to measure it."""
+    """Print the recipes that fit, the best first, with the commands to use and to measure them."""
     from vivace.report.summary import size
 
     usual = ""
@@ -176,7 +176,7 @@ def _print_ranking(
 
 
 def _time(figures: RecipeFigures) -> str:
-    """Return the seconds of a recipe, and where they are from."""
+    """Return the seconds of a recipe and their source."""
     from vivace.recommendation.sentences import predicted_of
     from vivace.report.summary import seconds
 

@@ -58,7 +58,12 @@ _PHASES = {
     show_default=True,
     help="Calls to profile; the figures are those of the call of median length.",
 )
-@option(TIMING, "max_warmup", "--warmup", help="Most warm-up calls; fewer once the times are steady.")
+@option(
+    TIMING,
+    "max_warmup",
+    "--warmup",
+    help="Maximum number of warm-up calls; they stop once the times are steady.",
+)
 @option(TIMING, "timeout_s", "--timeout", help="Time limit of a recipe, in seconds.")
 @options.device
 @options.threads
@@ -96,7 +101,7 @@ def profile(
     The call is profiled in its own process after a warm-up. A call in which something is compiled or tuned is
     discarded. Each kernel and each moment of a thread counts once, so self percentages add up to 100.
 
-    The tables: operators; kernel families; components; what the GPU was idle for; the lines of Python that make the
+    The tables: operators; kernel families; components; why the GPU was idle; the lines of Python that make the
     host wait for the GPU; memory over the call.
 
     \b

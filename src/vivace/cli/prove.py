@@ -18,11 +18,11 @@ from vivace.untrusted.destinations import check_writable, is_standard_output, re
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
+    from vivace.proofs.prepare_sides import DrawRequest, Prepared
     from vivace.proofs.proof import Proof
+    from vivace.proofs.proof_store import Letter, ProofStore
     from vivace.proofs.scoring import Judges
     from vivace.proofs.side_loads import LoadRequest
-    from vivace.proofs.sources import DrawRequest, Prepared
-    from vivace.proofs.store import Letter, ProofStore
     from vivace.spec.sizes import Size
 
 _SAY_EVERY_S = 5.0
@@ -141,7 +141,7 @@ def parse_sizes(
     metavar="DIR",
     help="Likewise, on B.",
 )
-@click.option("--reuse", is_flag=True, help="Take the images of an earlier run that ended, too.")
+@click.option("--reuse", is_flag=True, help="Also reuse the images of an earlier run that has ended.")
 @options.device
 @options.threads
 @options.store
@@ -182,10 +182,10 @@ def prove(
         vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
         vivace prove old new --prompts prompts.txt --seeds 1
     """
+    from vivace.proofs.prepare_sides import prepare
     from vivace.proofs.prover import FOLDER, find_judges
     from vivace.proofs.proving import Options, open_store
     from vivace.proofs.side_loads import check_loads, measure_loads
-    from vivace.proofs.sources import prepare
     from vivace.report.value_text import date
 
     if output is not None:
@@ -231,7 +231,7 @@ def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) 
             prepared,
             letter,
             kept,
-            _Progress(source.side.text),
+            _ProofProgress(source.side.text),
             is_read,
             lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
             again=again,
@@ -259,7 +259,7 @@ def _guarded(
     return guarded_reading(located.model.name, ReadingLimits.of(located), draw)
 
 
-class _Progress:
+class _ProofProgress:
     """Prints the progress of a side's images every few seconds."""
 
     def __init__(self, name: str) -> None:

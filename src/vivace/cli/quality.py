@@ -59,8 +59,8 @@ def quality(
 
     DIR_A is the reference. Images are paired by name; differences have a 95 % interval over the prompts. With the
     images' prompts, or with --same-picture, the quality gate gives its verdict on DIR_B. The exit code is 1 if it
-    failed, also because an image is black, flat or noise and its pair in DIR_A is not. Images that were made from
-    others are also compared with these: outside of --mask, and with --task edit by their likeness to --image.
+    fails; an image that is black, flat or noise while its pair in DIR_A is not also fails. Images that were made from
+    source images are also compared with those: outside of --mask, and with --task edit by their likeness to --image.
 
     \b
         vivace generate "a red circle" --num-images 8 --out a

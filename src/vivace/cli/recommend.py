@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
-from vivace.spec.tasks import TASKS
+from vivace.spec.task_names import TASKS
 
 if TYPE_CHECKING:
     from vivace.spec.limits import Limits
@@ -66,13 +66,13 @@ def recommend(
     stores: tuple[Path, ...],
     format_: str,
 ) -> int:
-    """Name the best recipe for a model by the records at hand, and say how sure that is.
+    """Name the best recipe for a model from existing records, and say how sure that is.
 
     In this order: your own records on this GPU, then on others; the records that ship with vivace; numbers that others
     published. Recipes are compared within a source, against its baseline. Nothing is measured, loaded or downloaded.
 
-    The answer has its evidence, what is known of the images, the runner-up and why it lost, what to run
-    next, and which evidence is missing. Recipes that cannot be told apart are a tie; the simplest is named.
+    The answer comes with its evidence, what is known about the images, the runner-up and why it lost, what to run next,
+    and which evidence is missing. Recipes that cannot be told apart are a tie; the simplest is named.
 
     \b
         vivace recommend flux-dev --gpu A100

@@ -39,7 +39,7 @@ def save(
     device: str,
     store: Path,
 ) -> int:
-    """Save a model with its recipe in a new folder DIR, so that loading it quantises and merges nothing again.
+    """Save a model with its recipe in a new folder DIR, quantised and merged for good.
 
     Techniques that change weights are saved: dtype, quantize (torchao), tiny_vae, prune, fuse_qkv, distilled, lora.
     The rest of the recipe is written down and applied when the folder is loaded: caches, compilation, schedulers.

@@ -28,7 +28,9 @@ _LORA = ".safetensors"
 @click.command()
 @click.argument("model")
 @click.option(
-    "--recipe", metavar="R", help="Default: the best that is known for this GPU, as `vivace recommend` says."
+    "--recipe",
+    metavar="R",
+    help="Recipe to apply; default: the one that `vivace recommend` names for this GPU.",
 )
 @click.option(
     "--tune",
@@ -43,58 +45,66 @@ _LORA = ".safetensors"
     "--ray",
     "ray_address",
     metavar="ADDRESS",
-    help="Serve on a Ray cluster: HOST:PORT, or auto for this host's; --loras is on every node.",
+    help="Serve on a Ray cluster: HOST:PORT, or auto for this host's; every node needs the folder of --loras.",
 )
 @click.option(
     "--replicas", metavar="N|MIN-MAX", help="With --ray; MIN-MAX lets Ray scale. Default: one for each GPU."
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads of each worker.")
 @click.option(
-    "--sizes", metavar="WxH,...", help="Warmed before the server is ready; default: the model's own."
+    "--sizes",
+    metavar="WxH,...",
+    help="Sizes to warm up before the server is ready; default: the model's own.",
 )
 @click.option(
     "--task",
     type=click.Choice(["text", "image", "inpaint", "edit"]),
-    help="Serve this alone; default: all that one set of weights does.",
+    help="Serve only this task; default: every task of the model's weights.",
 )
 @click.option(
     "--batch",
     is_flag=True,
     help="Draw 2 or 4 images at once where that is measured to gain 10 %; images differ in their last bits.",
 )
-@click.option("--any-size", is_flag=True, help="Draw other sizes, too; the first image of each takes longer.")
+@click.option("--any-size", is_flag=True, help="Also draw other sizes; the first image of each takes longer.")
 @click.option(
     "--loras",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="Requests may name its .safetensors files, without the suffix.",
+    help="Folder of LoRAs; requests name its .safetensors files, without the suffix.",
 )
 @click.option(
     "--max-queue",
     type=click.IntRange(1, 1_000_000),
     default=64,
     show_default=True,
-    help="Images that may wait.",
+    help="Maximum number of waiting images.",
 )
 @click.option(
     "--max-wait",
     type=options.FiniteFloat(0, 86_400),
     default=300.0,
     show_default=True,
-    help="Predicted seconds of it.",
+    help="Longest predicted wait, in seconds.",
 )
 @click.option(
     "--timeout",
     type=options.FiniteFloat(0, 86_400),
     default=600.0,
     show_default=True,
-    help="Seconds of a request.",
+    help="Time limit of a request, in seconds.",
 )
 @click.option(
-    "--idle-unload", type=options.FiniteFloat(0, 100_000), metavar="MIN", help="Free the GPU when idle."
+    "--idle-unload",
+    type=options.FiniteFloat(0, 100_000),
+    metavar="MIN",
+    help="Free the GPU after so many idle minutes.",
 )
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Others than this machine need --api-key-file."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; any but this machine needs --api-key-file.",
 )
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
 @click.option(
@@ -109,7 +119,7 @@ _LORA = ".safetensors"
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Without a key, answer requests to this name, too; default: localhost and its addresses. Repeatable.",
+    help="Without a key, also answer requests to this host name; default: localhost and its addresses. Repeatable.",
 )
 @click.option("--log-prompts", is_flag=True, help="Write prompts to the log.")
 def serve(
@@ -287,9 +297,9 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
 
 
 def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the recipe that `vivace recommend` names, and what it rests on; the baseline if it names none."""
+    """Return the recipe that `vivace recommend` names, with its evidence; the baseline if it names none."""
     from vivace.recommendation import recommend
-    from vivace.spec.recipe import BASELINE
+    from vivace.spec.recipe_syntax import BASELINE
 
     answer = recommend(model)
     if answer.recipe is None or answer.basis is None:
@@ -326,7 +336,7 @@ def _gpus(text: str | None) -> tuple[str, ...]:
     if text == "all" and (uuids := gpu_uuids()):
         return uuids
     from vivace.benchmark.places.local_pool import gpus_of_this_host
-    from vivace.benchmark.requests import WORKER
+    from vivace.benchmark.worker_requests import WORKER
     from vivace.processes.launcher import Launcher
 
     with Launcher(WORKER) as launcher:  # PyTorch counts them, in a process of its own

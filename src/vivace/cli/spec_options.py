@@ -28,7 +28,7 @@ SETTINGS = "vivace.benchmark.run_settings:RunSettings"
 IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.search_settings:SearchSettings"
 IMAGE_SETTINGS = "vivace.proofs.drawing:Settings"
-PROOF = "vivace.proofs.sources:DrawRequest"
+PROOF = "vivace.proofs.prepare_sides:DrawRequest"
 LOAD = "vivace.proofs.side_loads:LoadRequest"
 
 
@@ -150,7 +150,7 @@ def _fields_of(kind: Any) -> list[str]:
 
 
 def _type_of(field: FieldInfo) -> dict[str, Any]:
-    """Return the attributes of an option that say which values a field takes."""
+    """Return the attributes of an option that restrict its values to those of a field."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, types.UnionType):  # a type or None
         kind = next(each for each in get_args(kind) if each is not type(None))

@@ -111,7 +111,7 @@ def study(
 
 def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
     """Run the study; None if it was interrupted."""
-    from vivace.cli.progress import for_this_terminal
+    from vivace.cli.progress_display import for_this_terminal
     from vivace.studies.expand import left_out
     from vivace.studies.runs import run_parts
 
@@ -129,7 +129,7 @@ def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings)
 def _recorded(
     file: StudyFile, record: Path, tiny: bool, models: Sequence[str], parts: Sequence[str]
 ) -> StudyRun:
-    """Return what a record holds of a study; it says itself whether its models had random weights."""
+    """Return the runs of a study in a record, which says whether its models had random weights."""
     from vivace.studies.expand import expand
     from vivace.studies.sittings import read_sittings, run_of
 

@@ -1,4 +1,4 @@
-"""Rich's consoles: their own escapes reach the terminal, those in the text do not."""
+"""Rich consoles that keep their own escape codes and remove those in the text."""
 
 from __future__ import annotations
 

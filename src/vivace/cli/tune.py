@@ -77,20 +77,20 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 @click.option(
     "--trials",
     type=click.IntRange(1, 10_000),
-    help="Recipes to measure; those that the store has count.",
+    help="Number of recipes to measure; those already in the store count.",
 )
 @click.option(
     "--gpus",
     callback=options.parse_gpus,
     metavar="N|all",
-    help="Search on so many GPUs of this host; the final runs on one.",
+    help="Search on this many GPUs of this host; the final runs on one.",
 )
 @click.option("--start", metavar="RECIPE", help="Recipe to begin with.")
 @click.option(
-    "--keep", multiple=True, metavar="TECHNIQUE", help="Technique of every recipe; repeat for more."
+    "--keep", multiple=True, metavar="TECHNIQUE", help="Technique that every recipe has; repeat for more."
 )
 @click.option(
-    "--without", multiple=True, metavar="TECHNIQUE", help="Technique of no recipe; repeat for more."
+    "--without", multiple=True, metavar="TECHNIQUE", help="Technique that no recipe has; repeat for more."
 )
 @click.option(
     "--sampler",
@@ -134,7 +134,7 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
 @options.text_or_json("answer")
 @collect(timing=TIMING, request=IMAGES, run=SETTINGS, settings=SEARCH)
 def tune(model: str, settings: SearchSettings, explain: bool, output: Path | None, format_: str) -> int:
-    """Find the fastest recipe for MODEL that keeps the images and fits the limits, with the proof.
+    """Find and prove the fastest recipe for MODEL that keeps the images and fits the limits.
 
     Measures little: the effects of techniques are learnt from few trials, from the store and from vivace's own
     records. The best recipes are measured again, interleaved with the baseline, and their quality is judged in full.
@@ -171,7 +171,7 @@ def tune(model: str, settings: SearchSettings, explain: bool, output: Path | Non
 
 
 class SearchDisplay:
-    """Prints a line for each result on standard error: the best so far, and what is left."""
+    """Prints a line for each result on standard error: the best so far, and the time left."""
 
     def __init__(self, minutes: float | None, trials: int | None) -> None:
         self.trials = trials

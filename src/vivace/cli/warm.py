@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "source",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Compile nothing: take the code of FILE, which contains programs, so take only files of your own.",
+    help="Compile nothing: load the code in FILE. It contains programs, so load only files that you made.",
 )
 @options.batch
 @options.workload
@@ -52,13 +52,14 @@ def warm(
     device: str,
     threads: int | None,
 ) -> int:
-    """Compile the code of MODEL's recipe ahead of its use, so that the first image does not wait for it.
+    """Compile MODEL's recipe ahead of time, so that the first image does not wait for it.
 
     The code is kept in the cache folder (`vivace doctor` names it), where every later process finds it. With -o it is
-    also written to a file, which another machine with the same GPU and libraries takes with --from: to build it into
-    an image of a container, or to give it to a fleet.
+    also written to a file, which another machine with the same GPU and libraries reads with --from: for a container
+    image, or for a fleet.
 
-    A recipe that announces sizes is compiled for each of them, which takes the place of --height and --width.
+    A recipe with its own sizes, such as compile(sizes=[...]), is compiled for each of them in place of --height and
+    --width.
 
     \b
         vivace warm flux-dev --recipe bf16+compile -o flux.code
@@ -83,7 +84,7 @@ def warm(
 
     prepared = checked_request(model or "tiny-sd", recipe or "compile", workload=workload)
     if prepared.recipe.announced_sizes and (workload.height is not None or workload.width is not None):
-        raise click.UsageError("the recipe announces its sizes; leave out --height and --width.")
+        raise click.UsageError("the recipe has its own sizes; leave out --height and --width.")
     chosen = threads if threads is not None else default_threads(prepared.located)
     return guarded(prepared.located, lambda is_read: _compile(prepared, device, chosen, output, is_read))
 

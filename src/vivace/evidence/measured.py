@@ -13,11 +13,11 @@ from vivace.evidence.tables import CallParts, CallSpread, EvidenceRow, EvidenceT
 from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
-from vivace.report.gate import LOST
-from vivace.report.quality import KeptShare
+from vivace.report.fidelity import KeptShare
+from vivace.report.quality_gate import LOST
 from vivace.report.rows import Row
 from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.recipe import RecipeSpec
+from vivace.spec.recipe_syntax import RecipeSpec
 from vivace.spec.record import Outcome, Record
 from vivace.stats import Interval, Verdict
 from vivace.techniques.steps import Steps

@@ -21,7 +21,7 @@ class JudgedQuality(Spec):
     Attributes:
         gate: the verdict; None if nothing judged them.
         reason: why, in a sentence.
-        clip, match: the bounds that the gate compared with its limits (see `vivace.report.quality.Kept`).
+        clip, match: the bounds that the gate compared with its limits (see `vivace.report.fidelity.Kept`).
         ssim, psnr_db: to the baseline's images.
         num_prompts: of the images; 0 if unknown.
         is_lost: whether images are broken, or show something else, which fails whatever the limits are.

@@ -11,7 +11,7 @@ from vivace.models.find import LocatedModel
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.load import precision
 from vivace.models.model_files import component_class
-from vivace.models.pipelines import read_config
+from vivace.models.pipeline_defaults import read_config
 from vivace.models.repository import INDEX, components_of
 from vivace.technique.script import Script, literal, written_call
 

@@ -1,4 +1,4 @@
-"""What is known of GPUs: chips by their data sheets, names as people write them, and this machine's GPU."""
+"""Knowledge about GPUs: chips by their data sheets, names as people write them, and this machine's GPU."""
 
 from vivace.hardware.chip import Chip, Gpu, shared_memory_bytes
 from vivace.hardware.names import CHIPS, gpu_in, known_gpu, named_gpu, nearest_gpus

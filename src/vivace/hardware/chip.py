@@ -18,7 +18,7 @@ _SHARED_MEMORY = {
     (12, 0): 101_376,
 }
 """Bytes that a block of threads may have, by compute capability: the CUDA C++ Programming Guide's tables, less the 1 KB
-that CUDA takes of each block."""
+that CUDA reserves per block."""
 
 
 def shared_memory_bytes(capability: tuple[int, int]) -> int | None:

@@ -1,4 +1,4 @@
-"""Which GPU a name means, as people and drivers write it: "4070ti", "NVIDIA A100-SXM4-40GB", "RTX 3060 12gb".
+"""Find the GPU of a name as people and drivers write it: "4070ti", "NVIDIA A100-SXM4-40GB", "RTX 3060 12gb".
 
 A name is taken apart into words. Words that say nothing of the chip (NVIDIA, GeForce, SXM5, HBM3) are dropped, and the
 rest has to be that of a chip, whole: a name with a word that is not known is not known.
@@ -32,7 +32,7 @@ _OPTIONAL = (
     {"maxq", "sff"},
     {"quadro"},
 )
-"""Words that tell some chips apart, and are dropped, in this order, where they do not."""
+"""Words that tell some chips apart; where they do not, they are dropped, in this order."""
 _JOINED = (
     (re.compile(r"max[\s-]*q"), "maxq"),
     (re.compile(r"ada[\s-]*lovelace"), "ada"),
@@ -65,7 +65,7 @@ _OTHERS = (
 _PROCESSOR = re.compile(r"\b(?:epyc|ryzen|xeon|threadripper|graviton\d?|core i\d|neoverse)\b")
 _MOST_NEAR = 3
 _LABELS = frozenset({"a2", "l2"})
-"""Names of chips that are labels of rows more often, in a text."""
+"""Names of chips that in a text are more often labels of rows."""
 _MARKS = ":,;|*#()[]"
 _FIRST = frozenset({
     "memory", "vram", "with", "gpu", "gpus", "custom", "core", "server", "desktop", "generation", "gen", "design",
@@ -205,7 +205,7 @@ def _chip(words: tuple[str, ...]) -> Chip | None:
 
 
 def _is_possible(size: float, chip: Chip) -> bool:
-    """Whether a GPU of a chip can have so much memory: its own sizes, and those that others have built of it."""
+    """Whether a GPU of a chip can have this much memory, as its maker or others sell it."""
     return 0.5 * min(chip.memory_gb) <= size <= 2 * max(chip.memory_gb)
 
 

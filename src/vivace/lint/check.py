@@ -24,7 +24,7 @@ from vivace.lint.columns import (
 from vivace.lint.coverage import Coverage, examples
 from vivace.lint.file_tables import Table, is_section
 from vivace.lint.findings import Finding, Reading
-from vivace.lint.read import read_tables
+from vivace.lint.read_tables import read_tables
 from vivace.lint.rules import RULES
 from vivace.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
 from vivace.untrusted.terminal_text import lines_of

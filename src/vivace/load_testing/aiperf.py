@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import StoreError
-from vivace.load_testing.rows import DONE, LoadRow, LoadStage, RequestSettings, Samples
+from vivace.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples
 from vivace.untrusted.files import parse_json, read_bytes, read_text
 from vivace.untrusted.terminal_text import lines_of
 

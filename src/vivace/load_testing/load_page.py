@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from vivace import __version__
 from vivace.load_testing.load_report import HEADINGS, cells, compared, notes, title
-from vivace.load_testing.rows import DONE, LoadRow
+from vivace.load_testing.load_rows import DONE, LoadRow
 from vivace.report.axis import Axis
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
 from vivace.untrusted.terminal_text import plain

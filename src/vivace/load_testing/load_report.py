@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.load_testing.figures import figures_of, latency_ratio, throughput_ratio
-from vivace.load_testing.rows import LoadRow
+from vivace.load_testing.load_figures import figures_of, latency_ratio, throughput_ratio
+from vivace.load_testing.load_rows import LoadRow
 from vivace.report.text_table import TextTable, csv_text
 from vivace.stats.intervals import Interval
 from vivace.untrusted.terminal_text import plain

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vivace.load_testing.rows import DONE, Samples
+from vivace.load_testing.load_rows import DONE, Samples
+from vivace.load_testing.load_target import LoadTarget
 from vivace.load_testing.sending import RequestOutcome, send
-from vivace.load_testing.target import LoadTarget
 
 MOST_IN_FLIGHT = 900
 """Requests at a time: processes commonly have 1,024 files. Users beyond are counted as "not sent"."""

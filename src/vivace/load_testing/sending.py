@@ -7,9 +7,9 @@ import re
 import time
 from dataclasses import dataclass
 
-from vivace.load_testing.exchange import ExchangeFailed, Reply, exchange
-from vivace.load_testing.rows import DONE
-from vivace.load_testing.target import LoadTarget
+from vivace.load_testing.http_exchange import ExchangeFailed, Reply, exchange
+from vivace.load_testing.load_rows import DONE
+from vivace.load_testing.load_target import LoadTarget
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.terminal_text import plain
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from vivace.errors import Unsupported
-from vivace.load_testing.figures import figures_of, lone_latencies, throughput
+from vivace.load_testing.load_figures import figures_of, lone_latencies, throughput
+from vivace.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
+from vivace.load_testing.load_target import LoadTarget
 from vivace.load_testing.loads import LoadLimit, Progress, closed_loop, poisson
-from vivace.load_testing.rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
 from vivace.load_testing.sending import send
-from vivace.load_testing.target import LoadTarget
 
 _LEAST_REQUESTS = 6
 _WARM_UPS = 2

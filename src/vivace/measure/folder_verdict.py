@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.report.gate import Judgement, broken, judge_figures
-from vivace.report.quality import Fidelity, PairedFigures, fidelity
+from vivace.report.fidelity import Fidelity, PairedFigures, fidelity
+from vivace.report.quality_gate import Judgement, broken, judge_figures
 from vivace.spec.figures import SAME_PIXELS, ImageFigures
 from vivace.spec.limits import Limits
 from vivace.spec.workload import Task

@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from vivace.errors import UsageError
-from vivace.measure.lpips import Lpips
-from vivace.measure.quality import (
+from vivace.measure.image_metrics import (
     aligned,
     faults,
     image_metrics,
@@ -19,6 +18,7 @@ from vivace.measure.quality import (
     pixels,
     thumbnail,
 )
+from vivace.measure.lpips import Lpips
 from vivace.measure.scorer import ClipScorer
 from vivace.measure.witness import Witness
 from vivace.spec.vectors import packed

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vivace.errors import Unsupported
-from vivace.measure.quality import Pixels
+from vivace.measure.image_metrics import Pixels
 from vivace.untrusted.files import open_plain, user_path
 from vivace.untrusted.reading import reading
 

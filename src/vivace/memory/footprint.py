@@ -21,7 +21,7 @@ from typing import Any
 from vivace.measure.memory import plain_tensors
 from vivace.memory.allocator import Block, CachingAllocator
 from vivace.memory.meta_outputs import MetaOutputs
-from vivace.memory.work import Operations
+from vivace.memory.operation_counts import Operations
 
 CUBLAS_WORKSPACE = 32 * 2**20
 """Bytes on Hopper; 8 MiB on older GPUs. Source: PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp."""

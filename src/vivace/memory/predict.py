@@ -19,9 +19,9 @@ from vivace.families import family_of
 from vivace.machinery.lora.distillations import distillations
 from vivace.measure.memory import plain_tensors
 from vivace.memory.footprint import Footprint
+from vivace.memory.operation_counts import Operations, skips_work, watch, work_of
 from vivace.memory.weightless import Weightless, find_weightless
 from vivace.memory.without_values import run_without_values
-from vivace.memory.work import Operations, skips_work, watch, work_of
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet

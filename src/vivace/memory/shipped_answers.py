@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.memory.footprints import footprints
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 
 FILE = Path(__file__).with_name("shipped_answers.jsonl")
 LIBRARIES = ("diffusers", "transformers", "torchao")

@@ -111,7 +111,7 @@ def check_places(folder: Path, components: Iterable[str]) -> None:
             if path.is_symlink() and path.is_dir():
                 raise UnusableModel(f"{path} is a link; put the folder itself there")
             if not path.is_dir():
-                raise UnusableModel(f"{path} cannot be used: it is no regular file and no folder; remove it")
+                raise UnusableModel(f"{path} cannot be used: it is not a regular file or a folder; remove it")
 
 
 def check_numbers(config: Any, kind: str = "") -> None:

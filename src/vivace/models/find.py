@@ -14,13 +14,13 @@ from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.checkpoints.companions import check_plain
 from vivace.models.checkpoints.signatures import SD2
+from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.entry import Embedded, Entry, Hub, StoredPart
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole
 from vivace.models.model_files import files_of, fingerprint
-from vivace.models.pipelines import call_of, defaults_of, read_config
+from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
 from vivace.models.remote import ModelDownload
 from vivace.models.repository import INDEX, choose, components_of, read_index
 from vivace.models.saved_folder import entry_of, read_saved

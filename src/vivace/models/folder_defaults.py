@@ -15,7 +15,7 @@ from pydantic import Field
 from vivace.errors import UnusableModel, nearest
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
-from vivace.models.pipelines import read_config
+from vivace.models.pipeline_defaults import read_config
 from vivace.spec.base import Spec
 from vivace.untrusted.files import read_object
 from vivace.untrusted.reading import reading

@@ -10,15 +10,15 @@ from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.architectures import Architecture, Component
-from vivace.models.checkpoints.companions import is_marker
 from vivace.models.checkpoints.layout import original_layout
-from vivace.models.checkpoints.read import check_tensors, read_denoiser
+from vivace.models.checkpoints.read_denoiser import check_tensors, read_denoiser
+from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.entry import SamplerEntry, StoredPart
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole, main_dtype
 from vivace.models.model_files import component_class
-from vivace.models.pipelines import read_config
+from vivace.models.pipeline_defaults import read_config
 from vivace.models.quiet import quiet
 from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of

@@ -14,7 +14,7 @@ from typing import Any
 
 from vivace.errors import UnusableModel
 from vivace.models.bounds import check_numbers
-from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
+from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 from vivace.untrusted.files import read_object
 from vivace.untrusted.reading import reading
 
@@ -81,7 +81,7 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
         if not name.isidentifier():
             # It would be a path, which may lead out of the folder.
             raise UnusableModel(
-                f"{label} has a component named {name[:80]!r} in its {INDEX}, which is no name"
+                f"{label} has a component named {name[:80]!r} in its {INDEX}, which is not a valid name"
             )
     return content
 

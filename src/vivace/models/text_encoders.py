@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.models.pipelines import read_config
+from vivace.models.pipeline_defaults import read_config
 from vivace.models.repository import INDEX, components_of
 
 

@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.1
 
 
 def kill(pid: int) -> None:
-    """Kill a process; without POSIX its descendants, too. A process that has already ended is no error."""
+    """Kill a process, and without POSIX also its descendants. A process that has already ended is not an error."""
     if is_posix():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -29,7 +29,7 @@ def kill(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process and its group. A process that has already ended is no error."""
+    """Kill a process and its group. A process that has already ended is not an error."""
     if is_posix():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

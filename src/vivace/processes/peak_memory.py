@@ -11,7 +11,7 @@ _OWN = Path("/proc/self")  # of Linux
 
 
 def reset_resident_peak() -> None:
-    """Let the peak begin anew. Linux alone can, and not without permission: elsewhere it goes on from the start."""
+    """Reset the peak. Only Linux can, and only with permission; elsewhere the peak counts from the start."""
     with contextlib.suppress(OSError):
         (_OWN / "clear_refs").write_text("5", encoding="utf-8")
 

@@ -17,7 +17,7 @@ class ProcessLimits:
     num_bytes: float
 
     def excess(self, pid: int, seconds: float) -> str | None:
-        """Return which limit a process exceeded, `seconds` after it began; None if it is within all."""
+        """Return the limit that a process exceeded `seconds` after it began; None without one."""
         import psutil
 
         if seconds > self.seconds:
@@ -44,7 +44,7 @@ class LimitWatch:
         self._since = 0.0
 
     def follow(self, event: dict[str, Any]) -> None:
-        """Begin with the limits of an event; without any, the process has none."""
+        """Start watching the limits of an event; an event without limits ends the watch."""
         self._limits = ProcessLimits(**event["limits"]) if event.get("limits") is not None else None
         self._since = time.monotonic()
 

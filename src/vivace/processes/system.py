@@ -1,4 +1,4 @@
-"""This system's abilities for processes, and the replacements for those that it lacks."""
+"""What this system offers for processes, and replacements for what it lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_posix() -> bool:
 
 
 def is_linux() -> bool:
-    """Whether calls of Linux alone may be used: prctl."""
+    """Whether Linux-only calls may be used: prctl."""
     return is_posix() and sys.platform.startswith("linux")
 
 
@@ -30,7 +30,7 @@ def can_fork() -> bool:
 
 
 def limitations() -> list[str]:
-    """Return the abilities that this system lacks, and the consequences for commands; empty on Linux."""
+    """Describe what this system lacks and the consequences for commands; empty on Linux."""
     lacks = []
     if not can_fork():
         why = f"{NO_FORK} is set" if is_without_fork() else "this system cannot fork"

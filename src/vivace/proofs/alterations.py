@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vivace.measure.damage.details import blurred
-from vivace.measure.quality import Pixels, luminance, pixels
-from vivace.proofs.figures import PairFigures
-from vivace.proofs.findings import ImageFinding, RequestOf, is_lossy
+from vivace.measure.image_metrics import Pixels, luminance, pixels
+from vivace.proofs.image_findings import ImageFinding, RequestOf, is_lossy
+from vivace.proofs.pair_figures import PairFigures
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vivace.proofs.as_good import Standing, WitnessResult, witness_results
-from vivace.proofs.figures import PairFigures
+from vivace.proofs.pair_figures import PairFigures
 from vivace.proofs.same import means
 from vivace.proofs.verdict import ProofAnswer
 

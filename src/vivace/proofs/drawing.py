@@ -111,5 +111,5 @@ def suffix_of(content: bytes) -> str:
     if content.startswith(b"BM"):
         return ".bmp"
     raise DrawingFailed(
-        f"it is no image: it begins with {content[:16]!r}; PNG, JPEG, WebP, BMP and TIFF are read"
+        f"it is not an image: it begins with {content[:16]!r}; PNG, JPEG, WebP, BMP and TIFF are read"
     )

@@ -6,19 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vivace.proofs.alterations import altered
-from vivace.proofs.checks import (
-    ServerCheck,
-    Status,
-    are_equal,
-    field_checks,
-    is_near,
-    probe_check,
-    repeat_check,
-)
 from vivace.proofs.drawing import DrawJob, DrawnImage
 from vivace.proofs.endpoint import Endpoint
-from vivace.proofs.figures import PairFigures, ReadImage, read_image
-from vivace.proofs.findings import (
+from vivace.proofs.image_findings import (
     ImageFinding,
     RequestOf,
     broken,
@@ -27,11 +17,22 @@ from vivace.proofs.findings import (
     of_other_sizes,
     switched,
 )
+from vivace.proofs.pair_figures import PairFigures, ReadImage, read_image
 from vivace.proofs.patterns import patterns, seams
+from vivace.proofs.prepare_sides import ImageSource, Prepared
 from vivace.proofs.probes import main_jobs, probes, repeat_jobs, suppositions
+from vivace.proofs.proof_store import Letter, ProofStore
 from vivace.proofs.same import OwnDistances
+from vivace.proofs.server_checks import (
+    ServerCheck,
+    Status,
+    are_equal,
+    field_checks,
+    is_near,
+    probe_check,
+    repeat_check,
+)
 from vivace.proofs.sides import EndpointSide
-from vivace.proofs.sources import ImageSource, Prepared
 from vivace.proofs.state_checks import (
     cancelled_check,
     is_nearer,
@@ -39,7 +40,6 @@ from vivace.proofs.state_checks import (
     negative_prompt_check,
     together_check,
 )
-from vivace.proofs.store import Letter, ProofStore
 
 
 class StoredImages:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from vivace.proofs.figures import PairFigures
+from vivace.proofs.pair_figures import PairFigures
+from vivace.proofs.prepare_sides import Prepared
 from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.sides import ComfySide, FolderSide
-from vivace.proofs.sources import Prepared
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 from vivace.stats import Equivalence, EquivalenceTest, equivalence
@@ -26,7 +26,7 @@ _LEAST_S = 1e-6
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedAnswer:
     """The answer, with its evidence.
 
     Attributes:
@@ -50,7 +50,7 @@ def speed(
     untimed: str | None,
     a_again: Sequence[float | None] | None = None,
     loads: Sequence[SideLoad] = (),
-) -> Speed:
+) -> SpeedAnswer:
     """Return whether B's images take no longer than A's.
 
     Args:
@@ -58,7 +58,7 @@ def speed(
         a_again: A's seconds when it was drawn again after B, of each pair; None if it was not.
     """
     if untimed is not None:
-        return Speed(ProofAnswer(ProofVerdict.LEFT_OUT, untimed), loads=tuple(loads))
+        return SpeedAnswer(ProofAnswer(ProofVerdict.LEFT_OUT, untimed), loads=tuple(loads))
     timed = [
         (pair.prompt, a, b, again)
         for pair, again in zip(pairs, a_again or [None] * len(pairs), strict=True)
@@ -68,7 +68,7 @@ def speed(
     ]
     if not timed:
         reason = "no pair of images beyond the first, which is a warm-up"
-        return Speed(ProofAnswer(ProofVerdict.UNCLEAR, reason), loads=tuple(loads))
+        return SpeedAnswer(ProofAnswer(ProofVerdict.UNCLEAR, reason), loads=tuple(loads))
     prompts = [prompt for prompt, *_ in timed]
     before = _test([(a, b) for _, a, b, _ in timed], prompts)
     a_s, b_s = median(a for _, a, _, _ in timed), median(b for _, _, b, _ in timed)
@@ -77,11 +77,11 @@ def speed(
         times = f"B takes {ratio_in_words(before)} A's time, {medians}"
         reason = f"{times}; A was drawn before B, and --claim fast draws it again after B"
         answer = ProofAnswer(ProofVerdict.LEFT_OUT, reason)
-        return Speed(answer, len(timed), a_s, b_s, before, loads=tuple(loads))
+        return SpeedAnswer(answer, len(timed), a_s, b_s, before, loads=tuple(loads))
     after = _test([(again or 0.0, b) for _, _, b, again in timed], prompts)
     num_untimed = len({pair.prompt for pair in pairs}) - before.num_groups
     answer = _answer(before, after, medians, num_untimed)
-    return Speed(answer, len(timed), a_s, b_s, before, after, tuple(loads))
+    return SpeedAnswer(answer, len(timed), a_s, b_s, before, after, tuple(loads))
 
 
 def untimed(prepared: Prepared) -> str | None:

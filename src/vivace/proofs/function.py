@@ -107,5 +107,5 @@ def _imported(side: FunctionSide) -> Callable[..., Any]:
             f"{side.text} cannot be imported: {reason(error)}; run vivace in the folder of the module"
         ) from error
     if not callable(target):
-        raise UsageError(f"{side.text} is no function")
+        raise UsageError(f"{side.text} is not a function")
     return target  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivace.errors import Unsupported, UsageError
-from vivace.proofs.figures import PairFigures, ReadImage
+from vivace.proofs.pair_figures import PairFigures, ReadImage
 from vivace.proofs.reader import HOW_TO_INSTALL, TextReader
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.proofs.words import share_missed, words_of

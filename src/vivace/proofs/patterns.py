@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.measure.quality import Pixels, luminance
-from vivace.proofs.figures import PairFigures
-from vivace.proofs.findings import ImageFinding, RequestOf, is_lossy
+from vivace.measure.image_metrics import Pixels, luminance
+from vivace.proofs.image_findings import ImageFinding, RequestOf, is_lossy
+from vivace.proofs.pair_figures import PairFigures
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 

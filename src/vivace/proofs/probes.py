@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.proofs.drawing import SETTINGS, DrawJob, Settings
+from vivace.proofs.prepare_sides import Prepared
 from vivace.proofs.sides import ComfySide, EndpointSide, FunctionSide
-from vivace.proofs.sources import Prepared
 from vivace.report.value_text import count
 
 _NUM_REPEATS = 3

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from vivace.proofs.as_good import WitnessResult
 from vivace.proofs.by_size import SizeFigures
-from vivace.proofs.checks import ServerCheck
 from vivace.proofs.drawing import Settings
-from vivace.proofs.fast import Speed
-from vivace.proofs.figures import AGAINST, PairFigures, ReadImage
-from vivace.proofs.findings import ImageFinding
+from vivace.proofs.fast import SpeedAnswer
+from vivace.proofs.image_findings import ImageFinding
 from vivace.proofs.legible import Legibility
+from vivace.proofs.pair_figures import AGAINST, PairFigures, ReadImage
 from vivace.proofs.same import OwnDistances, means, nearness
+from vivace.proofs.server_checks import ServerCheck
 from vivace.proofs.speed_text import speed_dict
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
@@ -97,7 +97,7 @@ class Proof:
     good: ProofAnswer
     legibility: Legibility
     honest: ProofAnswer
-    speed: Speed
+    speed: SpeedAnswer
     fail_under: tuple[FailUnder, ...] = ()
 
     @property

@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from vivace import __version__
 from vivace.proofs.as_good import Standing, WitnessResult
-from vivace.proofs.checks import Status
-from vivace.proofs.fast import Speed, ratio_in_words, seconds_in_words
+from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import Legibility, difference_in_words
 from vivace.proofs.proof_text import described, distance_rows, metric
+from vivace.proofs.server_checks import Status
 from vivace.proofs.side_by_side import counts, order_in_words, rows_of, rows_of_words
 from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.speed_text import cells_of, in_time, name_of
@@ -197,7 +197,7 @@ def _words(legibility: Legibility) -> PairedLine | None:
     )
 
 
-def _latency(speed: Speed) -> PairedLine | None:
+def _latency(speed: SpeedAnswer) -> PairedLine | None:
     if speed.test is None or speed.a_s is None or speed.b_s is None:
         return None
     ratio_after = "" if speed.after is None else f"; beside A drawn again {ratio_in_words(speed.after)}"

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vivace.proofs.fast import Speed, ratio_in_words, seconds_in_words
+from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import Legibility, difference_in_words
 from vivace.proofs.lost_words import lost_most, read_in_words
 from vivace.proofs.same import means
@@ -123,7 +123,7 @@ def _words(legibility: Legibility) -> Iterator[str]:
         yield from _wrapped(text, indent="    ")
 
 
-def _speed(speed: Speed) -> Iterator[str]:
+def _speed(speed: SpeedAnswer) -> Iterator[str]:
     if speed.test is not None and speed.a_s is not None and speed.b_s is not None:
         a, b = seconds_in_words(speed.a_s), seconds_in_words(speed.b_s)
         yield ""

@@ -12,11 +12,11 @@ from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.drawing import Settings
 from vivace.proofs.fast import untimed
 from vivace.proofs.legible import check_words_can_be_read
+from vivace.proofs.prepare_sides import DEFAULT_NUM_PROMPTS, DrawRequest, Prepared, prepare
 from vivace.proofs.proof import METRICS, Claim, Proof
 from vivace.proofs.proving import OnProgress, Options, conclude, draw_side, open_store
 from vivace.proofs.scoring import Judges, find_all
 from vivace.proofs.side_loads import LEAST_REQUESTS, LoadRequest, check_loads, measure_loads
-from vivace.proofs.sources import DEFAULT_NUM_PROMPTS, DrawRequest, Prepared, prepare
 from vivace.spec.input_errors import InputErrors
 from vivace.spec.sizes import Size
 from vivace.spec.study import WorkloadRequest

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 
 from vivace.proofs.as_good import as_good, witness_results
 from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_size
-from vivace.proofs.checks import (
-    honest,
-)
 from vivace.proofs.drawing import DrawingFailed, DrawJob, Settings
 from vivace.proofs.endpoint import Endpoint
 from vivace.proofs.examining import StoredImages, checks_of, endpoint_of, findings_of
 from vivace.proofs.fast import speed, untimed
-from vivace.proofs.figures import Distances, PairFigures, ReadImage, compare_pair
-from vivace.proofs.findings import (
+from vivace.proofs.image_findings import (
     broken_pairs,
 )
 from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
+from vivace.proofs.pair_figures import Distances, PairFigures, ReadImage, compare_pair
+from vivace.proofs.prepare_sides import Prepared
 from vivace.proofs.probes import (
     main_jobs,
     own_jobs,
@@ -32,11 +30,13 @@ from vivace.proofs.probes import (
     timing_jobs,
 )
 from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
+from vivace.proofs.proof_store import Letter, ProofStore
 from vivace.proofs.same import ROUNDING_DB, OwnDistances, means, same_picture
 from vivace.proofs.scoring import Judges, add_all_scores
+from vivace.proofs.server_checks import (
+    honest,
+)
 from vivace.proofs.side_loads import SideLoad
-from vivace.proofs.sources import Prepared
-from vivace.proofs.store import Letter, ProofStore
 from vivace.proofs.verdict import ProofVerdict
 from vivace.report.value_text import count
 

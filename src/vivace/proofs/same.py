@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vivace.proofs.figures import AGAINST, PairFigures
+from vivace.proofs.pair_figures import AGAINST, PairFigures
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS

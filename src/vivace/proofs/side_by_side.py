@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vivace.measure.quality import Pixels, luminance
-from vivace.proofs.figures import PairFigures, ReadImage
+from vivace.measure.image_metrics import Pixels, luminance
 from vivace.proofs.legible import Legibility
 from vivace.proofs.lost_words import lost_most, read_in_words
+from vivace.proofs.pair_figures import PairFigures, ReadImage
 from vivace.proofs.proof_text import metric
 from vivace.proofs.same import Nearness, nearness
 from vivace.report.grid import AMPLIFIED, MAX_EMBEDDED_SIDE, EmbeddedImage, png_image, reduced, webp_image

@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from vivace.errors import UsageError, VivaceError
 from vivace.load_testing.aiperf import read_aiperf
-from vivace.load_testing.rows import LoadRow, RequestSettings, read_rows, write_rows
+from vivace.load_testing.load_rows import LoadRow, RequestSettings, read_rows, write_rows
+from vivace.load_testing.load_target import LoadTarget, Variant, with_model
 from vivace.load_testing.stages import LoadPlan, measure
-from vivace.load_testing.target import LoadTarget, Variant, with_model
+from vivace.proofs.prepare_sides import ImageSource, Prepared
 from vivace.proofs.probes import main_jobs
+from vivace.proofs.proof_store import Letter, ProofStore
 from vivace.proofs.sides import EndpointSide
-from vivace.proofs.sources import ImageSource, Prepared
-from vivace.proofs.store import Letter, ProofStore
 
 LEAST_REQUESTS = 8
 """Least number of requests: one for each client."""
@@ -69,7 +69,7 @@ def check_loads(prepared: Prepared, request: LoadRequest) -> None:
     for letter, source, folder in _aiperf(prepared, request):
         if not isinstance(source.side, EndpointSide):
             raise UsageError(
-                f"--aiperf-{letter}: {letter.upper()} is no images endpoint, but {source.side.text}"
+                f"--aiperf-{letter}: {letter.upper()} is not an images endpoint but {source.side.text}"
             )
         read_aiperf(folder, source.side.text, None)
 

@@ -23,7 +23,7 @@ from vivace.errors import RecipeError, UsageError
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.untrusted.files import parse_json, user_path
 
 _PYTHON = "python:"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.load_testing.figures import figures_of
+from vivace.load_testing.load_figures import figures_of
 from vivace.load_testing.load_report import as_dict, figure_text
-from vivace.load_testing.rows import LoadRow
-from vivace.proofs.fast import Speed
+from vivace.load_testing.load_rows import LoadRow
+from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.side_loads import SideLoad
 from vivace.stats import EquivalenceTest
 from vivace.stats.intervals import Interval
@@ -58,7 +58,7 @@ def cells_of(row: LoadRow) -> list[str]:
     ]
 
 
-def speed_dict(speed: Speed) -> dict[str, Any]:
+def speed_dict(speed: SpeedAnswer) -> dict[str, Any]:
     """Return the figures as JSON values."""
     test = speed.test
     return {

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vivace.measure.quality import match
-from vivace.proofs.checks import ReadDrawn, ServerCheck, Status, are_equal, is_near, missing
+from vivace.measure.image_metrics import match
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
 from vivace.proofs.endpoint import Endpoint
-from vivace.proofs.figures import ReadImage
 from vivace.proofs.http import NoAnswer
+from vivace.proofs.pair_figures import ReadImage
+from vivace.proofs.server_checks import ReadDrawn, ServerCheck, Status, are_equal, is_near, missing
 
 _AT_ONCE = 4
 _CANCELLED_AFTER = 0.3

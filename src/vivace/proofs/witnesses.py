@@ -1,6 +1,6 @@
 """Witnesses of quality that need no model: the first things to notice when a decoder, a scale or a dtype is wrong.
 
-    sharpness    variance of the Laplacian of the luminance (see `measure.quality`); a blurring decoder lowers it
+    sharpness    variance of the Laplacian of the luminance (see `measure.image_metrics`); a blurring decoder lowers it
     contrast     standard deviation of the luminance
     saturation   mean of max(R, G, B) - min(R, G, B)
     brightness   mean luminance
@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.measure.quality import Pixels, luminance, sharpness
+from vivace.measure.image_metrics import Pixels, luminance, sharpness
 
 _LEAST = {"sharpness": 1.0, "contrast": 1.0, "saturation": 1.0}
 """Added to both values of a ratio, so that flat and grey images have one."""

@@ -35,7 +35,7 @@ class Workflow:
             self._nodes = read_object(user_path(file))
             if not self._nodes or not all(_is_node(node) for node in self._nodes.values()):
                 raise ValueError(
-                    "it is no workflow in the API format, which has class_type and inputs in each node"
+                    "it is not a workflow in the API format, which has class_type and inputs in each node"
                 )
         self._has_placeholders = any(f"%{name}%" in _texts(self._nodes) for name in ("prompt", "seed"))
         self._places = {} if self._has_placeholders else self._find_places()
@@ -127,9 +127,7 @@ def _replaced(value: Any, values: dict[str, Any]) -> Any:
         if placeholder not in value:
             continue
         if content is None:
-            raise UsageError(
-                f"the workflow has {placeholder}, and nothing says its value; give the option for it"
-            )
+            raise UsageError(f"the workflow has {placeholder}, which has no value; give the option for it")
         if value.strip() == placeholder:
             return content
         if name != "prompt":

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from vivace.spec.recipe import print_value
+from vivace.spec.recipe_syntax import print_value
 from vivace.technique import Arithmetic, Machine, Target, Technique
 from vivace.techniques import ALIASES
 
@@ -41,8 +41,7 @@ def _usage(knob: dict[str, Any]) -> str:
 
 
 def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]:
-    """Return the choices, how each treats weights and products, and why it is unsupported on the machine,
-    if so.
+    """Return the choices with their arithmetic, and why a choice is unsupported on the machine.
 
     That is the technique with each choice of its first knob (or a typical value of it), and with each choice of its
     other knobs: with the first value that this goes with, and those that do something else to numbers then.
@@ -67,7 +66,7 @@ def variants(technique: type[Technique]) -> dict[str, Technique]:
 
 
 def choices(technique: Technique) -> tuple[object, ...]:
-    """Return the variant of a technique: its name, and the knobs that are choices, whatever its numbers are."""
+    """Return the variant of a technique: its name and the knobs that are choices, without its numbers."""
     knobs = technique.knobs()
     return (technique.name, *(getattr(technique, name) for name, field in knobs.items() if _choices(field)))
 
@@ -102,7 +101,7 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
 
 
 def _completion(technique: type[Technique], knobs: dict[str, Any], others: list[str]) -> dict[str, Any]:
-    """Return the knob that these need beside them: a scheme outside the default library names its own."""
+    """Return the further knob that these need: a scheme outside the default library names its backend."""
     if _valid(technique, knobs) is None:
         for name in others:
             for choice in _choices(technique.knobs()[name]):
@@ -146,7 +145,7 @@ def _default(value: Any) -> Any:
 
 
 def _typical(name: str, field: Any) -> Any:
-    """Return the default, a value worth tuning, or for a text that only the user knows its name: PATH."""
+    """Return the default, a value worth tuning, or a placeholder such as PATH."""
     if not field.is_required():
         return field.default
     return next(iter(_tune(field)), name.upper())

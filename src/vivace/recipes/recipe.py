@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from vivace.errors import RecipeError
 from vivace.spec.input_errors import expectation_of
-from vivace.spec.recipe import BASELINE, RecipeSpec, TechniqueCall
+from vivace.spec.recipe_syntax import BASELINE, RecipeSpec, TechniqueCall
 from vivace.spec.sizes import Size
 from vivace.technique import COMPONENTS, Rule, Technique
 from vivace.techniques import TECHNIQUES
@@ -28,7 +28,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Techniques in stage order, no two of which conflict.
+    """Techniques in stage order, without conflicts.
 
     Made by `resolve(text)`, by `Recipe.of(techniques)`, from a Record by `Recipe.from_spec`, or by editing another one.
     """
@@ -91,7 +91,7 @@ class Recipe:
 
     @property
     def loads_from_host(self) -> bool:
-        """Whether the model is loaded into host memory first, so that it need not fit the GPU as it is.
+        """Whether the model is loaded into host memory first, so that the original need not fit the GPU.
 
         A technique that runs prompts before the model is made smaller needs it on the GPU as it is.
         """
@@ -123,7 +123,7 @@ class Recipe:
         return Recipe.of((*self.techniques, *added))
 
     def without(self, *removed: str | Technique) -> Recipe:
-        """Return the recipe without some techniques: by name all of that name, by value that one."""
+        """Return the recipe without some techniques: a name removes all of that name, a value only that one."""
         return Recipe(tuple(t for t in self.techniques if t.name not in removed and t not in removed))
 
     def replacing(self, *added: Technique) -> Recipe:
@@ -142,7 +142,7 @@ def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
 
 
 def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
-    """Yield pairs that own the same slot of a component, or of which one excludes a trait of the other."""
+    """Yield pairs that own the same slot of a component, or where one excludes a trait of the other."""
     owners: dict[tuple[str, str], int] = {}
     for position, technique in enumerate(techniques):
         for slot, target in sorted(technique.slots):

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from vivace.errors import RecipeError, nearest
 from vivace.recipes.recipe import Recipe, conflicts, in_order
 from vivace.spec.input_errors import expectation_of, shorten
-from vivace.spec.recipe import BASELINE, ParsedTechnique, parse_recipe
+from vivace.spec.recipe_syntax import BASELINE, ParsedTechnique, parse_recipe
 from vivace.technique import COMPONENTS, DENOISERS, Component, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 
@@ -161,7 +161,7 @@ def _expectation(key: str, technique: type[Technique]) -> str:
 
 
 def _limits(field: FieldInfo) -> list[Any]:
-    """Return the range of a knob. Of an optional number pydantic keeps it inside the number's own annotation."""
+    """Return the range of a knob. For an optional number, pydantic keeps it inside the annotation of the number."""
     limits = list(field.metadata)
     for argument in get_args(field.annotation):
         limits += getattr(argument, "__metadata__", ())

@@ -18,7 +18,6 @@ from vivace.memory.predict import Prediction
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
-from vivace.recommendation.answer import LeftOut, RecipeFigures, Recommendation
 from vivace.recommendation.criteria import GOALS, Criteria, Goal, parse_size
 from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
@@ -26,6 +25,7 @@ from vivace.recommendation.own_steps import at_own_steps
 from vivace.recommendation.predicted_tables import Card, fits_published, predicted_table, typical_gpu
 from vivace.recommendation.ranking import Ranked, pooled
 from vivace.recommendation.recipe_figures import basis_of, figures_of, limit_of
+from vivace.recommendation.recommendation import LeftOut, RecipeFigures, Recommendation
 from vivace.recommendation.row_filter import RowFilter
 from vivace.recommendation.sentences import assessed, next_commands, quality_of, why_lost
 from vivace.recommendation.speed_limit import chip_limit

@@ -23,9 +23,9 @@ from vivace.memory.weightless import Weightless
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recommendation.advise import recommend_from
-from vivace.recommendation.answer import RecipeFigures, Recommendation
 from vivace.recommendation.criteria import Criteria
 from vivace.recommendation.predicted_tables import Card
+from vivace.recommendation.recommendation import RecipeFigures, Recommendation
 from vivace.studies.published_tables import published_tables
 
 MOST_TRIED = 5

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vivace.hardware import Near
-from vivace.recommendation.answer import Elsewhere, OtherModel
 from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.ranking import NOISE
 from vivace.recommendation.recipe_figures import basis_of, figures_of
+from vivace.recommendation.recommendation import Elsewhere, OtherModel
 from vivace.recommendation.row_filter import RowFilter
 from vivace.recommendation.weighing import RankedTable
 from vivace.spec.workload import Task

@@ -22,7 +22,7 @@ from vivace.recommendation.kin import Kin
 from vivace.recommendation.projection import around, by_operations, on_chip
 from vivace.recommendation.recorded_speeds import Speeds, known_speeds
 from vivace.recommendation.speed_limit import flop_of_call
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.stats import Interval
 from vivace.technique import DENOISERS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from vivace.evidence.tables import EvidenceRow
 from vivace.hardware import Near
 from vivace.memory.footprints import footprints
-from vivace.recommendation.answer import Basis, RecipeFigures
 from vivace.recommendation.ranking import Ranked, gain_of
+from vivace.recommendation.recommendation import Basis, RecipeFigures
 from vivace.recommendation.row_filter import RowFilter
 from vivace.recommendation.speed_limit import ChipLimit, chip_limit
 from vivace.recommendation.weighing import RankedTable, projected

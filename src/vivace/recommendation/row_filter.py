@@ -13,10 +13,10 @@ from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.hardware import Near, capability_of
 from vivace.memory.fit import RESERVE_BYTES
 from vivace.recipes.recipe import Recipe
-from vivace.recommendation.answer import LeftOut, Reason
 from vivace.recommendation.criteria import Criteria
 from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.predicted_tables import Card
+from vivace.recommendation.recommendation import LeftOut, Reason
 from vivace.report.summary import size
 from vivace.spec.limits import ONE_VIEW, Limits
 from vivace.stats import Gate, gate

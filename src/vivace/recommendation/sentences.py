@@ -11,11 +11,11 @@ from vivace.hardware import Gpu, capability_of, known_gpu
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.summary import ratio, seconds, size
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.stats import ONE_ROUND_MARGIN, Gate
 
 if TYPE_CHECKING:
-    from vivace.recommendation.answer import Basis, Elsewhere, RecipeFigures, Recommendation, Sure
+    from vivace.recommendation.recommendation import Basis, Elsewhere, RecipeFigures, Recommendation, Sure
 
 
 def quality_of(answer: Recommendation) -> str:

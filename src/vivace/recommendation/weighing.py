@@ -10,11 +10,11 @@ from itertools import groupby
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.hardware import Near, capability_of, known_gpu, near
 from vivace.memory.footprints import footprints
-from vivace.recommendation.answer import LeftOut
 from vivace.recommendation.criteria import Goal
 from vivace.recommendation.kin import Kin, kin_of
 from vivace.recommendation.projection import on_chip
 from vivace.recommendation.ranking import NOISE, Selection, choose, rank
+from vivace.recommendation.recommendation import LeftOut
 from vivace.recommendation.row_filter import RowFilter
 from vivace.recommendation.speed_limit import flop_of_call
 from vivace.stats import Interval

@@ -13,7 +13,7 @@ from vivace.report.rows import Row
 from vivace.report.scatter import plots
 from vivace.report.summary import ratio, seconds
 from vivace.report.value_text import shortened
-from vivace.spec.recipe import short_form
+from vivace.spec.recipe_syntax import short_form
 from vivace.untrusted.terminal_text import plain
 
 _WIDTH = 820

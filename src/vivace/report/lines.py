@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vivace.report.gate import broken_images
-from vivace.report.quality import Fidelity
+from vivace.report.fidelity import Fidelity
+from vivace.report.quality_gate import broken_images
 from vivace.report.rows import Row
 from vivace.stats import Gate, Interval, Verdict
 

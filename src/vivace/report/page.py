@@ -38,7 +38,7 @@ from vivace.report.summary import (
     standing,
 )
 from vivace.report.value_text import between_s, breakable, count, date, sentence, shortened
-from vivace.spec.recipe import short_form
+from vivace.spec.recipe_syntax import short_form
 from vivace.spec.record import Record
 
 MAX_IMAGE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed

@@ -34,7 +34,7 @@ from vivace.stats import Interval, mean_interval
 Vectors = NDArray[np.float64]
 
 SURE_PASS, SURE_FAIL = 0.95, 0.9
-"""As in `report.quality`."""
+"""As in `report.fidelity`."""
 _FARTHEST = math.log(4)
 _ROUNDING = {"colours": 0.5, "shapes": 0.5, "content": 0.01}
 """Added to both distances of a ratio: what rounding to 8 bits makes of equal images. Of 255; of a unit vector."""

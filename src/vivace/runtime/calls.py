@@ -40,7 +40,7 @@ def generators_of(call: Call) -> dict[str, Any]:
 def with_size_of_image(
     pipe: DiffusionPipeline, defaults: dict[str, Any], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a call's defaults with the size of its image argument, unless the call has a size too.
+    """Return a call's defaults with the size of its image argument, unless the call sets a size itself.
 
     diffusers would stretch the image to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's
     would draw 1024x1024 pixels whatever the size.
@@ -81,7 +81,7 @@ def _of_its_image(defaults: dict[str, Any], arguments: dict[str, Any]) -> dict[s
 
 
 def why_no_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> str | None:
-    """Return why a call would run no step, or None: with a small strength of few steps, a recipe may leave none."""
+    """Return why a call would run no step, or None. A small strength and few steps can leave none."""
     strength, steps = call.get("strength"), call.get("num_inference_steps")
     if not isinstance(strength, int | float) or not isinstance(steps, int) or not 0 < strength <= 1:
         return None
@@ -94,7 +94,7 @@ def why_no_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> str | None:
 
 
 def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
-    """Move a pipeline's ControlNet to the device, and cast its inputs and outputs: it takes the denoiser's inputs.
+    """Move a pipeline's ControlNet to the device, and cast its inputs, which are the denoiser's, and its outputs.
 
     Techniques change the denoiser alone. The ControlNet is patched as an instance.
     """

@@ -1,4 +1,4 @@
-"""Write a model's denoiser, with its weights as a recipe changes them, as one file that ComfyUI reads.
+"""Write a model's denoiser, with the weights that a recipe makes, as one file that ComfyUI reads.
 
 Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
 granularity, because the format has one; of `fp8_static` also the scale of each layer's inputs. They are rounded once,
@@ -134,7 +134,7 @@ def write_denoiser(
 
 def _check_destination(path: Path) -> None:
     if path.suffix != SUFFIX or is_stream(path):
-        raise UsageError(f"{path} is no name of a {SUFFIX} file, which ComfyUI's loaders look for")
+        raise UsageError(f"{path} does not end in {SUFFIX}, which ComfyUI's loaders look for")
     if would_overwrite(path):
         raise _exists(path)
     check_writable(path)
@@ -164,7 +164,7 @@ def _divided(recipe: Recipe) -> _Parts:
                 parts.notes.append(f"{technique.text}: set its steps, guidance and sampler in ComfyUI")
         elif isinstance(technique, Lora):
             raise Unsupported(
-                f"{technique.text}: a hot LoRA is no part of the weights; merge it (without hot)"
+                f"{technique.text}: a hot LoRA is not part of the weights; merge it (without hot)"
             )
         elif isinstance(technique, Prune):
             raise Unsupported(

@@ -1,4 +1,4 @@
-"""Encode prompts before a call, so that the timed part has no text encoders."""
+"""Encode prompts before a call, so that the timed part runs no text encoder."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def target_of(
     defaults: dict[str, Any] | None = None,
     prompts: Sequence[str] = (),
 ) -> Target:
-    """Return what the techniques of a recipe are applied to; the arguments are those of `session_of`."""
+    """Return the target of a recipe's techniques; the arguments are those of `session_of`."""
     tiny = located.tiny_vae
     return Target(
         where=Placement(

@@ -84,7 +84,7 @@ def _session(denoiser: PeerDenoiser) -> Session:
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
-    from vivace.spec.recipe import BASELINE
+    from vivace.spec.recipe_syntax import BASELINE
     from vivace.technique import ModelFacts, Placement, Target
 
     def open_session(recipe: str) -> Session:

@@ -1,4 +1,4 @@
-"""The pipeline that a recipe is applied to: of a published model, or of a saved folder, whose weights are changed."""
+"""The pipeline that a recipe is applied to: of a published model, or of a saved folder with changed weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from vivace.errors import RecipeError, Unsupported, UnusableModel
 from vivace.machinery.lora.merge import merge
-from vivace.measure.environment import library_versions
 from vivace.measure.machine import this_machine
+from vivace.measure.this_environment import library_versions
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
 from vivace.models.load import load_pipeline
@@ -70,7 +70,7 @@ def _rebuild(located: LocatedModel, recipe: Recipe) -> Rebuild:
 
 
 def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
-    """Return a recipe with that of a saved folder, part of which its weights contain; unchanged for other models.
+    """Return a recipe combined with the stored one of a saved folder; unchanged for other models.
 
     Raises:
         UnusableModel: this version has no such recipe.
@@ -110,7 +110,7 @@ def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
 
 
 def precedes(technique: Technique, recipe: Recipe, stored: set[str]) -> Technique | None:
-    """Return a stored technique that comes after another one in the order, on a component of both; None without one."""
+    """Return a stored technique that is applied after this one and shares a component with it; None without one."""
     after = recipe.techniques[recipe.techniques.index(technique) + 1 :]
     where = set(technique.targets or COMPONENTS)
     return next((t for t in after if t.text in stored and where & set(t.targets or COMPONENTS)), None)
@@ -132,7 +132,7 @@ def stored_effects(located: LocatedModel) -> dict[str, Effect]:
 
 
 def notes_on_versions(located: LocatedModel) -> list[str]:
-    """Return the libraries with another version than when a folder was saved: images may differ in the last bits."""
+    """Return the libraries whose version has changed since a folder was saved: images may differ in the last bits."""
     if located.saved is None:
         return []
     then, now = located.saved.environment.libraries, library_versions()

@@ -62,7 +62,7 @@ class CheckedRequest:
 
 
 def checked_request(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> CheckedRequest:
-    """Return a request for images, having checked all that can be checked before a model is loaded.
+    """Check a request for images as far as possible before a model is loaded, and return it.
 
     Args:
         model: what `vivace.load` takes.

@@ -1,4 +1,4 @@
-"""A pipeline as it was before a recipe: put back after a refusal, if that is possible.
+"""Restore a pipeline to its state before a recipe, if the recipe is refused.
 
 Techniques change attributes, hooks and layers, and weights. What refers to weights is remembered weakly, so that those
 which a technique replaces are freed at once, as without this. Hence only a pipeline whose weights are all untouched can
@@ -24,7 +24,7 @@ _PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})
 
 @contextmanager
 def put_back_on_error(pipe: Any) -> Iterator[None]:
-    """Put a pipeline back if the block raises an error, or note in the error that it could not be."""
+    """Restore a pipeline if the block raises an error, or note in the error that this failed."""
     before = Snapshot(pipe)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Save a model with its recipe: the weights as the recipe makes them, so that no load quantises or merges again."""
+"""Save a model with its recipe: its weights are quantised and merged once, not at every load."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
-from vivace.measure.environment import environment
 from vivace.measure.machine import check_works, this_machine
-from vivace.models.export import atomic_folder, left_behind
+from vivace.measure.this_environment import environment
+from vivace.models.export_embedded import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import num_bytes
@@ -127,7 +127,7 @@ def check_source(located: LocatedModel) -> None:
 
 
 def _check_order(recipe: Recipe, stored: Recipe, device: str) -> None:
-    """Raise Unsupported if a technique that is applied when the folder is loaded belongs before one that is saved."""
+    """Raise Unsupported if a technique that is applied at load time belongs before one that is saved."""
     texts = {technique.text for technique in stored}
     machine = Target.of_machine(this_machine(device))
     for technique in recipe:

@@ -23,9 +23,9 @@ from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.loras import set_lora
 from vivace.runtime.outputs import PipelineOutput
 from vivace.runtime.safety import warn_of_hidden
-from vivace.runtime.sizes import warm_up
 from vivace.runtime.step_ends import with_step_ends
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
+from vivace.runtime.warm_up import warm_up
 from vivace.technique import (
     CallContext,
     Component,
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 OnTechnique = Callable[[Technique, "Script | None", "str | None"], None]
-"""Called for each technique in order with its script (see `Technique.script`), or with why it was left out."""
+"""Called for each technique in order with its script (see `Technique.script`), or with the reason why it was left
+out."""
 
 
 class Session:

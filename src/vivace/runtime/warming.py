@@ -1,4 +1,4 @@
-"""Compile a recipe's code ahead of its use, for one size or several, and import code that another machine compiled."""
+"""Compile a recipe ahead of its use, for one size or several, and import code compiled on another machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import open_session
-from vivace.runtime.sizes import WarmedSize, draw_twice
+from vivace.runtime.warm_up import WarmedSize, draw_twice
 
 if TYPE_CHECKING:
     from vivace.spec.workload import Workload

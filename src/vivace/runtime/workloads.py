@@ -124,7 +124,7 @@ def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ..
 
 
 def _limits(located: LocatedModel) -> SizeLimits:
-    """Return the sizes that images are fitted to; those of an unknown model are multiples that any takes."""
+    """Return the sizes that images are fitted to; for an unknown model, multiples that every model accepts."""
     entry, own = located.entry, located.defaults
     return SizeLimits(
         multiple=entry.size_multiple if entry else 32,

@@ -230,7 +230,7 @@ def _check_tensor(
 def _read_description(text: str, described: Described) -> None:
     content = parse_json(text, unique=True)
     if not isinstance(content, dict) or not content.keys() <= {"quantised", "shared", "orders"}:
-        raise ValueError("it is no description of a saved component")
+        raise ValueError("it is not a description of a saved component")
     for name, stored in dict(content.get("quantised", {})).items():
         try:
             described.quantised[str(name)] = StoredTensor.of_json(stored)

@@ -118,11 +118,11 @@ def _kind_of(name: str, kind: Any) -> Any:
     """Return a network's class, having checked that a saved folder can name it.
 
     Raises:
-        Unsupported: it is no public class of diffusers or transformers.
+        Unsupported: it is not a public class of diffusers or transformers.
     """
     if _public(kind.__module__.partition(".")[0], kind.__name__) is not kind:
         raise Unsupported(
-            f"the {name} cannot be saved: {kind.__name__} is no public class of diffusers or transformers; load "
+            f"the {name} cannot be saved: {kind.__name__} is not a public class of diffusers or transformers; load "
             "the model without it"
         )
     return kind

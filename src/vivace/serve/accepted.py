@@ -31,7 +31,7 @@ def accepted_format(header: str, format_: str) -> str | None:
             return None
     if weights and all(kind.startswith(_OTHERS) for kind, _ in weights):
         raise ValueError(
-            f"Accept: {header[:100]} names no type that is made here; {', '.join(MIME.values())} are"
+            f"Accept: {header[:100]} has none of the types that this server sends: {', '.join(MIME.values())}"
         )
     return None
 

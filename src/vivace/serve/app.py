@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from vivace.serve.checks import Checks
 from vivace.serve.described import KEYED, OPEN, Alive, Health, ModelList, describe
 from vivace.serve.edits import IMAGE_NAMES
 from vivace.serve.image_routes import add_images
@@ -21,6 +20,7 @@ from vivace.serve.jobs import JobError
 from vivace.serve.metrics import Metrics
 from vivace.serve.pool import ReplicaPool
 from vivace.serve.replica import Phase, Replica
+from vivace.serve.request_checks import Checks
 from vivace.serve.requests import EditRequest, GenerationRequest, RequestError, unfit_loras
 from vivace.serve.responses import KeptImages, error_body
 from vivace.serve.settings import ServeSettings

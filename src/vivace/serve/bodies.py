@@ -38,13 +38,13 @@ async def read_object(request: Request) -> dict[str, Any]:
     try:
         content = parsed_json(body)
     except json.JSONDecodeError as error:
-        raise RequestError(None, f"the body is no JSON: {error}") from None
+        raise RequestError(None, f"the body is not JSON: {error}") from None
     except UnicodeDecodeError:
-        raise RequestError(None, "the body is no JSON: its text is not UTF-8") from None
+        raise RequestError(None, "the body is not JSON: its text is not UTF-8") from None
     except ValueError as error:
         raise RequestError(None, f"the body cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise RequestError(None, 'the body is no JSON object; give one, e.g. {"prompt": "a red circle"}')
+        raise RequestError(None, 'the body is not a JSON object; give one, e.g. {"prompt": "a red circle"}')
     return content
 
 

@@ -14,9 +14,9 @@ from starlette.datastructures import FormData, UploadFile
 from vivace.errors import UsageError
 from vivace.models.sources import PixelLimits, fit
 from vivace.models.tasks import names_of
-from vivace.serve.forms import read_parts
 from vivace.serve.jobs import JobPicture
-from vivace.serve.requests import EditRequest, RequestError, Source, check_model, requested_size
+from vivace.serve.multipart_form import read_parts
+from vivace.serve.requests import EditRequest, RequestError, RequestSource, check_model, requested_size
 from vivace.serve.settings import ModelState, ServeSettings
 from vivace.spec.sizes import Size
 from vivace.spec.workload import Task
@@ -46,7 +46,7 @@ class Uploads:
 class Fitted:
     """Images fitted to a size, and the assumptions about the received ones."""
 
-    source: Source
+    source: RequestSource
     notes: tuple[str, ...]
 
 
@@ -170,7 +170,7 @@ def _read(
                 "mask", "it marks nothing: make transparent what is to change, or paint it white on black"
             )
         pictures.append(_sent(names.mask, fit(mask, size.height, size.width)))
-    return Fitted(Source(task, size, tuple(pictures), call), tuple(notes))
+    return Fitted(RequestSource(task, size, tuple(pictures), call), tuple(notes))
 
 
 def nearest_size(sent: Size, settings: ServeSettings, state: ModelState) -> Size:

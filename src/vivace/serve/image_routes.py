@@ -25,9 +25,9 @@ from vivace.serve.pool import ReplicaPool
 from vivace.serve.requests import (
     EditRequest,
     GenerationRequest,
-    ImageRequest,
+    ImageBody,
     RequestError,
-    Source,
+    RequestSource,
     jobs_of,
 )
 from vivace.serve.responses import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
 """Seconds between checks whether the client of a waiting handler has gone."""
-_Request = TypeVar("_Request", bound=ImageRequest)
+_Request = TypeVar("_Request", bound=ImageBody)
 _LOADING = {"Retry-After": "5"}
 _NOT_KEPT = (
     f"no such image: each is kept for {KEPT_S / 60:.0f} minutes, until {KEPT_BYTES / 1e6:.0f} MB of newer ones are, or "
@@ -115,16 +115,16 @@ def _loading() -> JSONResponse:
 
 async def _answer(
     request: Request,
-    body: ImageRequest,
+    body: ImageBody,
     state: ModelState,
-    source: Source | None = None,
+    source: RequestSource | None = None,
     notes: tuple[str, ...] = (),
 ) -> Response:
     """Draw the images of a request and return them as it asks."""
     settings: ServeSettings = request.app.state.settings
     if request.query_params:
         name = next(iter(request.query_params))[:100]
-        raise RequestError(name, f"{name} is in the address, where nothing is read; give it in the body")
+        raise RequestError(name, f"{name} is in the URL, whose parameters are not read; send it in the body")
     accepted = _accepted(request, body)
     jobs = jobs_of(body, settings, state, source)
     _check_kept(body, jobs)
@@ -153,7 +153,7 @@ async def _answer(
     return JSONResponse(content | ({"notes": list(notes)} if notes else {}), headers=headers)
 
 
-def _accepted(request: Request, body: ImageRequest) -> str | None:
+def _accepted(request: Request, body: ImageBody) -> str | None:
     """Return the format whose bytes a client asks for by its Accept header; None for JSON or events.
 
     Raises:
@@ -177,7 +177,7 @@ def _accepted(request: Request, body: ImageRequest) -> str | None:
     return format_
 
 
-def _check_kept(body: ImageRequest, jobs: list[ImageJob]) -> None:
+def _check_kept(body: ImageBody, jobs: list[ImageJob]) -> None:
     """Raise RequestError if the images of a request would drive each other out before their URLs are known."""
     num_bytes = sum(3 * job.size.width * job.size.height for job in jobs)
     if body.response_format == "url" and num_bytes > KEPT_BYTES:
@@ -189,7 +189,7 @@ def _check_kept(body: ImageRequest, jobs: list[ImageJob]) -> None:
 
 
 def _data(
-    request: Request, body: ImageRequest, images: list[Drawn], encoded: list[EncodedImage]
+    request: Request, body: ImageBody, images: list[Drawn], encoded: list[EncodedImage]
 ) -> list[dict[str, Any]]:
     if body.response_format == "b64_json":
         return [
@@ -228,7 +228,7 @@ async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
 
 
 async def _streamed(
-    request: Request, body: ImageRequest, jobs: list[ImageJob], kind: str, notes: tuple[str, ...]
+    request: Request, body: ImageBody, jobs: list[ImageJob], kind: str, notes: tuple[str, ...]
 ) -> Response:
     """Return a stream of partial images and the finished ones. An image that fails ends it, and the other images.
 

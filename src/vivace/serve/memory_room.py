@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vivace.errors import Unsupported, VivaceError
 from vivace.measure.surroundings import machine_bytes
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.benchmark.places.ray_pool import check_answers
+from vivace.benchmark.places.ray_nodes import check_answers
 from vivace.errors import Unsupported, UsageError
 from vivace.serve.process import COMMAND
-from vivace.serve.ray_drawer import Drawer, Order
+from vivace.serve.ray_drawer import Order, RayReplica
 from vivace.serve.ray_pool import RayPool, Stream
 from vivace.serve.settings import ModelState, ServeSettings
 
@@ -86,7 +86,7 @@ def application(
 
     is_fixed = replicas.least == replicas.most
 
-    class RayDrawer(Drawer):
+    class RayDrawer(RayReplica):
         def __init__(self) -> None:
             context = serve.get_replica_context()
             super().__init__(settings, context.replica_id.unique_id, worker)

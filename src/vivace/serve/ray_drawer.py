@@ -91,7 +91,7 @@ class DrawerEvent:
     exchanges: int = 0
 
 
-class Drawer:
+class RayReplica:
     """The deployment.
 
     Args:

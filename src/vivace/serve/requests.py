@@ -45,7 +45,7 @@ class LoraRequest(BaseModel):
     scale: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = 1.0
 
 
-class ImageRequest(BaseModel):
+class ImageBody(BaseModel):
     """The fields of every request for images."""
 
     model_config = ConfigDict(extra="forbid")
@@ -75,7 +75,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
             schema["properties"][name] = {"anyOf": [field_schema, {"type": "null"}], **default}
 
 
-class GenerationRequest(ImageRequest):
+class GenerationRequest(ImageBody):
     """The body of POST /v1/images/generations. Numbers are numbers: true and "1" are none. Null is as if left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_allow_null)
@@ -90,7 +90,7 @@ class GenerationRequest(ImageRequest):
         return {name: value for name, value in content.items() if value is not None or name not in fields}
 
 
-class EditRequest(ImageRequest):
+class EditRequest(ImageBody):
     """The fields of POST /v1/images/edits besides its images."""
 
     strength: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
@@ -108,7 +108,7 @@ class EditRequest(ImageRequest):
 
 
 @dataclass(frozen=True)
-class Source:
+class RequestSource:
     """Source images of a request.
 
     Attributes:
@@ -124,7 +124,7 @@ class Source:
 
 
 def jobs_of(
-    request: ImageRequest, settings: ServeSettings, state: ModelState, source: Source | None = None
+    request: ImageBody, settings: ServeSettings, state: ModelState, source: RequestSource | None = None
 ) -> list[ImageJob]:
     """Return the jobs of a request.
 
@@ -137,7 +137,7 @@ def jobs_of(
     if source is None:
         if not state.draws_text:
             raise RequestError(None, "this server draws from images; POST /v1/images/edits")
-        source = Source()
+        source = RequestSource()
     check_model(request, state)
     _check_output(request, state)
     size = source.size or requested_size(request.size, settings, state) or state.size
@@ -181,7 +181,7 @@ def jobs_of(
     ]
 
 
-def _seed(request: ImageRequest) -> int:
+def _seed(request: ImageBody) -> int:
     """Return the seed of the first image. Each image can be asked for alone by its own."""
     most = _MAX_SEED - (request.n - 1)
     if request.seed is None:
@@ -193,13 +193,13 @@ def _seed(request: ImageRequest) -> int:
     return request.seed
 
 
-def check_model(request: ImageRequest, state: ModelState) -> None:
+def check_model(request: ImageBody, state: ModelState) -> None:
     """Raise RequestError if a request names another model."""
     if request.model is not None and request.model != state.name:
         raise RequestError("model", f"this server has {state.name!r}, not {request.model!r}")
 
 
-def _check_output(request: ImageRequest, state: ModelState) -> None:
+def _check_output(request: ImageBody, state: ModelState) -> None:
     if request.partial_images and not request.stream:
         raise RequestError("partial_images", "partial images come in a stream only; add stream=true")
     if request.partial_images and not state.has_partials:
@@ -236,7 +236,7 @@ def requested_size(text: str | None, settings: ServeSettings, state: ModelState)
     return size
 
 
-def _steps(request: ImageRequest, state: ModelState) -> int:
+def _steps(request: ImageBody, state: ModelState) -> int:
     steps = request.num_inference_steps
     if steps is None:
         return state.steps
@@ -246,7 +246,7 @@ def _steps(request: ImageRequest, state: ModelState) -> int:
     return steps
 
 
-def _guidance(request: ImageRequest, state: ModelState, takes: frozenset[str]) -> dict[str, float | str]:
+def _guidance(request: ImageBody, state: ModelState, takes: frozenset[str]) -> dict[str, float | str]:
     call: dict[str, float | str] = {}
     scale = state.guidance if request.guidance_scale is None else request.guidance_scale
     if request.guidance_scale is not None:
@@ -259,17 +259,17 @@ def _guidance(request: ImageRequest, state: ModelState, takes: frozenset[str]) -
         if scale is not None and scale <= state.guided_above:
             raise RequestError(
                 "negative_prompt",
-                f"it has no effect at guidance_scale {scale:g}, above {state.guided_above:g} it has",
+                f"it has no effect at guidance_scale {scale:g}; give more than {state.guided_above:g}, or leave it out",
             )
         call["negative_prompt"] = request.negative_prompt
     return call
 
 
-def _lora(request: ImageRequest, settings: ServeSettings, state: ModelState) -> RequestedLora | None:
+def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> RequestedLora | None:
     if not request.loras:
         return None
     if len(request.loras) > 1:
-        raise RequestError("loras", "one LoRA at a time is served here")
+        raise RequestError("loras", "this server applies one LoRA at a time")
     (lora,) = request.loras
     path = settings.loras.get(lora.name)
     if path is None:

@@ -60,7 +60,7 @@ class ServeSettings:
 
 
 @dataclass(frozen=True)
-class Speed:
+class StepTimes:
     """Measured seconds of an image: of each step, and of everything else."""
 
     step_s: float
@@ -134,7 +134,7 @@ class ModelState:
     multiple: int
     takes: frozenset[str]
     guided_above: float | None
-    speeds: dict[Size, Speed]
+    speeds: dict[Size, StepTimes]
     has_partials: bool
     notes: tuple[str, ...] = ()
     draws_text: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.serve.settings import Batching, EditState, ModelState, Speed
+from vivace.serve.settings import Batching, EditState, ModelState, StepTimes
 from vivace.spec.sizes import Size
 
 _PLAIN = (
@@ -28,7 +28,8 @@ def state_of(fields: dict[str, Any]) -> ModelState:
         size=Size(*fields["size"]),
         takes=frozenset(fields["takes"]),
         speeds={
-            Size(width, height): Speed(step_s, rest_s) for width, height, step_s, rest_s in fields["speeds"]
+            Size(width, height): StepTimes(step_s, rest_s)
+            for width, height, step_s, rest_s in fields["speeds"]
         },
         notes=tuple(fields["notes"]),
         edits=EditState(**edits | {"tasks": frozenset(edits["tasks"]), "takes": frozenset(edits["takes"])}),

@@ -31,7 +31,7 @@ from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
 from vivace.serve.process import WITH_GPU
 
 if TYPE_CHECKING:
-    from vivace.serve.drawing import Drawing
+    from vivace.serve.warm_session import Drawing
 
 _MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
 
@@ -114,7 +114,7 @@ def _import_libraries(events: TextIO) -> None:
     """Import the libraries that every model needs, before the server names one."""
     _report(events, "importing libraries")
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
-    import vivace.serve.drawing  # noqa: F401 - before diffusers, whose loading of foreign code it disables
+    import vivace.serve.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
 
     with quiet():
         import diffusers.pipelines.pipeline_utils  # noqa: F401
@@ -128,7 +128,7 @@ def _report(events: TextIO, phase: str) -> None:
 
 
 def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
-    from vivace.serve.drawing import Drawing
+    from vivace.serve.warm_session import Drawing
 
     try:
         inbox.drawing = Drawing.load(message, lambda phase: _report(events, phase))

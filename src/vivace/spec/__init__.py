@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from vivace.spec.environment import Environment
     from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
     from vivace.spec.model import Model
-    from vivace.spec.recipe import RecipeSpec, TechniqueCall, parse_recipe
+    from vivace.spec.recipe_syntax import RecipeSpec, TechniqueCall, parse_recipe
     from vivace.spec.record import ImageRecord, Memory, Outcome, Record, Round, Sample
     from vivace.spec.trial import Trial
     from vivace.spec.workload import Workload
@@ -43,14 +43,14 @@ _MODULES = {
     "NoiseFloor": "figures",
     "Outcome": "record",
     "QualityPass": "figures",
-    "RecipeSpec": "recipe",
+    "RecipeSpec": "recipe_syntax",
     "Record": "record",
     "Round": "record",
     "Sample": "record",
-    "TechniqueCall": "recipe",
+    "TechniqueCall": "recipe_syntax",
     "Trial": "trial",
     "Workload": "workload",
-    "parse_recipe": "recipe",
+    "parse_recipe": "recipe_syntax",
 }
 
 

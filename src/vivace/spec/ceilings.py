@@ -33,7 +33,7 @@ class Ceiling(Spec):
 
 
 class CeilingsIdentity(Spec):
-    """The device, driver and PyTorch of ceilings. On a GPU the number of CPU threads plays no part."""
+    """The device, driver and PyTorch of ceilings. On a GPU the number of CPU threads does not matter."""
 
     device: str
     device_name: str

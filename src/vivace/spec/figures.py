@@ -68,8 +68,8 @@ class ImageFigures(FiguresKey):
     """Metrics of an image.
 
     Attributes:
-        alone: metrics of the image itself (see `vivace.measure.quality`). With a scorer also `clip_score`, and for a
-            reference `clip_score_of_others`: its mean score for prompts other than its own. With a source also
+        alone: metrics of the image itself (see `vivace.measure.image_metrics`). With a scorer also `clip_score`, and
+            for a reference `clip_score_of_others`: its mean score for prompts other than its own. With a source also
             `outside_match` and `outside_psnr_db` (outside of the mask, where nothing should change), or
             `source_match`; with a scorer `source_similarity`, and for a reference `source_similarity_of_others`: to
             other sources than its own.

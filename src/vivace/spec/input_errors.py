@@ -36,7 +36,7 @@ _KINDS = {
 
 
 def expectation_of(error: ValidationError) -> str:
-    """Return the expectation that the first wrong value fails: "must be at least 1"."""
+    """Return what the first wrong value must be: "must be at least 1"."""
     problem = error.errors()[0]
     kind = str(problem["type"])
     if kind == "value_error":

@@ -19,7 +19,7 @@ CLIP_LIMIT = 0.95
 WITNESS_LIMIT = 0.9
 """Limit of a second witness: a lenient guess as well."""
 VARIETY_LIMIT = 0.75
-"""Images that are others but differ from each other as much as the baseline's keep 0.7 to 1.3 by any one distance."""
+"""A different set of images that vary as much as the baseline's keeps 0.7 to 1.3 by any one distance."""
 
 
 class Limits(Spec):

@@ -117,7 +117,8 @@ class ImageRecord(Spec):
     """An image of the workload, stored in the store's folder under the sha256 of its PNG file.
 
     Attributes:
-        faults: defects that make the image useless: black, flat, noise (see `vivace.measure.quality`), or `HIDDEN`.
+        faults: defects that make the image useless: black, flat, noise (see `vivace.measure.image_metrics`), or
+            `HIDDEN`.
     """
 
     index: int

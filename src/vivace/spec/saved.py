@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from vivace.spec.base import Spec
 from vivace.spec.environment import Environment
 from vivace.spec.model import Model
-from vivace.spec.recipe import RecipeSpec
+from vivace.spec.recipe_syntax import RecipeSpec
 
 FORMAT = 1
 """Version of the folder's format. A later one is refused, an earlier one read."""

@@ -61,8 +61,8 @@ class WorkloadRequest(Spec):
     )
     text: TextMode = Field(
         default="prompts",
-        description="prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode "
-        "the prompts before the timed call.",
+        description="prompts: new prompts in each call; repeated: the same in every call, for prompt_cache; "
+        "embeddings: encode the prompts before the timed call.",
     )
     task: Task | None = None
     images: tuple[str, ...] = ()
@@ -72,12 +72,13 @@ class WorkloadRequest(Spec):
         default=None,
         gt=0,
         le=1,
-        description="Share of the steps that are run on --image, from 0 (unchanged) to 1 (forgotten); default: 0.8, "
-        "inpainting 0.9.",
+        description="How much --image may change, from 0 (not at all) to 1 (completely): the share of the steps that "
+        "are run. Default: 0.8, inpainting 0.9.",
     )
     controlnet: str | None = Field(
         default=None,
-        description="Folder of a ControlNet in diffusers' format; default: random weights, for time and memory alone.",
+        description="Folder of a ControlNet in diffusers' format; default: random weights, to measure time and memory "
+        "only.",
     )
 
     @field_validator("prompts", "images", "masks", "controls", mode="before")

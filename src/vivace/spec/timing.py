@@ -24,7 +24,7 @@ class Timing(Spec):
         default=None,
         ge=1,
         le=10_000,
-        description="Timed calls per round; auto: until the interval is narrow.",
+        description="Timed calls per round; auto: as many as a narrow interval needs.",
     )
     max_seconds: float = Field(
         default=20.0,
@@ -36,7 +36,7 @@ class Timing(Spec):
         default=8,
         ge=1,
         le=1000,
-        description="Most warm-up calls before timing; fewer once the times are steady.",
+        description="Maximum number of warm-up calls before timing; they stop once the times are steady.",
     )
     timeout_s: float = Field(
         default=600.0, gt=0, le=1_000_000, description="Time limit of a round, in seconds."

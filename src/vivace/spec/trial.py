@@ -9,7 +9,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from vivace.spec.base import Spec
 from vivace.spec.environment import Environment
 from vivace.spec.model import Model
-from vivace.spec.recipe import RecipeSpec
+from vivace.spec.recipe_syntax import RecipeSpec
 from vivace.spec.workload import Workload
 
 

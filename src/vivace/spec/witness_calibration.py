@@ -9,7 +9,7 @@ from pydantic import Field
 from vivace.spec.base import Spec
 
 JudgeKind = Literal["clip", "blip"]
-"""How a model that scores images is queried."""
+"""The kind of model that scores images."""
 
 
 class SeenDamage(Spec):

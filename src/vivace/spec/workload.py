@@ -15,9 +15,9 @@ from pydantic import (
 )
 
 from vivace.spec.base import Spec
-from vivace.spec.tasks import TASKS as TASKS
-from vivace.spec.tasks import Task as Task
-from vivace.spec.tasks import TextMode as TextMode
+from vivace.spec.task_names import TASKS as TASKS
+from vivace.spec.task_names import Task as Task
+from vivace.spec.task_names import TextMode as TextMode
 
 STRENGTHS: dict[Task, float] = {"image": 0.8, "inpaint": 0.9}
 """The default strength of the tasks that have one."""
@@ -28,7 +28,7 @@ MAX_PIXEL_STEPS = 10**11
 1,000 images of FLUX at 1024x1024 and 50 steps are half of it.
 """
 MAX_SIDE = 1_000_000
-"""Limit of height and width that no model comes near; `vivace.benchmark.comparison` names the model's own."""
+"""Limit of height and width, far above that of any model; `vivace.benchmark.comparison` names the model's own."""
 MAX_PROMPT_LENGTH = 20_000
 """Most characters of a prompt. Text encoders read some hundred words."""
 
@@ -147,7 +147,7 @@ class Workload(Spec):
         return self.sources[index % len(self.prompts) % len(self.sources)] if self.sources else None
 
     def steps_that_run(self, run: int) -> int:
-        """Return the `num_inference_steps` of which at least some number run at this strength."""
+        """Return the `num_inference_steps` at which at least some number of steps run at this strength."""
         return run if self.strength is None else steps_for(run, self.strength)
 
     def calls(self) -> list[list[tuple[int, str, int]]]:
@@ -172,7 +172,7 @@ def steps_run(num_inference_steps: int, strength: float | None, *, rounds_up: bo
 
 
 def steps_for(run: int, strength: float) -> int:
-    """Return the fewest `num_inference_steps` of which at least `run` are executed at this strength."""
+    """Return the smallest `num_inference_steps` at which at least `run` steps are executed at this strength."""
     steps = max(run, math.floor(run / strength))
     while steps_run(steps, strength, rounds_up=False) < run:
         steps += 1

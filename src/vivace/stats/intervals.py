@@ -149,7 +149,7 @@ def _tails(n: int, rank: int) -> float:
 
 
 def autocorrelation(values: NDArray[np.float64]) -> float:
-    """Return the correlation of neighbours between 0 and 0.9; 0 for fewer than 8 values, which do not tell."""
+    """Return the correlation of neighbours between 0 and 0.9; 0 for fewer than 8 values, which are too few to tell."""
     n = len(values)
     if n < 8:
         return 0.0

@@ -9,7 +9,7 @@ Levels = list[tuple[float, float]]
 
 
 def level_at(points: Levels, time: float) -> float:
-    """Return the baseline's level at a time: between two of its measurements interpolated, else the nearest one's."""
+    """Return the baseline's level at a time: interpolated between two measurements, else that of the nearest."""
     k = bisect([at for at, _ in points], time)
     if k == 0 or k == len(points):
         return points[max(0, k - 1)][1]

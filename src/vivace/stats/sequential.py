@@ -22,7 +22,7 @@ FALSE_DIFFERENCE = 0.02
 FALSE_SAME = 0.05
 """Error rate over all looks: recipes that differ by the margin are called the same."""
 PRIOR = Spread(0.02, 1)
-"""Prior with the weight of one observation: the pairs themselves soon tell how much processes differ."""
+"""Prior with the weight of one observation: the pairs themselves soon show how much processes differ."""
 
 
 @dataclass(frozen=True)

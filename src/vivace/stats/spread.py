@@ -9,7 +9,8 @@ import numpy as np
 from vivace.stats.intervals import DEFAULT_SPREAD, Spread, log_error
 
 _MOST_DOF = 12
-"""Most degrees of freedom: recipes may differ in how much their processes do, so each row's own rounds must count."""
+"""Most degrees of freedom: the processes of recipes may differ by different amounts, so each row's own rounds must
+count."""
 
 
 def learn_spread(

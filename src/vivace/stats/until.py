@@ -75,7 +75,7 @@ class Until:
         return None
 
     def is_missed(self, ratio: LogMean, num_looks: int) -> bool:
-        """Whether the opposite is sure, so that more rounds would not reach an answer."""
+        """Whether the opposite is certain, so that more rounds would not lead to an answer."""
         sure = ratio.interval(1 - (1 - SURE) / num_looks)
         if sure.low is None or sure.high is None:
             return False

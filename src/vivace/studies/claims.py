@@ -81,7 +81,7 @@ class Claim(Spec):
             from vivace.studies.study_columns import FIGURES
 
             if self.figure not in FIGURES:
-                raise ValueError(f"{self.figure!r} is no figure{nearest(self.figure, FIGURES)}")
+                raise ValueError(f"{self.figure!r} is not a figure{nearest(self.figure, FIGURES)}")
         return self
 
 

@@ -29,7 +29,7 @@ from vivace.report.summary import seconds, size
 from vivace.report.text_table import TextTable
 from vivace.report.value_text import count
 from vivace.runtime.workloads import workload_of
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Outcome, Record
 from vivace.spec.timing import Timing
 from vivace.spec.workload import Workload

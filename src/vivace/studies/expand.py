@@ -10,7 +10,7 @@ from vivace.errors import RecipeError, UsageError, nearest
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.study import QualityRequest, Study, WorkloadRequest
 from vivace.studies.study_file import Labelled, Part, StudyFile
 from vivace.technique import Technique

@@ -19,7 +19,7 @@ from vivace.benchmark.store import DEFAULT_STORE
 from vivace.processes.launcher import Launcher
 from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
-from vivace.spec.recipe import unpinned
+from vivace.spec.recipe_syntax import unpinned
 from vivace.spec.record import Outcome, Record
 from vivace.studies.claims import Claim, JudgedClaim
 from vivace.studies.expand import ModelPart, expand

@@ -27,7 +27,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.figures import QualityPass
 from vivace.spec.input_errors import in_words
 from vivace.spec.model import Model
-from vivace.spec.recipe import RecipeSpec, unpinned
+from vivace.spec.recipe_syntax import RecipeSpec, unpinned
 from vivace.spec.record import Outcome, Record, Round
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Workload
@@ -97,7 +97,7 @@ def read_sittings(path: Path) -> list[Sitting]:
         rows = read_json(path, MAX_BYTES)
     try:
         if not isinstance(rows, list):
-            raise StoreError(f"{path} is not a study's record: it is no list of sittings; {advice}")
+            raise StoreError(f"{path} is not a study's record: it is not a list of sittings; {advice}")
         return [Sitting.model_validate(row) for row in rows]
     except ValidationError as error:
         raise StoreError(f"{path} is not a study's record: {in_words(error)}; {advice}") from None

@@ -19,7 +19,7 @@ from vivace.errors import RecipeError, UsageError, nearest
 from vivace.recipes.resolve import resolve
 from vivace.spec.base import Spec
 from vivace.spec.input_errors import expectation_of, shorten
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.study import QualityRequest, WorkloadRequest
 from vivace.spec.timing import Timing
 from vivace.studies.claims import Claim
@@ -129,7 +129,7 @@ class Part(Spec):
 
         for name in names:
             if name not in FIGURES:
-                raise ValueError(f"{name!r} is no figure{nearest(name, FIGURES)} ({', '.join(FIGURES)})")
+                raise ValueError(f"{name!r} is not a figure{nearest(name, FIGURES)} ({', '.join(FIGURES)})")
         return names
 
 

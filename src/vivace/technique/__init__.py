@@ -15,7 +15,7 @@ from vivace.technique.anatomy import (
     working_part,
 )
 from vivace.technique.effect import CallContext, Effect, Facts
-from vivace.technique.machine import Backend, Machine
+from vivace.technique.machine_facts import Backend, Machine
 from vivace.technique.script import Script
 from vivace.technique.stage import Stage
 from vivace.technique.target import Distillation, ModelFacts, Placement, Request, Target

@@ -67,7 +67,7 @@ def ignores_guidance_scale(pipe: Any) -> bool:
 
 
 def without_clashes(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments, with None for those whose default the pipeline would refuse beside them.
+    """Return a call's arguments, with None for arguments whose default the pipeline would refuse together with them.
 
     Sana-Sprint's timestep in the middle of two for any other number of steps; Sana's negative prompt beside negative
     embeddings.
@@ -87,7 +87,7 @@ def without_clashes(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_cast_in_call(pipe: Any) -> bool:
-    """Return whether each call casts the VAE to fp32 and back, as SDXL's do with one that overflows in fp16."""
+    """Return whether each call casts the VAE to fp32 and back, as SDXL's do where it overflows in fp16."""
     import torch
 
     vae = getattr(pipe, "vae", None)

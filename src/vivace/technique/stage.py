@@ -22,7 +22,7 @@ class Stage(IntEnum):
     QUANTIZE = 30
     """Weights are replaced by quantised ones."""
     ADAPT = 35
-    """Layers beside layers; after quantisation, which may replace the layers that they are beside."""
+    """Layers are added beside others; after quantisation, which may replace those."""
     LAYOUT = 40
     """Memory formats; after quantisation, which may create new weights."""
     SHARD = 42

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.technique.anatomy import Component, attribute_of, component_of
 from vivace.technique.effect import Effect
-from vivace.technique.machine import Machine
+from vivace.technique.machine_facts import Machine
 
 if TYPE_CHECKING:
     from vivace.technique.technique import Technique
@@ -105,7 +105,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a technique. `pipe` is None where only the machine is judged (`vivace techniques`)."""
+    """The target of a technique. `pipe` is None where only the machine is checked (`vivace techniques`)."""
 
     where: Placement
     pipe: Any = None

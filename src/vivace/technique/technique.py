@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from vivace.spec.recipe import KnobValue, TechniqueCall, print_call
+from vivace.spec.recipe_syntax import KnobValue, TechniqueCall, print_call
 from vivace.spec.sizes import Size
 from vivace.technique.anatomy import Component
 from vivace.technique.effect import Effect, Facts
@@ -61,7 +61,7 @@ class MemoryAdvice:
 
 
 class Technique(BaseModel, ABC):
-    """Base of all techniques. Those with a name are final; their class name in snake_case is the registry name.
+    """Base class of techniques. Named ones are final; their class name in snake_case is the registry name.
 
     Attributes:
         targets: the components that it is aimed at, in the order of COMPONENTS; empty: the call as a whole.
@@ -79,7 +79,7 @@ class Technique(BaseModel, ABC):
     default_targets: ClassVar[tuple[Component, ...]] = ()
     memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice()
     needs_repeated_prompts: ClassVar[bool] = False
-    """Whether it gains only where earlier calls had the same prompts."""
+    """Whether it is faster only for prompts of earlier calls."""
 
     targets: tuple[Component, ...] = ()
 
@@ -176,7 +176,7 @@ class Technique(BaseModel, ABC):
     @property
     def belongs_to_pipeline(self) -> bool:
         """Whether it changes or reads the pipeline object itself, so that a pipeline of another task with the same
-        components does not have what it did."""
+        components lacks its change."""
         return False
 
     @property
@@ -199,7 +199,7 @@ class Technique(BaseModel, ABC):
 
     @property
     def saved_share(self) -> float | None:
-        """Share of its targets' time that trained weights leave out which replace them, about; None if it brings none.
+        """Approximate share of its targets' time that replacement weights save; None if it brings none.
 
         As with `trained_steps`, a search expects the gain before it measures it.
         """
@@ -230,12 +230,12 @@ class Technique(BaseModel, ABC):
 
     @property
     def made_for(self) -> tuple[int, int] | None:
-        """The compute capability on which the speed of kernels of vivace's own was tuned and measured, where a time
-        there says nothing of other GPUs; None: it has none."""
+        """The compute capability for which its own kernels were tuned, so that times there do not transfer to other
+        GPUs; None without such kernels."""
         return None
 
     def using_memory(self, num_bytes: float) -> Technique | None:
-        """Return a faster variant of itself that uses this much free GPU memory; None: it has no use for it."""
+        """Return a faster variant of itself that uses this much free GPU memory; None if it cannot use it."""
         return None
 
     @abstractmethod
@@ -251,7 +251,7 @@ class Technique(BaseModel, ABC):
         """
 
     def predict(self, target: Target) -> Effect:
-        """Apply to a pipeline on the meta device: change what follows from shapes alone, to predict its memory.
+        """Apply to a pipeline on the meta device, as far as shapes go, to predict its memory.
 
         Raises:
             NoEffect: as `apply`.
@@ -277,7 +277,7 @@ class Technique(BaseModel, ABC):
         return
 
     def resume(self, target: Target) -> None:
-        """Restore, on a pipeline with saved weights, the parts that weights and modules do not hold: hooks, casts."""
+        """Restore hooks and casts on a pipeline with saved weights."""
         return
 
     def script(self, target: Target) -> Script | None:

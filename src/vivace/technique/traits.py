@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Trait(StrEnum):
-    """A property that a technique gives to a component, as far as other techniques must know."""
+    """A property that a technique gives to a component and that matters to other techniques."""
 
     COMPILED = "compiled"
     """It runs compiled code, as a whole or by blocks."""
@@ -49,7 +49,7 @@ class Trait(StrEnum):
     PRUNED = "pruned"
     """Some of its blocks are removed, so that the others may have other numbers."""
     FUSED = "run by fused kernels"
-    """Its blocks are no modules of diffusers any more."""
+    """Its blocks are no longer modules of diffusers."""
     OFFLOADED = "offloaded"
     OFFLOADED_BY_LAYER = "offloaded by layer"
     MOVED = "moved between devices"
@@ -80,7 +80,7 @@ _TRAITS: WeakKeyDictionary[Any, set[Trait]] = WeakKeyDictionary()
 
 
 def give(module: Any, traits: frozenset[Trait]) -> None:
-    """Note that a module has these traits from now on, except those that it shows by itself: they may be undone."""
+    """Record traits of a module, except those that can be read from the module itself: they may be undone."""
     _TRAITS.setdefault(module, set()).update(traits - _foreign(module))
 
 
@@ -90,7 +90,7 @@ def traits_by_techniques(module: Any) -> frozenset[Trait]:
 
 
 def with_traits(module: Any, traits: frozenset[Trait]) -> None:
-    """Note that a module has these given traits and no others: techniques were undone."""
+    """Set the recorded traits of a module to exactly these, after techniques were undone."""
     _TRAITS.pop(module, None)
     if traits:
         _TRAITS[module] = set(traits)

@@ -183,7 +183,7 @@ def steps_of(mask: str) -> str:
     runs = [(int(number or 1), letter) for number, letter in _RUN.findall(letters)]
     if not runs or _RUN.sub("", letters) or any(number < 1 for number, _ in runs):
         raise ValueError(
-            f"{mask!r} is no mask of steps; write runs of c (computed), d (decided) and h (hit), such as 4c2h1c"
+            f"{mask!r} is not a mask of steps; write runs of c (computed), d (decided) and h (hit), such as 4c2h1c"
         )
     if sum(number for number, _ in runs) > _MOST_STEPS:
         raise ValueError(f"the mask has more than {_MOST_STEPS} steps")

@@ -33,10 +33,10 @@ from vivace.errors import NoEffect, UnusableModel
 from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.by_diffusers import adds_the_same
 from vivace.machinery.lora.changes import LoraLayers
-from vivace.machinery.lora.files import digest, locate_lora, on_hub, short_name
 from vivace.machinery.lora.hot import HotLora, attach, chosen, why_not_hot
+from vivace.machinery.lora.lora_files import digest, locate_lora, on_hub, short_name
 from vivace.machinery.lora.merge import merge_all
-from vivace.machinery.lora.read import read_lora
+from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
 from vivace.technique.anatomy import TEXT_ENCODERS
@@ -165,7 +165,7 @@ class Lora(Technique):
             NoEffect: the scale is 0.
         """
         if not self.scale:
-            raise NoEffect(f"scale=0 adds nothing of {self.path}; leave it out", already_so=True)
+            raise NoEffect(f"scale=0 adds nothing from {self.path}; leave it out", already_so=True)
         changed: dict[str, int | float | str] = {
             f"{component}.merged_layers": len(part)
             for component, part in chosen(read.layers, self.targets).items()

@@ -33,7 +33,7 @@ from pydantic import model_validator
 
 from vivace.errors import NoEffect, Unpredictable
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.layers import LayerOffloader
+from vivace.machinery.offloading.layer_offloader import LayerOffloader
 from vivace.machinery.offloading.prefetch import PREFETCH_BYTES
 from vivace.machinery.offloading.simulated import simulate_offloading
 from vivace.machinery.offloading.tensor_swap import opaque_weight_class

@@ -44,7 +44,7 @@ from vivace.machinery.multi_gpu.split_tokens import (
     needs_diffusers,
     num_heads,
 )
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ import inspect
 from typing import ClassVar, Literal
 
 from vivace.families import family_of_pipeline
-from vivace.machinery.resolution.progress import ATTACHED, LAYOUTS, ResolutionProgress
+from vivace.machinery.resolution.resolution_progress import ATTACHED, LAYOUTS, ResolutionProgress
 from vivace.technique import Effect, Stage, Target, Technique, knob
 
 

@@ -70,7 +70,7 @@ from vivace.machinery.quantization.layers import (
 )
 from vivace.machinery.quantization.quantized_layers import QuantizedLayers
 from vivace.machinery.quantization.scheme import SchemeSettings
-from vivace.machinery.quantization.script import script_of
+from vivace.machinery.quantization.script_lines import script_of
 from vivace.machinery.quantization.sensitivity import KeptLayers
 from vivace.technique import (
     COMPONENTS,

@@ -69,7 +69,7 @@ class TrimText(Technique):
         before = sum(p.numel() for p in encoder.parameters())
         num_layers = _trim(encoder, last)
         if num_layers is None:
-            raise NoEffect("nothing of it is left to leave out", already_so=True)
+            raise NoEffect("those layers are left out already", already_so=True)
         _refuse_other_uses(pipe, last)
         after = sum(p.numel() for p in encoder.parameters())
         return Effect(

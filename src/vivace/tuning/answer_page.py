@@ -32,7 +32,7 @@ from vivace.report.page import (
 from vivace.report.scatter import Plot, Value, memory_plot
 from vivace.report.summary import change, clock, money, seconds, size
 from vivace.report.value_text import breakable, count, sentence
-from vivace.spec.recipe import short_form
+from vivace.spec.recipe_syntax import short_form
 from vivace.stats import Gate, Interval
 from vivace.tuning.explained import ExplainedResult
 from vivace.tuning.headline import headline

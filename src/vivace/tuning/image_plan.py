@@ -19,8 +19,8 @@ from typing import Any
 from vivace.benchmark.store import Store
 from vivace.models.find import LocatedModel
 from vivace.models.further_prompts import FURTHER_PROMPTS
-from vivace.report.gate import Judgement, judge_figures
-from vivace.report.quality import SURE_FAIL, SURE_PASS, Fidelity
+from vivace.report.fidelity import SURE_FAIL, SURE_PASS, Fidelity
+from vivace.report.quality_gate import Judgement, judge_figures
 from vivace.report.rows import Row
 from vivace.spec.record import ImageRecord, Record
 from vivace.spec.study import WorkloadRequest

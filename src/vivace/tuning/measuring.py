@@ -19,7 +19,7 @@ from vivace.report.rows import Row
 from vivace.report.summary import size
 from vivace.runtime.workloads import workload_of
 from vivace.spec.environment import Environment
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.spec.record import Outcome
 from vivace.spec.trial import Trial
 from vivace.spec.workload import Task, Workload

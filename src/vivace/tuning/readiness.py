@@ -21,7 +21,7 @@ from vivace.models.entry import Entry, Hub
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
 from vivace.report.summary import clock, size
-from vivace.spec.recipe import BASELINE
+from vivace.spec.recipe_syntax import BASELINE
 from vivace.tuning.image_request import ImageRequest
 from vivace.untrusted.files import user_path
 

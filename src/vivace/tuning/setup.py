@@ -46,7 +46,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
             )
     if not objective.has_kept(recipe):
         raise UsageError(
-            f"--start {text} lacks {', '.join(objective.keep)}, which --keep wants; add it to --start"
+            f"--start {text} lacks {', '.join(objective.keep)}, which --keep requires; add it to --start"
         )
     return recipe
 
@@ -151,7 +151,7 @@ def check_memory(objective: Objective, bench: Bench) -> None:
     if peaks and min(peaks.values()) > limit:
         least = min(peaks, key=lambda recipe: peaks[recipe])
         raise UsageError(
-            f"--max-memory {size(limit)} cannot be met: the least that `vivace plan` predicts is "
+            f"--max-memory {size(limit)} cannot be met: the smallest peak that `vivace plan` predicts is "
             f"{size(peaks[least])}, with {least.text}; give --max-memory {math.ceil(peaks[least] / 1e8) / 10:g}GB"
         )
 

@@ -35,7 +35,7 @@ from vivace.tuning.measuring import Bench
 from vivace.tuning.notes import notes_of
 from vivace.tuning.objective import Goal, Objective
 from vivace.tuning.priors import PriorSource, effects, known_sources, no_record, reported
-from vivace.tuning.proof import final_of
+from vivace.tuning.proving_final import final_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.results import Result, latest
 from vivace.tuning.samplers import Name, Sampler, sampler_of
@@ -103,7 +103,7 @@ def tune(
         trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
             searched where the store's records of that model keep the quality.
         request: size, steps and prompts; None for the model's own.
-        gpus: screen and judge on so many GPUs of this host; the final runs on one.
+        gpus: screen and judge on this many GPUs of this host; the final runs on one.
         price_per_hour: of this machine, in any currency: the answer says what images cost.
         seed: of the search's own randomness.
         watcher, progress: observers of the search.
@@ -154,7 +154,8 @@ def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tun
     trusted_model = settings.trust_quality_of
     if trusted_model is not None and not located.model.is_synthetic:
         raise UsageError(
-            f"--trust-quality-of {trusted_model}: the quality of {model} is judged itself; leave it out"
+            f"--trust-quality-of {trusted_model}: {model} has trained weights, so its own images are judged; leave it "
+            f"out"
         )
     judge = settings.judge(located)
     objective = settings.objective(judge)

@@ -121,7 +121,7 @@ def user_path(name: str | Path) -> Path:
 
 
 def is_path(name: str, suffixes: Collection[str] = ()) -> bool:
-    """Return whether a name can only be meant as a path, not as a name of a catalogue or `org/repo` of a hub.
+    """Return whether a name can only be a path, not a catalogue name or `org/repo` of a hub.
 
     Args:
         suffixes: of files, lower case, that are no part of other names.
@@ -154,7 +154,7 @@ def not_there(name: str) -> str:
 
 
 def _other_kind(path: Path) -> str:
-    """Say what a name in a folder is that is no regular file and no folder."""
+    """Name the kind of a directory entry that is neither a regular file nor a folder."""
     try:
         mode = path.stat().st_mode
     except OSError:

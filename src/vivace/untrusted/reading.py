@@ -28,11 +28,11 @@ def reading(
         what: the file or model that is read.
         problem: replaces "cannot be read"; may be empty.
     """
-    return _Reading(f"{what} {problem}".rstrip(), error, advice)
+    return _ReadErrors(f"{what} {problem}".rstrip(), error, advice)
 
 
 @dataclass(frozen=True)
-class _Reading(AbstractContextManager[None, None]):
+class _ReadErrors(AbstractContextManager[None, None]):
     problem: str
     error: type[VivaceError]
     advice: str

@@ -32,7 +32,7 @@ _SUBSTITUTES = dict(
         strict=True,
     )
 )
-"""What stands for characters of vivace's own texts where an encoding lacks them; all others are written as escapes."""
+"""Replacements for characters of vivace's own texts that an encoding lacks; all others are written as escapes."""
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:
@@ -46,7 +46,7 @@ codecs.register_error(_PLAINER, _plainer)
 
 
 class PlainStream:
-    """A text stream that writes harmful characters as escapes, and so those that its encoding lacks.
+    """A text stream that escapes harmful characters and those that its encoding lacks.
 
     Args:
         others: where text goes that is printed by neither vivace nor, on its behalf, click or rich; None: here too.
@@ -105,7 +105,7 @@ def standard_output() -> int:
 
 
 def _open_closed() -> None:
-    """Open standard streams that are closed (`>&-`), as nowhere: the next file opened would get their numbers."""
+    """Open closed standard streams (`>&-`) on the null device: the next opened file would get their numbers."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             handle = os.open(os.devnull, os.O_WRONLY)
@@ -117,7 +117,7 @@ def _open_closed() -> None:
 
 @contextlib.contextmanager
 def _data_alone() -> Iterator[None]:
-    """Give standard output another number, and standard error its own as well: what libraries in C and children write.
+    """Move standard output to another descriptor, and send what C libraries and children write to standard error.
 
     Nothing is changed where standard output is not this process's own, as under a test.
     """
@@ -153,7 +153,7 @@ def _data_alone() -> Iterator[None]:
 
 
 def discard(number: int) -> None:
-    """Discard further output to an open file: it has no reader any more."""
+    """Discard further output to a file that nobody reads any more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)

@@ -50,7 +50,7 @@ def markdown_code_cell(text: str) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a value that no spreadsheet takes for a formula: text that begins like one gets an apostrophe.
+    """Return a value that no spreadsheet reads as a formula: text that begins like one gets an apostrophe.
 
     Numbers stay numbers. See OWASP, CSV injection.
     """

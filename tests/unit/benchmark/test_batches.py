@@ -17,10 +17,10 @@ from tests.unit.cli.test_commands import QUICK
 from vivace.benchmark import Store, Timing
 from vivace.benchmark import round as rounds
 from vivace.benchmark.fitting import largest, reduce_until
-from vivace.benchmark.requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.benchmark.runner import ask_largest_batch, run_trials
 from vivace.benchmark.stored_images import image_path
 from vivace.benchmark.studies import start_launcher
+from vivace.benchmark.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.errors import Unsupported, WorkerError, WorkloadError
 from vivace.processes.launcher import Ending
 from vivace.report.rows import rows_of

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.make import make_round, make_trial
-from vivace.benchmark.places.jobs import CANARY_CALLS, Job, rounds_of
-from vivace.benchmark.requests import RoundRequest
+from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
 from vivace.benchmark.schedule import missing_rounds
+from vivace.benchmark.worker_requests import RoundRequest
 from vivace.processes.launcher import Ending
 from vivace.spec.record import Outcome, Round
 from vivace.spec.timing import Timing

@@ -14,7 +14,7 @@ from vivace.errors import StoreError, UsageError
 from vivace.evidence.community import tables_of
 from vivace.lint.check import checked
 from vivace.lint.contributions import read_contribution
-from vivace.lint.read import read_tables
+from vivace.lint.read_tables import read_tables
 from vivace.spec.environment import Place
 from vivace.spec.model import Model
 from vivace.spec.record import Outcome, Round

@@ -12,8 +12,8 @@ import pytest
 import vivace
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.requests import WORKER, EnvironmentRequest
 from vivace.benchmark.studies import start_launcher
+from vivace.benchmark.worker_requests import WORKER, EnvironmentRequest
 from vivace.errors import WorkerError
 from vivace.processes.launcher import Launcher
 from vivace.spec.record import Outcome, Record

@@ -16,8 +16,8 @@ from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.scorers import find_scorer
+from vivace.proofs.prepare_sides import DrawRequest, prepare
 from vivace.proofs.scoring import find_all
-from vivace.proofs.sources import DrawRequest, prepare
 from vivace.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, Limits
 from vivace.tuning.judge import judge_of
 

@@ -27,7 +27,7 @@ def noise():
 """
 RUN = """
 import logging, sys, noisy
-from vivace.lint import read
+from vivace.lint import read_tables
 
 logging.basicConfig(stream=sys.stdout)
 read_tables = read.read_tables

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.benchmark.go_on_until import go_on
 from vivace.benchmark.run import Compared, Run
-from vivace.benchmark.until import go_on
 from vivace.cli.detectable import able_to_tell
 from vivace.report.rows import NO_QUALITY
 from vivace.spec.study import Study

@@ -12,7 +12,7 @@ import pytest
 from tests import exported
 from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
 from tests.narrow import small_areas
-from vivace.export import script
+from vivace.export import plain_script
 from vivace.export.source_images import source_files
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
@@ -64,8 +64,8 @@ def test_it_draws_what_vivace_draws(
     with _small(model):
         located = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
         workload = workload_of(located, request)
-        with mock.patch.object(script, "pipeline_for", return_value=pipeline(model)):
-            written = script.write_script(
+        with mock.patch.object(plain_script, "pipeline_for", return_value=pipeline(model)):
+            written = plain_script.write_script(
                 located,
                 resolve(recipe),
                 "cpu",

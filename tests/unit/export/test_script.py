@@ -19,10 +19,10 @@ from tests.exported import CALL, PROMPT, check, run, with_vivace, write
 from tests.targets import target_of
 from vivace import runtime, techniques
 from vivace.errors import NoEffect, Unsupported, UsageError
-from vivace.export import script
-from vivace.export.script import write_script
+from vivace.export import plain_script
+from vivace.export.plain_script import write_script
 from vivace.models import find_model, load_pipeline
-from vivace.models.export import export
+from vivace.models.export_embedded import export
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
 from vivace.technique import Machine
@@ -216,7 +216,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.nn.Module.to(part, torch.float16)
         return pipe
 
-    monkeypatch.setattr(script, "pipeline_for", load)
+    monkeypatch.setattr(plain_script, "pipeline_for", load)
     for place in (runtime.session, techniques.quantize):
         monkeypatch.setattr(place, "move_to", lambda module, device: None)
     monkeypatch.setattr(

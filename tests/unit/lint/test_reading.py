@@ -10,7 +10,7 @@ from tests.typed import run_vivace
 from vivace.lint.check import checked, lint
 from vivace.lint.columns import column_of
 from vivace.lint.findings import Finding
-from vivace.lint.read import read_tables
+from vivace.lint.read_tables import read_tables
 from vivace.lint.values import decimal_mark, read_number
 
 HYPERFINE = {

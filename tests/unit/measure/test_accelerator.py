@@ -14,9 +14,9 @@ from tests.targets import target_of
 from vivace.cli import app
 from vivace.errors import Unsupported
 from vivace.measure import accelerator
-from vivace.measure.environment import environment
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.measure.memory import MemoryMeter
+from vivace.measure.this_environment import environment
 from vivace.measure.timer import PipelineTimer
 from vivace.recipes.resolve import resolve
 from vivace.technique import Machine

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vivace.measure.damage import DAMAGE, HARMLESS, DamageKind, HarmlessChange, Pixels, damage_kind
-from vivace.measure.quality import colourfulness, luminance, match, sharpness
+from vivace.measure.image_metrics import colourfulness, luminance, match, sharpness
 
 
 def photograph() -> Pixels:

@@ -13,8 +13,8 @@ import torch
 import vivace
 from vivace.measure.attention_trace import attention_kernels
 from vivace.measure.dtypes import probe_dtypes, slow_dtypes
-from vivace.measure.environment import conditions, environment
 from vivace.measure.memory import weights_bytes
+from vivace.measure.this_environment import conditions, environment
 from vivace.measure.timer import PipelineTimer
 
 
@@ -135,17 +135,17 @@ def test_dtypes_are_measured() -> None:
 def test_the_driver_is_read_from_either_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    from vivace.measure import environment
+    from vivace.measure import this_environment
 
-    monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
-    assert environment._driver() is None
+    monkeypatch.setattr(this_environment, "DRIVER", tmp_path / "version")
+    assert this_environment._driver() is None
     (tmp_path / "version").write_text(f"{line}\nGCC version: 13.3.0\n")
-    assert environment._driver() == "580.159.04"
+    assert this_environment._driver() == "580.159.04"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines a process to some cores")
 def test_cores_are_those_that_the_process_may_use() -> None:
-    script = "from vivace.measure.environment import environment; print(environment('cpu').num_cores)"
+    script = "from vivace.measure.this_environment import environment; print(environment('cpu').num_cores)"
     core = str(min(os.sched_getaffinity(0)))
     told = subprocess.check_output(["taskset", "-c", core, sys.executable, "-c", script], text=True)
     assert int(told) == 1

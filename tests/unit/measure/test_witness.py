@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from vivace.benchmark.image_figures import compute_figures
-from vivace.benchmark.requests import Scorer
 from vivace.benchmark.stored_images import save_image
+from vivace.benchmark.worker_requests import Scorer
 from vivace.errors import UnknownModel
 from vivace.measure.folders import compare
 from vivace.measure.witness import Witness

@@ -18,7 +18,7 @@ from tests.hub_server import Hub
 from tests.original_layout import save_sd2, save_sd15, save_sdxl
 from tests.typed import run_vivace
 from vivace.errors import UnusableModel, UsageError
-from vivace.export.script import write_script
+from vivace.export.plain_script import write_script
 from vivace.models import find_model, load_pipeline
 from vivace.models.single_file import contents_of
 from vivace.recipes.resolve import resolve
@@ -135,7 +135,7 @@ def test_v_prediction_of_sd_15_starts_from_pure_noise(file: Path) -> None:
     [
         (("v_pred",), {"modelspec.prediction_type": "epsilon"}, "contradicts itself on what it predicts"),
         ((), {"modelspec.prediction_type": "v", "ss_v_parameterization": "False"}, "contradicts itself"),
-        ((), {"modelspec.prediction_type": "sample"}, "predicts 'sample' by its metadata"),
+        ((), {"modelspec.prediction_type": "sample"}, "that it predicts 'sample'"),
         ((), {"ss_v_parameterization": "perhaps"}, "neither True nor False"),
         (("edm_vpred.sigma_max",), {}, "is CosXL"),
     ],

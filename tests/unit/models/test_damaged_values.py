@@ -17,7 +17,7 @@ from tests.original_layout import save_sd15
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, load_pipeline
 from vivace.models.checkpoints.codes import block_length, multiplied
-from vivace.models.checkpoints.companions import fits
+from vivace.models.checkpoints.weight_scales import fits
 from vivace.models.find import obtain
 from vivace.models.single_file import contents_of
 
@@ -53,8 +53,8 @@ def described(**settings: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"weight_scale": torch.tensor(NAN)}, f"{LAYER}.weight_scale has values that are no finite numbers"),
-        ({"weight_scale": torch.tensor([0.1] * 7 + [float("inf")])}, "weight_scale has values that are no"),
+        ({"weight_scale": torch.tensor(NAN)}, f"{LAYER}.weight_scale has values that are not finite"),
+        ({"weight_scale": torch.tensor([0.1] * 7 + [float("inf")])}, "weight_scale has values that are not"),
         ({"weight_scale": torch.tensor(1e38)}, f"{LAYER}.weight times {LAYER}.weight_scale is not finite"),
         ({"weight_scale": torch.tensor(0.0)}, f"{LAYER}.weight_scale is 0 where {LAYER}.weight is not"),
         ({"weight": torch.full((8, 8), NAN).to(FP8)}, f"{LAYER}.weight times {LAYER}.weight_scale is not"),

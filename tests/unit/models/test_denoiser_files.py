@@ -20,7 +20,7 @@ from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.checkpoints.codes import Codes, padded_shape, scales_shape
 from vivace.models.checkpoints.layout import original_layout
-from vivace.models.checkpoints.read import read_denoiser
+from vivace.models.checkpoints.read_denoiser import read_denoiser
 from vivace.models.gguf_file import KEPT_TYPES
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import build_component, on_meta

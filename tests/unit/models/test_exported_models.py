@@ -17,7 +17,7 @@ import vivace
 from tinyworld import flux, networks
 from vivace.errors import OutputError, UnknownModel, UnusableModel
 from vivace.models import find, find_model
-from vivace.models.export import Exported, export
+from vivace.models.export_embedded import Exported, export
 
 NAMES = ["tiny-flux", "tiny-flux-schnell"]
 

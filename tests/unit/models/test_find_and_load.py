@@ -17,7 +17,7 @@ from vivace.benchmark import Timing
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import CATALOGUE, Embedded, find_model, load_pipeline
 from vivace.models.find import WEIGHTS
-from vivace.models.pipelines import EDITING, TEXT_TO_IMAGE
+from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 from vivace.models.prompts import PROMPT_SETS
 from vivace.runtime.request import checked_request
 from vivace.spec.record import Outcome

@@ -7,7 +7,7 @@ import torch
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
 from vivace.errors import WorkloadError
-from vivace.export.script import _call_block
+from vivace.export.plain_script import _call_block
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES

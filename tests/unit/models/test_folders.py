@@ -13,7 +13,7 @@ from tests.typed import run_vivace
 from tinyworld import flux
 from vivace.errors import UnusableModel, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
-from vivace.models.export import export
+from vivace.models.export_embedded import export
 from vivace.models.folder_defaults import NAME
 from vivace.models.reading_limits import is_trusted
 from vivace.recommendation import recommend

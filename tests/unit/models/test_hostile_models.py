@@ -98,8 +98,8 @@ def test_json_that_is_none(model: Path, file: str, text: str, says: str) -> None
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
-        (os.mkfifo, "no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (os.mkfifo, "not a regular file"),
         (lambda path: path.symlink_to("/etc/hostname"), "link out of"),
         (lambda path: path.symlink_to("../unet/config.json"), None),
         (

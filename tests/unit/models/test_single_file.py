@@ -21,7 +21,7 @@ from tests.hub_server import Hub, Repository
 from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
-from vivace.export.script import write_script
+from vivace.export.plain_script import write_script
 from vivace.memory.weightless import find_weightless
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.checkpoints.layout import original_layout

@@ -8,7 +8,7 @@ import pytest
 
 from tinyworld import clip
 from vivace.benchmark.image_figures import compute_figures
-from vivace.benchmark.requests import GpusRequest, Scorer, ask
+from vivace.benchmark.worker_requests import GpusRequest, Scorer, ask
 from vivace.errors import UnusableModel
 from vivace.models.find import WEIGHTS
 from vivace.processes.launcher import Launcher

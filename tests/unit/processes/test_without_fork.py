@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.resident_worker import COMMAND
-from vivace.benchmark.requests import EnvironmentRequest
+from vivace.benchmark.worker_requests import EnvironmentRequest
 from vivace.processes.end import kill_group, wait_for_an_end
 from vivace.processes.launcher import Launcher
 from vivace.processes.peak_memory import peak_resident_bytes

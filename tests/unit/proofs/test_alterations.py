@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vivace.measure.damage.details import blurred, resized
-from vivace.measure.quality import match, pixels
+from vivace.measure.image_metrics import match, pixels
 from vivace.proofs.alterations import altered
-from vivace.proofs.figures import PairFigures
-from vivace.proofs.findings import ImageFinding
+from vivace.proofs.image_findings import ImageFinding
+from vivace.proofs.pair_figures import PairFigures
 from vivace.proofs.patterns import patterns, seams
+from vivace.proofs.proof_store import KeptImage
 from vivace.proofs.same import OwnDistances
-from vivace.proofs.store import KeptImage
 
 Pixels = NDArray[np.float64]
 OWN = OwnDistances(({"psnr_db": np.inf, "match": 1.0},), ({"psnr_db": 12.0, "match": -0.5},))

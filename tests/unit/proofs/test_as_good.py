@@ -8,10 +8,10 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
 from tests.drawn_shapes import COLOURS, draw
-from vivace.measure.quality import pixels
+from vivace.measure.image_metrics import pixels
 from vivace.proofs.as_good import Standing, WitnessResult, as_good, witness_results
-from vivace.proofs.figures import PairFigures, ReadImage
-from vivace.proofs.store import KeptImage
+from vivace.proofs.pair_figures import PairFigures, ReadImage
+from vivace.proofs.proof_store import KeptImage
 from vivace.proofs.verdict import ProofVerdict
 from vivace.proofs.witnesses import statistics_of
 

@@ -69,7 +69,7 @@ def test_placeholders_say_where_values_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        ({"nodes": [], "links": []}, "no workflow in the API format"),
+        ({"nodes": [], "links": []}, "not a workflow in the API format"),
         ({"1": {"class_type": "Own", "inputs": {"seed": 1}}}, "nothing says where prompt go"),
         ({"1": {"class_type": "Own", "inputs": {"words": "%prompt%"}}}, "nothing says where seed go"),
         ([], "not an object"),

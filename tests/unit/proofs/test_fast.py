@@ -11,8 +11,8 @@ from tests.unit.load_testing.test_aiperf import POISSON, record, run_of
 from vivace.cli import app
 from vivace.errors import StoreError, UsageError
 from vivace.proofs.fast import speed
-from vivace.proofs.figures import PairFigures, ReadImage
-from vivace.proofs.store import KeptImage
+from vivace.proofs.pair_figures import PairFigures, ReadImage
+from vivace.proofs.proof_store import KeptImage
 from vivace.proofs.verdict import ProofVerdict
 
 SHAPES = "python:tests.drawn_shapes:draw"
@@ -93,7 +93,7 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
 def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = ("--format", "json", "--claim", "same")
     assert not answer(prove(tmp_path, SHAPES, SHAPES, *more))["notes"]
-    monkeypatch.setattr("vivace.proofs.store.os.getpid", lambda: -1)
+    monkeypatch.setattr("vivace.proofs.proof_store.os.getpid", lambda: -1)
     notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", "--seeds", "3"))["notes"]
     assert notes == [f"{side}: its images were drawn in 2 runs, each with its own latency" for side in "AB"]
 
@@ -141,7 +141,7 @@ def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> 
 def test_loads_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither A nor B is an images endpoint"):
         raise prove(tmp_path, SHAPES, SHAPES, "--requests", "8").exception
-    with pytest.raises(UsageError, match="--aiperf-b: B is no images endpoint, but python"):
+    with pytest.raises(UsageError, match="--aiperf-b: B is not an images endpoint but python"):
         raise prove(tmp_path, SHAPES, SHAPES, "--aiperf-b", str(tmp_path)).exception
     with serving() as server, pytest.raises(StoreError, match="holds no run of AIPerf"):
         raise prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(tmp_path)).exception

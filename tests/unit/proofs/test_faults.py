@@ -150,7 +150,7 @@ def test_images_as_webp_and_as_addresses_are_read_and_noted(tmp_path: Path) -> N
     [
         ("elsewhere", "another host, from which nothing is fetched"),
         ("redirects", "it redirects to http://127.0.0.1:9"),
-        ("no image", "it is no image: it begins with b'<html>oops"),
+        ("no image", "it is not an image: it begins with b'<html>oops"),
     ],
 )
 def test_what_is_no_answer_is_one_line(tmp_path: Path, fault: str, reason: str) -> None:

@@ -176,14 +176,14 @@ def test_odd_answers_are_a_line_each_and_the_rest_goes_on(tmp_path: Path) -> Non
         "more": "asked for 1 image, got 2",
         "cut": "the image cannot be read as an image: image file is trun",
         "bits": "the answer is not that of an images endpoint: b64_json i",
-        "empty": "it is no image: it begins with b''",
+        "empty": "it is not an image: it begins with b''",
         "gone": "the answer is not that of an images endpoint: the image ",
         "html": "the answer is not that of an images endpoint: it is not ",
         "null": "the answer is not that of an images endpoint: there is n",
         "busy": "HTTP 429: come back later",
         "broken": "HTTP 500: Internal Server Error",
         "animated": "the image cannot be read as an image: it has 2 frames or",
-        "gif": "it is no image: it begins with b'GIF89a\\x00\\x00\\x00\\x00\\",
+        "gif": "it is not an image: it begins with b'GIF89a\\x00\\x00\\x00\\x00\\",
         "larger": "images of 128x96 and 96x96 cannot be compared pixel by p",
     }
     assert proof["verdict"] == "proven", "of the others"

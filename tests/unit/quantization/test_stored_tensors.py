@@ -100,12 +100,12 @@ def test_a_description_of_something_else(change: dict[str, Any], problem: str) -
         ({"class": "Popen", "fields": {"args": "ls"}}, "attribute of the class 'Popen'"),
         ({"class": "KernelPreference", "fields": "none"}, "this version has another KernelPreference"),
         ({"class": "PerRow", "fields": {"columns": 1}}, "this version has another PerRow"),
-        ({"class": "dtype", "fields": "float7"}, "'float7' is no dtype"),
-        ({"path": "x"}, "no class with fields"),
+        ({"class": "dtype", "fields": "float7"}, "'float7' is not a dtype"),
+        ({"path": "x"}, "not a class with fields"),
         ({"class": "dict", "fields": FP32 | {"reduce_range": "yes"}}, "its attribute 'reduce_range' is str"),
         ({"class": "dict", "fields": FP32 | {"hook": None}}, "its attribute 'hook' is NoneType"),
         ({"class": "dict", "fields": {}}, "it is dequantised to None"),
-        ([], "no object"),
+        ([], "not an object"),
     ],
 )
 def test_attributes_of_something_else(attributes: Any, problem: str) -> None:

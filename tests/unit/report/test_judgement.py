@@ -3,7 +3,7 @@
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.report.gate import Judgement, broken_images
+from vivace.report.quality_gate import Judgement, broken_images
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import fidelity, noise_floor, summary
 from vivace.report.table import render

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.report.gate import Judgement
+from vivace.report.quality_gate import Judgement
 from vivace.report.rows import rows_of
 from vivace.spec.figures import ImageFigures, QualityPass
 from vivace.spec.limits import Limits

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from tests.typed import typed
 from vivace.errors import OutputError, Unsupported, UsageError
-from vivace.models.checkpoints.companions import codes_of
 from vivace.models.checkpoints.layout import original_layout
-from vivace.models.checkpoints.read import read_denoiser
+from vivace.models.checkpoints.read_denoiser import read_denoiser
+from vivace.models.checkpoints.weight_scales import codes_of
 from vivace.models.find import find_model
 from vivace.models.headers import read_header, read_metadata
 from vivace.models.single_file import contents_of
@@ -196,7 +196,7 @@ def test_an_existing_file_and_other_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists and was not changed"):
         written("tiny-sd", "bf16", taken_path)
     assert taken_path.read_bytes() == b"mine"
-    with pytest.raises(UsageError, match=r"no name of a \.safetensors file"):
+    with pytest.raises(UsageError, match=r"does not end in \.safetensors"):
         written("tiny-sd", "bf16", tmp_path / "unet.ckpt")
     with pytest.raises(UsageError, match="random weights"):
         written("synthetic:sd15", "bf16", tmp_path / "other.safetensors")

@@ -13,9 +13,9 @@ from PIL import Image
 
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, Served, image_of, served
-from vivace.serve.checks import LARGEST_UPLOAD
 from vivace.serve.edits import nearest_size
-from vivace.serve.settings import ModelState, ServeSettings, Speed
+from vivace.serve.request_checks import LARGEST_UPLOAD
+from vivace.serve.settings import ModelState, ServeSettings, StepTimes
 from vivace.spec.sizes import Size
 
 
@@ -198,7 +198,7 @@ def test_openais_client_edits_and_streams(server: Served) -> None:
 
 
 def test_an_image_is_drawn_at_the_nearest_size() -> None:
-    speeds = {Size(*size): Speed(1, 1) for size in ((512, 512), (1024, 1024), (832, 1216), (1216, 832))}
+    speeds = {Size(*size): StepTimes(1, 1) for size in ((512, 512), (1024, 1024), (832, 1216), (1216, 832))}
     state = ModelState("m", "r", "cpu", 4, None, Size(1024, 1024), 16, frozenset(), None, speeds, False)
     settings = ServeSettings("m", "r")
     assert nearest_size(Size(500, 500), settings, state) == Size(512, 512)

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from tests.flow_models import _small
 from tests.narrow import SIDE
 from vivace.errors import UnusableModel
-from vivace.machinery.lora import hot, read
+from vivace.machinery.lora import hot, read_lora
 from vivace.models.sources import example_images
 from vivace.serve import speeds
-from vivace.serve.drawing import Drawing
 from vivace.serve.messages import Draw, Load, SentPicture, parsed, written
 from vivace.serve.states import state_of
+from vivace.serve.warm_session import Drawing
 from vivace.spec.sizes import Size
 
 OF_SD = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
@@ -80,8 +80,8 @@ def test_loras_are_read_once_unless_their_files_change(
         write(path, factor)
     drawing = load(tmp_path, loras=tuple(map(str, paths)))
     reads: list[str] = []
-    read_lora = read.read_lora
-    monkeypatch.setattr(hot, "read_lora", lambda *args: reads.append(args[2]) or read_lora(*args))
+    read = read_lora.read_lora
+    monkeypatch.setattr(hot, "read_lora", lambda *args: reads.append(args[2]) or read(*args))
     a, b = (draw(drawing, 1, lora=(str(path), 1.0))[0] for path in paths)
     assert not np.array_equal(a, b)
     assert np.array_equal(draw(drawing, 1, lora=(str(paths[0]), 1.0))[0], a)

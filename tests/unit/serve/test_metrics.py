@@ -10,7 +10,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import Served, served
-from vivace.serve.energy import EnergyMeter
+from vivace.serve.energy_meter import EnergyMeter
 from vivace.serve.settings import ServeSettings
 
 LORAS = {"outlines": Path("outlines.safetensors"), "ink": Path("ink.safetensors")}

@@ -15,12 +15,12 @@ from vivace.serve.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLo
 from vivace.serve.ray_application import Replicas
 from vivace.serve.ray_drawer import DrawerEvent, Order
 from vivace.serve.ray_pool import RayPool
-from vivace.serve.settings import ModelState, ServeSettings, Speed
+from vivace.serve.settings import ModelState, ServeSettings, StepTimes
 from vivace.spec.sizes import Size
 
 SIZE = Size(16, 16)
 STATE = ModelState(
-    "fake", "baseline", "cpu", 4, None, SIZE, 8, frozenset(), None, {SIZE: Speed(0.01, 0.01)}, True
+    "fake", "baseline", "cpu", 4, None, SIZE, 8, frozenset(), None, {SIZE: StepTimes(0.01, 0.01)}, True
 )
 
 

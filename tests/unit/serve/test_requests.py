@@ -19,7 +19,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Served, image_of, served
-from vivace.serve.checks import LARGEST_BODY, LARGEST_UPLOAD
+from vivace.serve.request_checks import LARGEST_BODY, LARGEST_UPLOAD
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("fake", "baseline", max_queue=3, timeout_s=30.0)
@@ -76,7 +76,7 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None
 
 
 def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.serve.checks._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("vivace.serve.request_checks._LONGEST_PAUSE_S", 0.2)
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
     kind = "content-type: application/json"
     client.sendall(
@@ -130,8 +130,8 @@ def test_headers_that_do_not_come_are_not_waited_for(plain: Served, monkeypatch:
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "a number of 5000 digits is too long"),
         (b'{"prompt": ' + b"[" * 100_000, "it is nested too deeply"),
         (b'{"prompt": "\xff"}', "its text is not UTF-8"),
-        (b"", "the body is no JSON: Expecting value"),
-        (b"[]", "the body is no JSON object"),
+        (b"", "the body is not JSON: Expecting value"),
+        (b"[]", "the body is not a JSON object"),
         (b'{"prompt": "a", "loras": [{"name": "a", "' + b"k" * 9000 + b'": 1}]}', "loras.0.kkk"),
     ],
 )
@@ -169,7 +169,7 @@ def test_the_type_that_a_client_prefers_is_sent(plain: Served, accept: str, kind
 def test_types_that_are_not_made_are_refused(plain: Served) -> None:
     answer = plain.send(PATH, {"prompt": "x"}, {"accept": "image/gif"})
     assert answer.status == 406
-    assert "names no type that is made here; image/png, image/jpeg, image/webp are" in answer.message
+    assert "none of the types that this server sends: image/png, image/jpeg, image/webp" in answer.message
 
 
 def test_probes_may_ask_by_head(plain: Served) -> None:
@@ -192,7 +192,7 @@ def test_pages_of_other_sites_draw_nothing(plain: Served) -> None:
 def test_the_address_of_a_request_has_no_parameters(plain: Served) -> None:
     answer = plain.send(f"{PATH}?seed=3", {"prompt": "x"})
     assert (answer.status, answer.json["error"]["param"]) == (400, "seed")
-    assert "nothing is read; give it in the body" in answer.message
+    assert "whose parameters are not read; send it in the body" in answer.message
 
 
 def test_bytes_of_an_image_are_of_one_image(plain: Served) -> None:

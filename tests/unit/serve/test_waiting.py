@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vivace.serve.jobs import ImageJob, RequestedLora
-from vivace.serve.settings import ModelState, Speed
+from vivace.serve.settings import ModelState, StepTimes
 from vivace.serve.waiting import EXCHANGE_S, QueueFull, WaitingLine
 from vivace.spec.sizes import Size
 
@@ -169,7 +169,7 @@ def test_batches_are_of_jobs_that_one_call_draws() -> None:
 
 
 def test_times_of_other_sizes_are_predicted_by_their_pixels() -> None:
-    speeds = {Size(512, 512): Speed(0.1, 0.5), Size(1024, 1024): Speed(0.4, 1.0)}
+    speeds = {Size(512, 512): StepTimes(0.1, 0.5), Size(1024, 1024): StepTimes(0.4, 1.0)}
     state = ModelState("m", "r", "cpu", 20, 5.0, Size(512, 512), 8, frozenset(), 1.0, speeds, True)
     assert state.predicted_s(Size(512, 512), 10) == pytest.approx(1.5)
     assert state.predicted_s(Size(1024, 2048), 10) == pytest.approx(10.0)

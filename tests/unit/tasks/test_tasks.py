@@ -21,18 +21,18 @@ from vivace.benchmark import Timing
 from vivace.benchmark.run_page import page_of
 from vivace.benchmark.stored_images import image_path, read_sources
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
-from vivace.export.script import write_script
+from vivace.export.plain_script import write_script
 from vivace.export.source_images import source_files
 from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
-from vivace.models.export import export
+from vivace.models.export_embedded import export
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
 from vivace.models.sources import FOLDER, example_images, sha_of
 from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
-from vivace.report.gate import judge_figures
-from vivace.report.quality import Fidelity, KeptShare, Worst
+from vivace.report.fidelity import Fidelity, KeptShare, Worst
+from vivace.report.quality_gate import judge_figures
 from vivace.runtime.opening import session_of
 from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
@@ -164,7 +164,7 @@ def test_outside_of_the_mask_the_source_stays(model: str) -> None:
     drawn = Image.fromarray(
         (draw(open_session(model, "inpaint", strength=0.9))[0] * 255).round().astype("uint8")
     )
-    from vivace.measure.quality import outside_metrics, pixels
+    from vivace.measure.image_metrics import outside_metrics, pixels
 
     source, mask = pixels(Image.open(IMAGE)), pixels(Image.open(MASK))
     figures = outside_metrics(pixels(drawn), source, mask)

@@ -13,7 +13,7 @@ from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.compilation import graph_limits as limits
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import RecipeSpec
+from vivace.spec.recipe_syntax import RecipeSpec
 from vivace.technique import Effect
 from vivace.techniques.compile import Compile
 

@@ -13,7 +13,7 @@ from tests.families import draw, psnr
 from tests.targets import target_of
 from tests.typed import run_vivace
 from vivace.errors import Unsupported, UnusableModel
-from vivace.export.script import write_script
+from vivace.export.plain_script import write_script
 from vivace.machinery.lora.distillations import distillations
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer

@@ -18,7 +18,7 @@ from vivace.machinery.step_caching.split_blocks import num_blocks, split_forward
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe import RecipeSpec
+from vivace.spec.recipe_syntax import RecipeSpec
 from vivace.technique import Machine
 from vivace.techniques.dual_block_cache import DualBlockCache, steps_of
 
@@ -258,9 +258,9 @@ def test_steps_of_a_mask_may_be_decided() -> None:
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ("mask=4c2x", "is no mask of steps; write runs of c"),
-        ("mask=''", "is no mask of steps"),
-        ("mask=0c2h", "is no mask of steps"),
+        ("mask=4c2x", "is not a mask of steps; write runs of c"),
+        ("mask=''", "is not a mask of steps"),
+        ("mask=0c2h", "is not a mask of steps"),
         ("mask=c5000h", "more than 1000 steps"),
         ("mask=2h4c", "the first step has nothing to reuse; begin the mask with c, such as 1c2h4c"),
         ("mask=4c2d, warmup=5", "leaves nothing to warmup"),

@@ -191,7 +191,7 @@ def test_what_was_not_announced_is_refused_and_changes_nothing(loras: dict[str, 
     with pytest.raises(Unsupported, match=r"without a LoRA slot \(.*reserve them at load: .*layers=all"):
         hot.set_lora(loras["a"])
     large = write(tmp_path / "large.safetensors", "sd", 9, 2, FEWER["sd"])
-    with pytest.raises(Unsupported, match=r"has rank 9, and rank 6 was announced.*max_rank=9"):
+    with pytest.raises(Unsupported, match=r"has rank 9, and slots were reserved for rank 6.*max_rank=9"):
         hot.set_lora(large)
     with pytest.raises(Unsupported, match="is not a LoRA for this unet"):
         hot.set_lora(write(tmp_path / "flux.safetensors", "flux", 2, 0))

@@ -16,7 +16,7 @@ from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.export.script import write_script
+from vivace.export.plain_script import write_script
 from vivace.machinery.compilation.captured import CapturedFunction, captured_forward
 from vivace.machinery.multi_gpu.flux_tokens import Ulysses
 from vivace.machinery.multi_gpu.sharded_denoiser import _follow_primary

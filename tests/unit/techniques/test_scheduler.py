@@ -10,7 +10,7 @@ import vivace
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import NoEffect, Unsupported
-from vivace.measure.quality import faults
+from vivace.measure.image_metrics import faults
 from vivace.models import find_model, load_pipeline
 from vivace.technique import Machine
 from vivace.techniques.scheduler import Scheduler

@@ -9,8 +9,8 @@ from benchmarks.recorded_grids import Grid, read_grid
 from benchmarks.tuner_grids import RESULTS
 from benchmarks.tuner_timed import timed_replay
 from tests.make import make_record, make_round
-from vivace.report.gate import Judgement
-from vivace.report.quality import Fidelity, KeptShare, Worst
+from vivace.report.fidelity import Fidelity, KeptShare, Worst
+from vivace.report.quality_gate import Judgement
 from vivace.report.rows import Row, rows_of
 from vivace.spec.limits import Limits
 from vivace.spec.study import WorkloadRequest

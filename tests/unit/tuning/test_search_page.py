@@ -21,7 +21,7 @@ from vivace.tuning.answer_page import page_of
 from vivace.tuning.answer_text import lines
 from vivace.tuning.explanation import ExpectedGain, Explanation
 from vivace.tuning.objective import Objective
-from vivace.tuning.proof import without_unproved
+from vivace.tuning.proving_final import without_unproved
 from vivace.tuning.results import Result, Rung
 from vivace.tuning.search_settings import SearchSettings
 

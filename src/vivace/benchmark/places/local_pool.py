@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vivace.benchmark.places.jobs import Done, Job, rounds_of
-from vivace.benchmark.places.spread import SpreadTrials, Ticket
-from vivace.benchmark.requests import WORKER, GpusRequest, ask
+from vivace.benchmark.places.spread_trials import SpreadTrials, Ticket
+from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
 from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.worker_requests import WORKER, GpusRequest, ask
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkerError
 from vivace.processes.launcher import Launcher
 from vivace.spec.environment import Environment, Place

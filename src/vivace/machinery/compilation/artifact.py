@@ -139,7 +139,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
     entries = file.infolist()
     if len(entries) > _MOST_FILES + 1 or sum(entry.file_size for entry in entries) > _MOST_BYTES:
         file.close()
-        raise _damaged(path, "it holds more than compiled code could be")
+        raise _damaged(path, "it is larger than compiled code can be")
     return file
 
 

@@ -15,7 +15,7 @@ import torch
 
 from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
-from vivace.machinery.fused.attention import attend
+from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
 from vivace.machinery.fused.exchange import Exchange
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
@@ -98,7 +98,7 @@ class BlockForward:
         Args:
             text, image: tokens (batch, tokens, channels), in bf16.
             rope: cosines and sines (text and image tokens, pairs), in fp32.
-            modulations: (batch, vectors * channels): see `Architecture`.
+            modulations: (batch, vectors * channels): see `FusedArchitecture`.
             mask: (batch, text and image tokens), which of them are attended to; attention is in bf16 then. None: all.
             num_still: the image's last tokens, which the second row of modulations is for; of a batch of one.
         """

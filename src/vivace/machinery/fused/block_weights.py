@@ -49,7 +49,7 @@ def _no_second_attention(_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class FusedArchitecture:
     """A transformer of double blocks, then single ones, as the fused forward needs to know it.
 
     Attributes:
@@ -176,7 +176,7 @@ class FusedBlocks(nn.Module):  # type: ignore[misc]
     def __init__(
         self,
         transformer: Any,
-        architecture: Architecture,
+        architecture: FusedArchitecture,
         quantize: bool,
         bounded: tuple[bool, ...],
         places: Places,

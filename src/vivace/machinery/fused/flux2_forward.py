@@ -15,7 +15,7 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
-from vivace.machinery.fused.block_weights import Architecture, BlockLayers, FusedBlocks, projections
+from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, FusedBlocks, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.refusals import refuse_extras
@@ -44,10 +44,10 @@ def _single(block: Any) -> BlockLayers:
     )
 
 
-FLUX2 = Architecture("swiglu", _double, _single)
+FLUX2 = FusedArchitecture("swiglu", _double, _single)
 
 
-class FirstBlock(nn.Module):  # type: ignore[misc]
+class Flux2FirstBlock(nn.Module):  # type: ignore[misc]
     """Replaces the first double block: its norm, by whose output step caches decide, and nothing else."""
 
     def __init__(self, norm: nn.Module) -> None:
@@ -103,7 +103,7 @@ class Flux2Forward:
         return Flux2Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
     def _modulations(self) -> tuple[Any, ...]:
-        """In the order of `Architecture`: of double blocks the image's, then the text's; of single blocks."""
+        """In the order of `FusedArchitecture`: of double blocks the image's, then the text's; of single blocks."""
         of = self._transformer
         return of.double_stream_modulation_img, of.double_stream_modulation_txt, of.single_stream_modulation
 
@@ -130,6 +130,6 @@ def fuse_flux2(
     first = transformer.transformer_blocks[0].norm1 if len(transformer.transformer_blocks) else None
     fused = FusedBlocks(transformer, FLUX2, quantize, bounded, places)
     if first is not None:
-        transformer.transformer_blocks.append(FirstBlock(first))
+        transformer.transformer_blocks.append(Flux2FirstBlock(first))
     transformer.forward = forward = Flux2Forward(transformer, fused)
     return fused, forward

@@ -11,7 +11,7 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.machinery.fused.block_forward import BlockForward
-from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
+from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.exchange import Exchange
 from vivace.machinery.fused.first_norm import FirstBlock
@@ -49,7 +49,7 @@ def _modulations(block: Any) -> list[Any]:
     return [norm.linear for norm in norms]
 
 
-FLUX = Architecture("gelu", _double, _single, _modulations)
+FLUX = FusedArchitecture("gelu", _double, _single, _modulations)
 
 
 class FluxForward:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from vivace.machinery.fused.block_weights import Architecture, FusedBlocks
+from vivace.machinery.fused.block_weights import FusedArchitecture, FusedBlocks
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Modulations
 from vivace.machinery.fused.operations import Places
 
@@ -30,7 +30,7 @@ class HoistedBlocks(nn.Module):  # type: ignore[misc]
     def __init__(
         self,
         transformer: Any,
-        architecture: Architecture,
+        architecture: FusedArchitecture,
         num_inputs: int,
         quantize: bool,
         bounded: tuple[bool, ...],

@@ -51,7 +51,7 @@ def quantized_rows(x: torch.Tensor, room: Room | None = None) -> RowScaled:
     """Return `x` (rows, channels) in e4m3, in rows that `room` makes."""
     made = row_scaled(len(x), x.shape[1], x, True, room)
     if takes_kernels(x):
-        from vivace.machinery.kernels import quantize as kernels
+        from vivace.machinery.kernels import quantize_e4m3 as kernels
 
         assert made.scales is not None
         kernels.quantize_rows(x.contiguous(), made.values, made.scales)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from vivace.machinery.fused import operations
-from vivace.machinery.fused.attention import attend
+from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.casts import cast_all, cast_last
 from vivace.machinery.fused.chained_blocks import take_over

@@ -252,7 +252,7 @@ def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = 
 
     made = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if onto is None else onto
     if takes_kernels(x):
-        from vivace.machinery.kernels.quantize import quantize
+        from vivace.machinery.kernels.quantize_e4m3 import quantize
 
         quantize(x, made, scale)
     elif not x.is_meta:

@@ -21,7 +21,7 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
 from torch import nn
 
 from vivace.machinery.fused import operations
-from vivace.machinery.fused.attention import attend
+from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.causal_prefix import Prefix, Segment, attend_in_blocks
 from vivace.machinery.fused.chained_blocks import take_over

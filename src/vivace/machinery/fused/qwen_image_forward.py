@@ -17,7 +17,7 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
-from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
+from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.first_norm import FirstModulation
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
@@ -41,10 +41,10 @@ def _modulations(block: Any) -> list[Any]:
     return [block.img_mod[1], block.txt_mod[1]]
 
 
-QWEN_IMAGE = Architecture("gelu", double=_double, modulations=_modulations)
+QWEN_IMAGE = FusedArchitecture("gelu", double=_double, modulations=_modulations)
 
 
-class FirstBlock(nn.Module):  # type: ignore[misc]
+class QwenImageFirstBlock(nn.Module):  # type: ignore[misc]
     """Replaces the first block: its norm, by whose output step caches decide, and nothing else."""
 
     def __init__(self, modulations: Modulations, norm: nn.Module) -> None:
@@ -158,7 +158,7 @@ def fuse_qwen_image(
         layer.register_forward_pre_hook(cast_last)
     first = transformer.transformer_blocks[0].img_norm1
     fused = HoistedBlocks(transformer, QWEN_IMAGE, 1, quantize, bounded, places)
-    transformer.transformer_blocks.append(FirstBlock(fused.modulations, first))
+    transformer.transformer_blocks.append(QwenImageFirstBlock(fused.modulations, first))
     transformer.forward = forward = QwenImageForward(transformer, fused)
     hoisting = Hoisting(pipe, fused.modulations, forward.inputs_of, False, transformer.config.zero_cond_t)
     transformer.register_forward_pre_hook(hoisting, with_kwargs=True)

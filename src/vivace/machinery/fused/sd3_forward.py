@@ -15,7 +15,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
-from vivace.machinery.fused.block_weights import Architecture, BlockLayers, projections
+from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.first_norm import FirstBlock
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
@@ -69,7 +69,7 @@ def _order(block: Any) -> list[int | None]:
     return [*own, *of_text, *second]
 
 
-SD3 = Architecture("gelu", double=_double, modulations=_modulations, second=_second, order=_order)
+SD3 = FusedArchitecture("gelu", double=_double, modulations=_modulations, second=_second, order=_order)
 
 
 class Sd3Forward:
@@ -103,7 +103,7 @@ class Sd3Forward:
         refuse_controlnet(block_controlnet_hidden_states)
         if skip_layers:
             raise Unsupported(
-                "fused: the fused blocks are computed all of them, and this call skips some (skip_guidance_layers); "
+                "fused: every fused block is computed, and this call skips some (skip_guidance_layers); "
                 "leave fused out, or call without skip-layer guidance"
             )
         refuse_extras(joint_attention_kwargs)

@@ -133,7 +133,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         )
 
 
-class FusedTransformer(nn.Module):  # type: ignore[misc]
+class FusedUNetTransformer(nn.Module):  # type: ignore[misc]
     """Replaces diffusers' `Transformer2DModel`. Its blocks give up their weights one by one.
 
     Args:
@@ -219,7 +219,7 @@ def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: boo
     model.add_module("vivace_text_projections", texts)
     number = 0
     for name in names:
-        fused = FusedTransformer(model.get_submodule(name).to(places.work), quantize, texts)
+        fused = FusedUNetTransformer(model.get_submodule(name).to(places.work), quantize, texts)
         model.set_submodule(name, fused.eval().requires_grad_(False).to(places.home))
         number += len(fused.blocks)
     return number

@@ -15,7 +15,7 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused import operations
-from vivace.machinery.fused.attention import attend
+from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import Norms, projections
 from vivace.machinery.fused.casts import cast_all, cast_all_named
 from vivace.machinery.fused.chained_blocks import take_over

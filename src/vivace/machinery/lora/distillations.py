@@ -7,7 +7,7 @@ from typing import Any
 
 from vivace.machinery.lora.by_diffusers import adds_the_same
 from vivace.machinery.lora.merge import merge
-from vivace.machinery.lora.read import read_lora
+from vivace.machinery.lora.read_lora import read_lora
 from vivace.models.entry import Entry, FewSteps, StoredPart
 from vivace.models.find import WEIGHTS
 from vivace.models.remote import fetch_part

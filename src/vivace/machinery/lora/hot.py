@@ -20,9 +20,9 @@ from vivace.errors import Unsupported, UsageError
 from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.beside import buffers, can_have_one, reserve
 from vivace.machinery.lora.changes import LoraLayers, Matrices
-from vivace.machinery.lora.files import digest, locate_lora, short_name
+from vivace.machinery.lora.lora_files import digest, locate_lora, short_name
 from vivace.machinery.lora.packed import PackedLayers
-from vivace.machinery.lora.read import read_lora
+from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.lora.slots import named_layers, owners_of
 from vivace.technique import Component, component_of
 
@@ -190,7 +190,7 @@ class HotLora:
         rank = layers.rank
         if rank > self.max_rank:
             raise Unsupported(
-                f"{path} has rank {rank}, and rank {self.max_rank} was announced; load with "
+                f"{path} has rank {rank}, and slots were reserved for rank {self.max_rank}; load with "
                 f"lora(PATH, hot=True, max_rank={rank})"
             )
 

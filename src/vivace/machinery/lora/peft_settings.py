@@ -112,5 +112,5 @@ def _patterned(patterns: Any, names: tuple[str, ...], default: Any) -> float | N
         return None
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"has {value!r} where a number is wanted")
+        raise ValueError(f"has {value!r} where a number is expected")
     return number

@@ -80,8 +80,8 @@ class SecondCalls:
         self._others, self._gave_up = {}, False
         if differences and torch.stack(differences).any():
             raise Unsupported(
-                "parallel(cfg): the second call of a step had another timestep or size than the first, and was "
-                "taken to have the same; leave parallel out"
+                "parallel(cfg): the second call of a step has another timestep or size than the first, which it must "
+                "share; leave parallel out"
             )
 
     def _is(self, kwargs: Arguments, sent: Arguments) -> bool:

@@ -221,9 +221,7 @@ class ShardedDenoiser:
         header, own = serialize(forward(*own_args, **own_kwargs), self._device)
         num_own = shards[0].stop
         if any(not tensor.ndim or tensor.shape[0] != num_own for tensor in own):
-            raise RuntimeError(
-                f"the denoiser returned a tensor of other than {num_own} rows for {num_own} rows"
-            )
+            raise RuntimeError(f"the denoiser was called with {num_own} rows and returned another number")
         parts = [own]
         for work, _ in pending:
             work.wait()

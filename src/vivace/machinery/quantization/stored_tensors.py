@@ -137,7 +137,7 @@ def unflatten(
 
     attributes = _decoded(stored.attributes, next(iter(tensors.values())).device)
     if not isinstance(attributes, dict):
-        raise ValueError("its attributes are no object")
+        raise ValueError("its attributes are not an object")
     _check(stored.kind, attributes, tensors, shape)
     made = _class(_TENSORS[stored.kind], stored.kind)
     strides = torch.empty(shape, device="meta").stride()
@@ -153,7 +153,7 @@ def check_shapes(stored: StoredTensor, shapes: Mapping[str, tuple[int, ...]], sh
 
     attributes = _decoded(stored.attributes, torch.device("meta"))
     if not isinstance(attributes, dict):
-        raise ValueError("its attributes are no object")
+        raise ValueError("its attributes are not an object")
     _check_shapes(stored.kind, attributes, shapes, shape)
 
 
@@ -298,14 +298,14 @@ def _decoded(value: Any, device: torch.device) -> Any:
     if not isinstance(value, dict):
         return value
     if set(value) != {_KIND, _FIELDS}:
-        raise ValueError("an attribute is no class with fields")
+        raise ValueError("an attribute is not a class with fields")
     kind, fields = value[_KIND], value[_FIELDS]
     if kind == "device":
         return device
     if kind == "dtype":
         dtype = getattr(torch, str(fields), None)
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{str(fields)[:40]!r} is no dtype")
+            raise ValueError(f"{str(fields)[:40]!r} is not a dtype")
         return dtype
     if kind == "tuple" and isinstance(fields, list):
         return tuple(_decoded(item, device) for item in fields)

@@ -41,7 +41,7 @@ def blocks_of(denoiser: Any) -> Blocks:
 
 
 @dataclass
-class _Passing:
+class _BlockResidualPass:
     """Tensors within one forward. Empty between forwards, so that a graph carries no state."""
 
     entering: torch.Tensor | None = None
@@ -62,7 +62,7 @@ def residual_forwards(transformer: Any) -> StepForwards:
     """
     import torch
 
-    passing = _Passing()
+    passing = _BlockResidualPass()
     blocks = blocks_of(transformer)
     first = getattr(transformer, blocks.chains[0])[0]
 

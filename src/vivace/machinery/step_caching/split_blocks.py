@@ -27,7 +27,7 @@ def num_blocks(transformer: Any) -> int:
 
 
 @dataclass
-class _Passing:
+class _SplitPass:
     """Tensors within one forward. Empty between forwards, so that a graph carries no state.
 
     Attributes:
@@ -64,7 +64,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
     """
     import torch
 
-    passing = _Passing()
+    passing = _SplitPass()
     blocks = blocks_of(transformer)
     places = [(chain, index) for chain in blocks.chains for index in range(len(getattr(transformer, chain)))]
     end = len(places) - last

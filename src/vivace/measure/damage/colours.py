@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.measure.damage.details import resized
-from vivace.measure.quality import luminance
+from vivace.measure.image_metrics import luminance
 
 Pixels = NDArray[np.float64]
 

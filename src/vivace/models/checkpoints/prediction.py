@@ -69,7 +69,8 @@ def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str])
         if (value := metadata.get(key, "").strip().lower()) and key in metadata:
             if value not in _KINDS:
                 raise UnusableModel(
-                    f"{path} predicts {value[:80]!r} by its metadata {key}; vivace reads models of epsilon or v"
+                    f"{path} says in its metadata ({key}) that it predicts {value[:80]!r}; vivace reads models that "
+                    "predict epsilon or v"
                 )
             votes[f"{key}={value}"] = _KINDS[value]
     if (is_v := _flag(path, metadata, "ss_v_parameterization")) is not None:

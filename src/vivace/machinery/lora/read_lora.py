@@ -1,0 +1,289 @@
+"""Read a LoRA file for a pipeline. Every tensor is used, has no effect, or is listed as unused with the reason.
+
+Sources: kohya-ss/sd-scripts; LyCORIS; PEFT; diffusers, loaders/lora_conversion_utils.py; ComfyUI, comfy/lora.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import UnusableModel
+from vivace.machinery.lora.account import Account, LoraFile, listed
+from vivace.machinery.lora.by_diffusers import converted
+from vivace.machinery.lora.changes import LoraLayer, WeightChange, rows_of, sizes_of
+from vivace.machinery.lora.forms import BadForm, Group, form_of, has_no_effect
+from vivace.machinery.lora.keys import UNUSABLE, split_key
+from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
+from vivace.machinery.lora.lora_files import settings_for
+from vivace.machinery.lora.peft_settings import PeftSettings, read_settings, settings_of_header
+from vivace.models.checkpoints.original_names import has_original_names
+from vivace.models.headers import read_header, read_metadata
+from vivace.technique import Component, attribute_of, component_of
+from vivace.untrusted.files import open_plain
+from vivace.untrusted.reading import reading
+
+if TYPE_CHECKING:
+    import torch
+
+_METADATA = "lora_adapter_metadata"
+"""Key of the header under which diffusers writes PEFT's configuration, with alphas and ranks."""
+
+
+@dataclass
+class _OpenLora:
+    """A file while it is read."""
+
+    names: LayerNames
+    settings: PeftSettings | None
+    account: Account
+
+    @property
+    def pipe(self) -> Any:
+        return self.account.pipe
+
+    @property
+    def name(self) -> str:
+        return self.account.name
+
+
+def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
+    """Read a LoRA for a pipeline of this class and these configurations. Whether it fits, its `problems` say.
+
+    Args:
+        name: what messages call it; "" for its path.
+
+    Raises:
+        UnusableModel: it is damaged, or no LoRA.
+    """
+    from safetensors.torch import load
+
+    header, metadata = read_header(path), read_metadata(path)  # they say what is wrong with a damaged file
+    with reading(path, advice="copy or download it again"):
+        # Not mapped into memory: a file that somebody truncates meanwhile would end this process with SIGBUS, and one
+        # that is written anew would change tensors that are kept.
+        with open_plain(path) as file:
+            tensors = load(file.read())
+        stored = {key: tensors[key] for key in sorted(header, key=lambda key: header[key]["data_offsets"])}
+    for key, tensor in stored.items():
+        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+            raise UnusableModel(f"{path} has values that are not finite ({key}); train or download it again")
+    with reading(path, problem="is not a LoRA that vivace reads", advice="give the LoRA of this model"):
+        return _read(pipe, path, name or str(path), stored, metadata)
+
+
+def _read(
+    pipe: Any, path: Path, name: str, stored: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]
+) -> LoraFile:
+    groups = _groups(name, stored)
+    if all(set(group.tensors) <= {"unknown", "replacement", "alpha"} for group in groups):
+        raise UnusableModel(
+            f"{name} has no LoRA layers ({listed(stored)}); give a LoRA in safetensors format"
+        )
+    config = settings_for(path, stored)
+    settings = None if config is None else read_settings(config)
+    if settings is not None and (problem := settings.problem()) is not None:
+        raise UnusableModel(f"{name}: {problem}")
+    where = "" if settings is None else settings.where
+    now = _OpenLora(LayerNames(pipe), settings, Account(pipe, name, metadata, len(stored), where))
+    for group in groups:
+        _read_group(now, group)
+    _read_with_diffusers(now, groups)
+    return now.account.closed()
+
+
+def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
+    """Return the tensors by the layers that the file names."""
+    groups: dict[str, Group] = {}
+    for key, tensor in stored.items():
+        layer, role = split_key(key)
+        group = groups.setdefault(layer, Group(layer))
+        if role in group.tensors and role in ("down", "up", "alpha"):
+            raise UnusableModel(
+                f"{name} has two adapters for {layer} ({group.keys[role][-1]}, {key}); save one of them alone"
+            )
+        group.tensors[role] = tensor
+        group.keys[role].append(key)
+    return list(groups.values())
+
+
+def _read_group(now: _OpenLora, group: Group) -> None:
+    if "trigger" in group.tensors:
+        now.account.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
+        return
+    if set(group.tensors) == {"alpha"}:  # of matrices that are not there
+        now.account.without_effect += group.all_keys
+        return
+    meanings = now.names.find(group.layer)
+    unusable = next((role for role in UNUSABLE if role in group.tensors), None)
+    named = meanings[0]
+    change: LoraLayer | None = None
+    problem = ""
+    if unusable is None and named.component is not None and named.places:
+        try:
+            change = form_of(group, lambda rank: _scale(now, group, named, rank))
+            if len(meanings) > 1:
+                named = next((m for m in meanings if not _misfits(now, m, change)), named)
+        except BadForm as error:
+            problem = str(error)
+    elif unusable is None and named.component is not None:
+        try:
+            form_of(group, lambda rank: 1.0)
+        except BadForm as error:
+            problem = str(error)
+    misfit = _misfits(now, named, change) if change is not None else ""
+    is_used = bool(named.places) and unusable is None
+    if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
+        now.account.without_effect += group.all_keys
+        if named.component is not None and not named.places:
+            now.account.foreign_zeros[named.component].append(group)
+    elif named.component is None:
+        now.account.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
+    elif problem:
+        now.account.malformed[named.component].append(problem)
+    elif unusable is not None:
+        now.account.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
+    elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
+        now.account.absent["guidance, which this model does not take as an input"] += group.all_keys
+    elif not named.places:
+        now.account.foreign[named.component].append(group)
+    elif misfit:
+        now.account.ill[named.component].append(misfit)
+        now.account.misfits.append(group)
+    else:
+        assert change is not None
+        _add(now, named.component, named.places, change, group)
+
+
+def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
+    """Read the denoiser's part through diffusers, if only it knows the names and it uses every tensor."""
+    denoiser, account = component_of(now.pipe, "denoiser"), now.account
+    if not account.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
+        return
+    own = [group for group in groups if now.names.find(group.layer)[0].component == "denoiser"]
+    tensors = {group.keys[role][0]: tensor for group in own for role, tensor in group.tensors.items()}
+    try:
+        layers, used = converted(now.pipe, tensors)
+    except UnusableModel:
+        return
+    changes = {name: LoraLayer(matrices) for name, matrices in layers.items()}
+    fits = all(
+        name in now.names.shapes["denoiser"]
+        and not _misfits(now, Named("denoiser", "", (LayerPlace(name),)), change)
+        for name, change in changes.items()
+    )
+    if changes and fits and used == set(tensors):
+        account.layers["denoiser"] = changes
+        for problems in (account.foreign, account.ill, account.malformed):
+            problems.pop("denoiser", None)
+
+
+def _add(
+    now: _OpenLora, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
+) -> None:
+    """Take a group's change into its layers."""
+    for place in places:
+        own = LoraLayer(_part(change.weight, place), _part(change.bias, place))
+        before = now.account.layers[component].get(place.layer)
+        if before is None:
+            now.account.layers[component][place.layer] = own
+            now.account.written_as[component, place.layer] = group.layer
+        elif not _equal(before, own):
+            now.account.ill[component].append(
+                f"{now.name} names {place.layer} twice with different values, as "
+                f"{now.account.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
+            )
+
+
+def _part(change: WeightChange | None, place: LayerPlace) -> WeightChange | None:
+    return change if change is None or place.rows is None else rows_of(change, place.rows)
+
+
+def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
+    import torch
+
+    for a, b in ((layer.weight, other.weight), (layer.bias, other.bias)):
+        if (a is None) != (b is None):
+            return False
+        if a is not None and b is not None:
+            left, right = a.values("cpu").flatten(), b.values("cpu").flatten()
+            if left.shape != right.shape or not torch.allclose(left, right, rtol=1e-3, atol=1e-6):
+                return False
+    return True
+
+
+def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
+    """Return why a change does not fit these layers; "" if it does."""
+    assert named.component is not None
+    part = attribute_of(now.pipe, named.component)
+    shapes = {place.layer: now.names.shapes[named.component][place.layer] for place in named.places}
+    sizes = [size_of(shape) for shape in shapes.values()]
+    rows = sum(size[0] for size in sizes)
+    name, shape = next(iter(shapes.items()))
+    if change.weight is not None and change.weight.size() != (rows, sizes[0][1]):
+        what = (
+            "x".join(map(str, shape))
+            if len(shapes) == 1
+            else f"{rows}x{sizes[0][1]} (with {len(shapes) - 1} more)"
+        )
+        return f"{now.name} is not a LoRA for this {part}: {name} is {what}, and the LoRA's {change.weight.sizes()}"
+    if change.bias is not None:
+        layers = now.names.layers[named.component]
+        without = [name for name in shapes if getattr(layers[name], "bias", None) is None]
+        if without:
+            return f"{now.name} is not a LoRA for this {part}: it changes the bias of {without[0]}, which has none"
+        if change.bias.size() != (rows, 1):
+            both = f"{name} has a bias of {rows}, and the LoRA's {change.bias.sizes()}"
+            return f"{now.name} is not a LoRA for this {part}: {both}"
+    return ""
+
+
+def _is_guidance(now: _OpenLora, group: Group) -> bool:
+    """Whether a layer reads the guidance scale, in a model that was distilled without: a LoRA of its sibling."""
+    config = getattr(component_of(now.pipe, "denoiser"), "config", {})
+    return "guidance" in group.layer and config.get("guidance_embeds") is False
+
+
+def _is_embedding(now: _OpenLora, named: Named) -> bool:
+    import torch
+
+    assert named.component is not None
+    return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
+
+
+def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
+    """Return alpha / rank, from the file's tensors or from PEFT's configuration.
+
+    Raises:
+        BadForm: an alpha is not one number, or contradicts the json beside the file.
+    """
+    assert named.component is not None
+    settings = now.settings or _header_settings(now, named.component)
+    stated: float | None = None
+    if settings is not None:
+        names = (group.layer.removeprefix("base_model.model."), named.places[0].layer)
+        try:
+            stated = settings.scale(names, rank)
+        except ValueError as error:
+            raise BadForm(f"it does not go with {settings.where}, which {error}") from None
+    alpha = group.tensors.get("alpha")
+    if not rank:  # there is nothing that an alpha would be divided by
+        return 1.0 if stated is None else stated
+    now.account.has_alpha[alpha is not None or stated is not None] += 1
+    if alpha is None:
+        return 1.0 if stated is None else stated
+    if alpha.numel() != 1:
+        raise BadForm(f"it has an alpha for {group.layer} that is not one number ({sizes_of(alpha)})")
+    now.account.num_zero_alphas += not bool(alpha)
+    return float(alpha) / rank
+
+
+def _header_settings(now: _OpenLora, component: Component) -> PeftSettings | None:
+    text = now.account.metadata.get(_METADATA)
+    if not text:
+        return None
+    with reading(now.name, problem="has a damaged header", advice="copy or download it again"):
+        return settings_of_header(json.loads(text), attribute_of(now.pipe, component))

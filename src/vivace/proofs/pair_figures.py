@@ -1,0 +1,173 @@
+"""The figures of every pair of images: each alone, against each other, and by models that read the prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivace.errors import VivaceError
+from vivace.measure.image_metrics import Pixels, faults, paired_metrics, pixels
+from vivace.proofs.drawing import DrawJob, Settings
+from vivace.proofs.proof_store import KeptImage
+from vivace.proofs.witnesses import statistics_of
+from vivace.untrusted.image_files import open_image
+
+AGAINST = ("psnr_db", "ssim", "match", "lpips")
+
+
+@dataclass
+class ReadImage:
+    """An image with its figures. Its pixels are read when they are needed.
+
+    Attributes:
+        size: width and height; None if there is no image.
+        digest: of its pixels.
+        faults: e.g. "black"; see `measure.image_metrics.faults`.
+        reason: why there is no image; "" if there is one.
+        scores: how well it fits its prompt and the other prompts, by the names of models: (own, others).
+    """
+
+    kept: KeptImage
+    size: tuple[int, int] | None = None
+    digest: str = ""
+    faults: tuple[str, ...] = ()
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    alone: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def is_there(self) -> bool:
+        return self.size is not None
+
+    @property
+    def picture(self) -> Any:
+        """The image as RGB (PIL)."""
+        assert self.kept.path is not None
+        return open_image(self.kept.path)
+
+    @property
+    def pixels(self) -> Pixels:
+        return pixels(self.picture)
+
+
+@dataclass
+class PairFigures:
+    """An image of A and the one of B of the same prompt and seed.
+
+    Attributes:
+        settings: that were asked for.
+        size: the requested one; "" if all images have the same.
+        against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
+        reason: why they cannot be compared pixel by pixel; "" if they were.
+    """
+
+    prompt: str
+    seed: int
+    a: ReadImage
+    b: ReadImage
+    settings: Settings = field(default_factory=Settings)
+    size: str = ""
+    against: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """The prompt and the seed, e.g. “a red circle” seed 0."""
+        return f"“{self.prompt[:60]}” {self.seed_in_words}"
+
+    @property
+    def seed_in_words(self) -> str:
+        """The seed, and the size where there are several."""
+        return f"seed {self.seed}" + (f" at {self.size}" if self.size else "")
+
+    @property
+    def is_complete(self) -> bool:
+        return self.a.is_there and self.b.is_there
+
+
+class Distances:
+    """Compares images pixel by pixel, by LPIPS too where its weights are on this machine."""
+
+    def __init__(self) -> None:
+        from vivace.measure.lpips import Lpips, default_weights
+
+        self.lpips = Lpips() if default_weights().is_file() else None
+
+    def between(self, image: Pixels, reference: Pixels) -> dict[str, float]:
+        """Return the metrics of an image against a reference.
+
+        Raises:
+            ValueError: their sizes differ, or are too small.
+        """
+        metrics = paired_metrics(image, reference)
+        if self.lpips is not None and min(image.shape[:2]) >= 32:
+            (metrics["lpips"],) = self.lpips.distances([image], [reference])
+        return metrics
+
+
+def read_image(kept: KeptImage | None) -> ReadImage:
+    """Return an image with its figures; what cannot be read has a reason."""
+    if kept is None:
+        return ReadImage(KeptImage(None), reason="it was not drawn")
+    if kept.path is None:
+        return ReadImage(kept, reason=kept.reason)
+    notes = list(kept.notes)
+    try:
+        image = open_image(kept.path, lambda text: notes.append(f"an image: {text}"))
+    except VivaceError as error:
+        text = str(error).replace(str(kept.path), "the image")
+        return ReadImage(kept, reason=text, notes=tuple(notes))
+    array = pixels(image)
+    all_faults = (*kept.faults, *(fault for fault in faults(array) if fault not in kept.faults))
+    digest = hashlib.sha256(image.tobytes()).hexdigest()
+    return ReadImage(kept, image.size, digest, all_faults, "", tuple(notes), statistics_of(array))
+
+
+def compare_pair(
+    job: DrawJob, a: ReadImage, b: ReadImage, distances: Distances, *, names_size: bool = False
+) -> PairFigures:
+    """Return the figures of B's image against A's.
+
+    Args:
+        names_size: whether images are requested at several sizes.
+    """
+    size = f"{job.settings.width}x{job.settings.height}" if names_size else ""
+    pair = PairFigures(job.prompt, job.seed, a, b, job.settings, size)
+    if not pair.is_complete:
+        return pair
+    try:
+        pair.against = distances.between(b.pixels, a.pixels)
+    except ValueError as error:
+        pair.reason = str(error)
+    return pair
+
+
+def add_scores(
+    images: Sequence[tuple[str, ReadImage]],
+    prompts: Sequence[str],
+    name: str,
+    score: Callable[[Sequence[Any], Sequence[str]], Any],
+) -> None:
+    """Add to each image its scores with its own prompt and, on average, with the others.
+
+    Args:
+        images: each with its prompt.
+        name: of the model.
+        score: returns a matrix (images, prompts).
+    """
+    complete = [(prompt, image) for prompt, image in images if image.is_there]
+    batch = 32
+    for start in range(0, len(complete), batch):
+        part = complete[start : start + batch]
+        rows = score([image.picture for _, image in part], prompts)
+        for (prompt, image), row in zip(part, rows, strict=True):
+            own = prompts.index(prompt)
+            others = [float(value) for k, value in enumerate(row) if k != own]
+            image.scores[name] = (
+                float(row[own]),
+                sum(others) / len(others) if others else math.nan,
+            )

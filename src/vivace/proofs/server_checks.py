@@ -1,0 +1,302 @@
+"""Honest server? Whether a source follows its requests, each with the request that shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from vivace.measure.damage.details import resized
+from vivace.measure.image_metrics import Pixels, match
+from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
+from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.http import NoAnswer
+from vivace.proofs.image_findings import ImageFinding
+from vivace.proofs.pair_figures import ReadImage
+from vivace.proofs.probes import Probe
+from vivace.proofs.same import ROUNDING_DB
+from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.report.value_text import count
+from vivace.spec.limits import DEFAULT_LIMITS
+
+ReadDrawn = Callable[[DrawnImage], ReadImage]
+"""Reads an image that is not kept."""
+_UNKNOWN_FIELD = "no_such_field_by_vivace"
+_IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("size", "abc"), ("n", 0), ("num_inference_steps", -1))
+_NAMES = {
+    "seed": "the seed",
+    "large seed": "a seed above 2^31",
+    "num_inference_steps": "the number of steps",
+    "guidance_scale": "the guidance",
+    "case of letters": "the case of the prompt's letters",
+    "end of a long prompt": "the end of a long prompt",
+}
+_BY_REFERENCE_ALONE = ("guidance_scale", "case of letters", "end of a long prompt")
+"""What good models may ignore; only against a reference that does not can it be said to be wrong."""
+_OF_THE_SAME_MODEL = ("case of letters", "end of a long prompt")
+"""What another model than the reference's may ignore."""
+_THE_SAME_DB, _OTHER_DB = 54.0, 40.0
+"""PSNR from which an image is the reference's beyond doubt, and below which it is not, though its neighbour is."""
+_OFF_DB = 46.0  # where its neighbour is equal to the last bit
+_RESIZED = 0.95
+"""Match from which an image is another one, resized or cut."""
+
+
+class Status(StrEnum):
+    """Whether a check passed."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNCLEAR = "not checked"
+
+
+@dataclass(frozen=True)
+class ServerCheck:
+    """A check: what should hold, whether it does, the observation, and the request that shows it."""
+
+    name: str
+    status: Status
+    reason: str
+    request: str = ""
+
+
+def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> ProofAnswer:
+    """Return whether a source follows its requests.
+
+    Args:
+        findings: what is wrong with its images as a set.
+    """
+    failed = [check for check in checks if check.status is Status.FAILED]
+    passed = [check for check in checks if check.status is Status.PASSED]
+    if failed or findings:
+        parts = [f"{len(failed)} of {len(failed) + len(passed)} checks failed"] if failed else []
+        return ProofAnswer(
+            ProofVerdict.FAILED, "; ".join([*parts, *(finding.summary for finding in findings)])
+        )
+    if not passed:
+        return ProofAnswer(ProofVerdict.LEFT_OUT, "nothing that could be asked")
+    return ProofAnswer(ProofVerdict.PROVEN, f"{count(len(passed), 'check')} passed")
+
+
+def repeat_check(repeats: Sequence[tuple[str, ReadImage, ReadImage, str]]) -> ServerCheck:
+    """Check that the same prompt and seed give the same image.
+
+    Args:
+        repeats: what was drawn twice, its first and second image, and its request. The first was drawn first of all.
+    """
+    name = "the same seed twice gives the same image"
+    levels = [(_repeat_level(first, again), what, request) for what, first, again, request in repeats]
+    failed = [each for each in levels if each[0].status is Status.FAILED]
+    passed = [each for each in levels if each[0].status is Status.PASSED]
+    level, what, request = min(failed or passed or levels, key=lambda each: each[0].db)
+    if not failed or len(levels) == 1:
+        return ServerCheck(name, level.status, level.reason, request)
+    is_first_alone = len(failed) == 1 and failed[0] is levels[0]
+    which = ", the one drawn first of all" if is_first_alone else ""
+    return ServerCheck(
+        name, level.status, f"{level.reason}: {what} ({len(failed)} of {len(levels)}{which})", request
+    )
+
+
+@dataclass(frozen=True)
+class _RepeatLevel:
+    status: Status
+    reason: str
+    db: float = 0.0
+
+
+def _repeat_level(first: ReadImage, again: ReadImage) -> _RepeatLevel:
+    if (reason := missing(first, again)) is not None:
+        return _RepeatLevel(Status.UNCLEAR, reason)
+    db = _psnr(first.pixels, again.pixels) if first.size == again.size else 0.0
+    if math.isinf(db):
+        return _RepeatLevel(Status.PASSED, "every pixel is equal", db)
+    if db >= ROUNDING_DB:
+        return _RepeatLevel(Status.PASSED, f"but for rounding, PSNR {db:.0f} dB", db)
+    kind = "a similar image" if is_near(first, again) else "another image"
+    return _RepeatLevel(Status.FAILED, f"it gives {kind}, PSNR {db:.0f} dB", db)
+
+
+def probe_check(
+    probe: Probe,
+    first: ReadImage,
+    changed: ReadImage,
+    reference: tuple[ReadImage, ReadImage] | None,
+    request: str,
+    *,
+    is_same_model: bool,
+) -> ServerCheck:
+    """Check that another value changes the image as it should.
+
+    Args:
+        reference: A's images of both values; None if it did not draw them.
+        is_same_model: whether B's first image is A's.
+    """
+    if probe.name == "size":
+        return _size_check(probe, first, changed, reference, request)
+    name = f"{_NAMES[probe.name]} changes the image"
+    if (reason := missing(first, changed)) is not None:
+        is_refused = reason.startswith("HTTP 4")
+        return ServerCheck(name, Status.UNCLEAR, f"refused: {reason}" if is_refused else reason, request)
+    before, after = (
+        f"{value:g}" if isinstance(value, float) else str(value) for value in (probe.before, probe.after)
+    )
+    values = f"{before} and {after}" if len(before) + len(after) < 60 else f"{before[:40]}… and {after[:40]}…"
+    if reference is not None and _leaves_reference(first, changed, reference):
+        reason = f"of {before[:60]} it draws A's image, of {after[:60]} another one"
+        return ServerCheck(name, Status.FAILED, reason, request)
+    if not are_equal(first, changed):
+        return ServerCheck(name, Status.PASSED, f"{probe.name} {values} give different images", request)
+    if reference is not None and missing(*reference) is None and are_equal(*reference):
+        return ServerCheck(
+            name, Status.UNCLEAR, f"it does not change the reference's images either ({values})", request
+        )
+    is_others = probe.name in _OF_THE_SAME_MODEL and not is_same_model
+    if is_others or (reference is None and probe.name in _BY_REFERENCE_ALONE):
+        differ = "" if reference is None else ", A's are different"
+        reason = f"{values} give the same image{differ}; good models of other kinds may do so"
+        return ServerCheck(name, Status.UNCLEAR, reason, request)
+    return ServerCheck(name, Status.FAILED, f"{probe.name} {values} give the same image", request)
+
+
+def field_checks(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> list[ServerCheck]:
+    """Return the checks of an images endpoint's own fields. The requests are sent now.
+
+    Args:
+        job: of an image that the endpoint has drawn.
+        first: that image.
+    """
+    checks = [*_number_checks(endpoint, job, first, read), _unknown_field_check(endpoint, job)]
+    return checks + [_impossible_check(endpoint, job, name, value) for name, value in _IMPOSSIBLE]
+
+
+def _number_checks(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> list[ServerCheck]:
+    body = endpoint.body(job.prompt, job.seed, job.settings, n=2)
+    request = endpoint.curl(body)
+    name = "n=2 gives two images"
+    try:
+        contents = endpoint.images(body).contents
+        images = [read(DrawnImage(content, suffix_of(content))) for content in contents]
+    except DrawingFailed as error:
+        return [ServerCheck(name, Status.FAILED, str(error), request)]
+    if len(images) != 2:
+        return [ServerCheck(name, Status.FAILED, f"asked for 2 images, got {len(images)}", request)]
+    if (reason := missing(*images)) is not None:
+        return [ServerCheck(name, Status.FAILED, reason, request)]
+    if are_equal(*images):
+        return [ServerCheck(name, Status.FAILED, "both images are the same", request)]
+    checks = [ServerCheck(name, Status.PASSED, "two different images", request)]
+    name = "n=2 begins with the image of n=1"
+    if missing(first, images[0]) is None and is_near(first, images[0]):
+        return [
+            *checks,
+            ServerCheck(name, Status.PASSED, "the first of two images is that of the seed", request),
+        ]
+    is_reversed = missing(first, images[1]) is None and is_near(first, images[1])
+    reason = "the seed's image is the second of two" if is_reversed else "a batch changes what the seed draws"
+    return [*checks, ServerCheck(name, Status.FAILED, reason, request)]
+
+
+def _unknown_field_check(endpoint: Endpoint, job: DrawJob) -> ServerCheck:
+    body = endpoint.body(job.prompt, job.seed, job.settings, **{_UNKNOWN_FIELD: 1})
+    return _refusal(
+        endpoint, body, "an unknown field is refused", "an unknown field is ignored, so a typo is too"
+    )
+
+
+def _impossible_check(endpoint: Endpoint, job: DrawJob, field: str, value: Any) -> ServerCheck:
+    body = endpoint.body(job.prompt, job.seed, job.settings, **{field: value})
+    return _refusal(
+        endpoint, body, f"{field}={value} is refused", f"{field}={value} is taken for something else"
+    )
+
+
+def _refusal(endpoint: Endpoint, body: dict[str, Any], name: str, otherwise: str) -> ServerCheck:
+    request = endpoint.curl(body)
+    try:
+        answer = endpoint.ask(body)
+    except NoAnswer as error:
+        return ServerCheck(name, Status.FAILED, str(error), request)
+    if answer.is_refusal:
+        return ServerCheck(name, Status.PASSED, f"HTTP {answer.status}", request)
+    if answer.status == 200:
+        return ServerCheck(name, Status.FAILED, f"HTTP 200: {otherwise}", request)
+    return ServerCheck(name, Status.FAILED, f"{answer.complaint[:160]}, which is no refusal (4xx)", request)
+
+
+def _leaves_reference(first: ReadImage, changed: ReadImage, reference: tuple[ReadImage, ReadImage]) -> bool:
+    """Return whether one image is the reference's to the last bits, and the other one surely not."""
+    if (
+        missing(*reference) is not None
+        or reference[0].size != first.size
+        or reference[1].size != changed.size
+    ):
+        return False
+    same, other = (_psnr(a.pixels, b.pixels) for a, b in zip(reference, (first, changed), strict=True))
+    return same >= _THE_SAME_DB and other < (_OFF_DB if math.isinf(same) else _OTHER_DB)
+
+
+def _size_check(
+    probe: Probe,
+    first: ReadImage,
+    changed: ReadImage,
+    reference: tuple[ReadImage, ReadImage] | None,
+    request: str,
+) -> ServerCheck:
+    name = "the size is what was asked for"
+    if changed.size is None:
+        is_refused = changed.reason.startswith("HTTP 4")  # which is honest
+        status = Status.UNCLEAR if is_refused else Status.FAILED
+        return ServerCheck(name, status, f"{probe.after}: {changed.reason}", request)
+    size = "{}x{}".format(*changed.size)
+    if size != probe.after:
+        return ServerCheck(name, Status.FAILED, f"asked for {probe.after}, got {size}", request)
+    is_of_a = reference is not None and missing(*reference) is None
+    if first.is_there and not (is_of_a and reference is not None and _is_resized(*reference)):
+        if _is_resized(first, changed):
+            reason = f"{size} is the image of {probe.before}, resized or cut"
+            return ServerCheck(name, Status.FAILED, reason, request)
+        if (
+            is_of_a
+            and reference is not None
+            and is_near(reference[0], first)
+            and _match(reference[1], changed) < 0.5
+        ):
+            reason = f"at {size} it draws another image than A, though not at {probe.before}"
+            return ServerCheck(name, Status.FAILED, reason, request)
+    return ServerCheck(name, Status.PASSED, size, request)
+
+
+def _is_resized(first: ReadImage, other: ReadImage) -> bool:
+    """Return whether an image is the first one, resized or cut to another size."""
+    assert other.size is not None
+    width, height = other.size
+    whole = first.pixels
+    images = [resized(whole, height, width)]
+    top, left = (whole.shape[0] - height) // 2, (whole.shape[1] - width) // 2
+    if top >= 0 and left >= 0:
+        images += [whole[top : top + height, left : left + width], whole[:height, :width]]
+    return max(match(other.pixels, image) for image in images) >= _RESIZED
+
+
+def missing(*images: ReadImage) -> str | None:
+    return next((image.reason for image in images if not image.is_there), None)
+
+
+def are_equal(a: ReadImage, b: ReadImage) -> bool:
+    return a.size == b.size and _psnr(a.pixels, b.pixels) >= ROUNDING_DB
+
+
+def is_near(a: ReadImage, b: ReadImage) -> bool:
+    return a.size == b.size and _match(a, b) >= (DEFAULT_LIMITS.match or 0.9)
+
+
+def _match(a: ReadImage, b: ReadImage) -> float:
+    return match(b.pixels, a.pixels) if a.size == b.size else -1.0
+
+
+def _psnr(a: Pixels, b: Pixels) -> float:
+    error = float(((a - b) ** 2).mean())
+    return math.inf if error == 0 else 10 * math.log10(255.0**2 / error)

@@ -1,0 +1,206 @@
+"""The answer: a recipe with its evidence, its costs, the runner-up, and how sure it is."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from vivace.evidence.tables import CallSpread, JudgedQuality, Kind
+from vivace.recommendation.criteria import Criteria
+from vivace.recommendation.speed_limit import ChipLimit
+from vivace.spec.base import Spec
+from vivace.stats import Interval
+
+Sure = Literal["high", "medium", "low", "none"]
+Reason = Literal["memory", "memory unknown", "quality", "unproven", "hardware", "not measured", "no figure"]
+
+
+def _titled(text: str, label: str) -> str:
+    is_named = label and not text.startswith(label.partition(" #")[0])
+    return f"{text} ({label})" if is_named else text
+
+
+class RecipeFigures(Spec):
+    """The figures of a recipe in the table of the answer; None where they are not known.
+
+    Attributes:
+        same_picture: whether it keeps the image of the table's baseline.
+        gain: the speed-up over the table's baseline.
+        score: what the goal ranks by, over the table's baseline; more is better.
+        latency: seconds per image on the GPU that was asked about, at the basis' number of steps: predicted where
+            `predicted_from` is not None; None where that time is unknown.
+        predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
+        measured_s: seconds per image on that GPU.
+        cost_per_1000: of a thousand images, in the price's currency; only for the GPU that was asked about.
+    """
+
+    recipe: str
+    label: str = ""
+    batch: int = 1
+    num_techniques: int = 0
+    same_picture: bool = True
+    score: Interval
+    gain: Interval | None = None
+    is_counted: bool = False
+    latency: Interval | None = None
+    peak_bytes: int | None = None
+    first_call_s: float | None = None
+    spread: CallSpread | None = None
+    num_rounds: int | None = None
+    timed_steps: int | None = None
+    predicted_from: str | None = None
+    measured_s: float | None = None
+    cost_per_1000: float | None = None
+    judged: JudgedQuality | None = None
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """The recipe, with the batch size and the source's name of the row."""
+        title = self.recipe if self.batch == 1 else f"{self.recipe}, batch {self.batch}"
+        return _titled(title, self.label)
+
+
+class Basis(Spec):
+    """The table that the answer rests on.
+
+    Attributes:
+        model: whose records they are: the model's own, or another one's of its family.
+        near: "same" GPU as asked, "generation", or "other"; "any" if no GPU was asked for and none is here.
+    """
+
+    kind: Kind
+    place: str
+    model: str
+    gpu: str
+    near: Literal["same", "generation", "other", "any"]
+    random_weights: bool
+    baseline: str
+    height: int | None
+    width: int | None
+    steps: int | None
+    batch: int
+    device: str = "cuda"
+    at: str = ""
+    note: str = ""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it was measured on the requested GPU, or none was requested."""
+        return self.near in ("same", "any")
+
+
+class LeftOut(Spec):
+    """A recipe that was not ranked, and the reason.
+
+    Attributes:
+        label: the source's name of the row.
+        score: what it would be ranked by, if that is known.
+    """
+
+    recipe: str
+    kind: Reason
+    why: str
+    label: str = ""
+    score: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The recipe, with the source's name of the row."""
+        return _titled(self.recipe, self.label)
+
+
+class Elsewhere(Spec):
+    """Another source's best recipe among those that are allowed.
+
+    Attributes:
+        gains_more: whether it gained more over the published model, by a record of vivace's on the same generation of
+            GPUs, than the chosen recipe.
+    """
+
+    basis: Basis
+    best: RecipeFigures
+    gains_more: bool = False
+
+
+class OtherModel(Spec):
+    """Another model of the family that is faster in the same source, on the same GPU.
+
+    Attributes:
+        recipe, latency_s: the best of its recipes that are allowed.
+        instead_of_s: the same of the model that was asked about.
+    """
+
+    model: str
+    recipe: str
+    latency_s: float
+    instead_of_s: float
+    ratio: float
+    steps: int | None
+    place: str
+    gpu: str
+
+
+class Recommendation(Spec):
+    """The best recipe by the records at hand. `print` it for the text; `to_json` returns plain data.
+
+    Attributes:
+        model: as it was found, without "synthetic:".
+        gpu: that was asked about, or this machine's; None if there is none.
+        recipe: None if no record supports any.
+        chosen: its figures.
+        baseline: the figures of the table's baseline.
+        over_published: for the goal latency, its speed-up over the model as published, where another record than its
+            own knows that.
+        quality: what is known of its images, in a sentence.
+        is_tie: whether the runner-up cannot be told from it.
+        why: why the runner-up lost.
+        ties: all recipes that cannot be told from the best.
+        ranking: every recipe that was allowed, the best first.
+        safe: the best that keeps the image, of evidence as good, where the chosen one's quality is not proven.
+        left_out: what was not ranked, and why.
+        elsewhere: what other sources say.
+        other_model: of the family, with fewer steps.
+        limit: the time that the model's steps take at least on the GPU; None if that is not known.
+        card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if it is not known.
+        missing: which evidence there is not.
+        sure: how sure this is; `doubts` say why not more.
+        next: command lines to run next.
+    """
+
+    criteria: Criteria
+    model: str
+    gpu: str | None
+    recipe: str | None = None
+    basis: Basis | None = None
+    chosen: RecipeFigures | None = None
+    baseline: RecipeFigures | None = None
+    over_published: float | None = None
+    quality: str = ""
+    runner_up: RecipeFigures | None = None
+    is_tie: bool = False
+    why: str = ""
+    ties: tuple[str, ...] = ()
+    ranking: tuple[RecipeFigures, ...] = ()
+    safe: Elsewhere | None = None
+    left_out: tuple[LeftOut, ...] = ()
+    elsewhere: tuple[Elsewhere, ...] = ()
+    other_model: OtherModel | None = None
+    limit: ChipLimit | None = None
+    card_bytes: int | None = None
+    missing: tuple[str, ...] = ()
+    sure: Sure = "none"
+    doubts: tuple[str, ...] = ()
+    next: tuple[str, ...] = ()
+
+    def figures(self, recipe: str) -> RecipeFigures | None:
+        """Return the figures of a recipe in canonical form in the answer's source; None if it was not ranked."""
+        return next((figures for figures in self.ranking if figures.recipe == recipe), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain data: what `vivace recommend --format json` prints."""
+        return self.model_dump(mode="json")
+
+    def __str__(self) -> str:
+        from vivace.recommendation.recommendation_text import text_of
+
+        return text_of(self)

@@ -1,0 +1,264 @@
+"""Quality: how close a recipe's images are to the baseline's. Whether that is close enough, `gate` decides.
+
+Everything here is computed from the stored figures of single images when records are read, so limits can change later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivace.report.variety import Variety, variety
+from vivace.spec.figures import ImageFigures, QualityPass, key_of
+from vivace.spec.record import ImageRecord, Record
+from vivace.stats import Interval, mean_interval
+
+CAP = 0.2
+"""At the gate no single image counts for less than 80 % or more than 120 %: how many images suffered says more than
+how much one of them did, and one lost image in 39 should not disappear in the spread of the others."""
+SURE_PASS, SURE_FAIL = 0.95, 0.9
+"""How sure the gate is that what passes reaches the limit, and that what fails does not. A ruined recipe that passes
+misleads; one that fails for nothing costs a second look, and more prompts. Chosen on the calibrated half of
+docs/quality.md, where all from 0.55 to 0.93 judge alike."""
+ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
+
+
+@dataclass(frozen=True)
+class ComparedFigure:
+    """A no-reference figure: its mean, and the mean of the paired differences to the baseline's images."""
+
+    mean: float
+    difference: Interval
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The prompt with the least kept: the highest share that any of its images kept, and their number."""
+
+    prompt: str
+    best: float
+    num_pictures: int
+
+
+@dataclass(frozen=True)
+class KeptShare:
+    """The share of the baseline's that images keep: of its CLIP margin, or of its contrast (`match`).
+
+    Attributes:
+        mean: over all images, with its 95 % interval.
+        bounds: what the gate compares with the limit: the mean with each image capped (CAP), its lower bound with
+            95 % confidence (SURE_PASS) and its upper bound with 90 % (SURE_FAIL).
+        worst: the prompt that kept least.
+        lowest: the image that kept least.
+    """
+
+    mean: Interval
+    bounds: Interval
+    worst: Worst
+    lowest: float
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How close images are to the baseline's images of the same prompts and seeds.
+
+    Means over all images; an identical image counts as SSIM 1, similarity 100 and LPIPS 0. `psnr_db` is the mean over
+    the images that differ; None if none does. Intervals count prompts, whose images suffer together. `clip` is the
+    share of the baseline's CLIP margin that is kept (see spec.limits), paired by prompt and seed; None without scores.
+    `witness` is the same by a second model, and `match` the share of the baseline's contrast (see
+    measure.image_metrics); None if an image has no `match`. `variety` is how much the images differ from each other,
+    beside the baseline's; None if any was stored by a version that did not look (then `has_thumbnails` is false), or
+    nothing can be compared.
+    `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+
+    Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
+    mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None
+    where there is nothing to compare with.
+    """
+
+    num_pictures: int
+    num_identical: int
+    num_prompts: int
+    psnr_db: Interval | None
+    worst_psnr_db: float | None
+    ssim: Interval | None
+    match: KeptShare | None = None
+    clip: KeptShare | None = None
+    witness: KeptShare | None = None
+    clip_score: Interval | None = None
+    clip_similarity: Interval | None = None
+    lpips: Interval | None = None
+    alone: Mapping[str, ComparedFigure] = field(default_factory=dict)
+    outside: KeptShare | None = None
+    outside_of_baseline: Interval | None = None
+    outside_psnr_db: Interval | None = None
+    source: KeptShare | None = None
+    source_similarity: Interval | None = None
+    variety: Variety | None = None
+    has_thumbnails: bool = False
+
+    @property
+    def clip_kept(self) -> Interval | None:
+        """The share of the CLIP margin that is kept, with its 95 % interval."""
+        return None if self.clip is None else self.clip.mean
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"num_pictures": self.num_pictures, "num_identical": self.num_identical}
+        fields["num_prompts"] = self.num_prompts
+        fields["worst_psnr_db"] = self.worst_psnr_db
+        for name in ("psnr_db", "ssim", "clip_score", "clip_similarity", "lpips"):
+            fields[name] = interval_json(getattr(self, name))
+        for name in ("outside_psnr_db", "source_similarity"):
+            if getattr(self, name) is not None:
+                fields[name] = interval_json(getattr(self, name))
+        for name in ("clip", "witness", "match", *(n for n in ("outside", "source") if getattr(self, n))):
+            kept: KeptShare | None = getattr(self, name)
+            fields[f"{name}_kept"] = None if kept is None else interval_json(kept.mean)
+            fields[f"{name}_bounds"] = None if kept is None else interval_json(kept.bounds, "bounds")
+            fields[f"{name}_worst"] = (
+                None if kept is None else {"prompt": kept.worst.prompt, "best": kept.worst.best}
+            )
+        if self.variety is not None:
+            fields["variety_bounds"] = interval_json(self.variety.bounds, "bounds")
+            fields["variety_lowest"] = interval_json(self.variety.lowest.bounds, "bounds")
+        fields["alone"] = {
+            name: {"mean": c.mean, "difference": interval_json(c.difference)}
+            for name, c in self.alone.items()
+        }
+        return fields
+
+
+@dataclass(frozen=True)
+class PairedFigures:
+    """Figures of a record's images, and of the baseline's images of the same prompts and seeds."""
+
+    figures: tuple[ImageFigures, ...]
+    references: tuple[ImageFigures, ...]
+
+
+def paired_figures(images: Sequence[ImageRecord], baseline: Record, quality: QualityPass) -> PairedFigures:
+    """Pair the stored figures of images with the baseline's. Images without figures are left out."""
+    references = {(p.prompt, p.seed): p.sha256 for p in baseline.rounds[0].pictures}
+    rows, originals = [], []
+    for image in images:
+        sha = references.get((image.prompt, image.seed))
+        if sha is None:
+            continue
+        workload = baseline.trial.workload
+        row = quality.figures.get(key_of(image, sha, workload, quality.scorer))
+        as_drawn = image.model_copy(update={"sha256": sha})
+        original = quality.figures.get(key_of(as_drawn, sha, workload, quality.scorer))
+        if row is not None and original is not None:
+            rows.append(row)
+            originals.append(original)
+    return PairedFigures(tuple(rows), tuple(originals))
+
+
+def fidelity(pairs: PairedFigures) -> Fidelity | None:
+    """Summarise paired figures; None if there are none."""
+    if not pairs.figures:
+        return None
+    rows, prompts = pairs.figures, [f.prompt for f in pairs.figures]
+    psnr = [(f.against["psnr_db"], f.prompt) for f in rows if "psnr_db" in f.against]
+    matches = [1.0 if f.is_identical else f.against.get("match") for f in rows]
+    present = [m for m in matches if m is not None]
+    return Fidelity(
+        num_pictures=len(rows),
+        num_identical=sum(1 for f in rows if f.is_identical),
+        num_prompts=len(set(prompts)),
+        psnr_db=_over_prompts(psnr) if psnr else None,
+        worst_psnr_db=min((p for p, _ in psnr), default=None),
+        ssim=_mean(rows, "ssim", identical=1.0),
+        match=_kept(present, prompts) if len(present) == len(rows) else None,
+        clip=_margin_kept(pairs, "clip_score"),
+        witness=_margin_kept(pairs, "witness_score"),
+        clip_score=_mean_alone(rows, "clip_score"),
+        clip_similarity=_mean(rows, "clip_similarity", identical=100.0),
+        lpips=_mean(rows, "lpips", identical=0.0),
+        outside=_outside(rows),
+        outside_of_baseline=None if (of := _outside(pairs.references)) is None else of.bounds,
+        outside_psnr_db=_mean_alone(rows, "outside_psnr_db"),
+        source=_margin_kept(pairs, "source_similarity"),
+        source_similarity=_mean_alone(rows, "source_similarity"),
+        variety=variety(pairs.figures, pairs.references),
+        has_thumbnails=all(row.thumbnail is not None for row in (*rows, *pairs.references)),
+        alone={name: kept for name in ALONE if (kept := _compared(pairs, name)) is not None},
+    )
+
+
+def _outside(rows: Sequence[ImageFigures]) -> KeptShare | None:
+    shares = [(f.alone["outside_match"], f.prompt) for f in rows if "outside_match" in f.alone]
+    return _kept([share for share, _ in shares], [prompt for _, prompt in shares]) if shares else None
+
+
+def _compared(pairs: PairedFigures, name: str) -> ComparedFigure | None:
+    values = [
+        (f.alone[name], r.alone[name], f.prompt)
+        for f, r in zip(pairs.figures, pairs.references, strict=True)
+        if name in f.alone and name in r.alone
+    ]
+    if not values:
+        return None
+    difference = _over_prompts([(a - b, prompt) for a, b, prompt in values])
+    return ComparedFigure(sum(a for a, _, _ in values) / len(values), difference)
+
+
+def _margin_kept(pairs: PairedFigures, name: str) -> KeptShare | None:
+    """Summarise 1 - (drop of the score) / (the baseline's mean margin) of each image.
+
+    None without scores, and if the baseline's images have no positive margin.
+    """
+    scores = [
+        (f.alone[name], r.alone[name], r.alone[f"{name}_of_others"], f.prompt)
+        for f, r in zip(pairs.figures, pairs.references, strict=True)
+        if name in f.alone and f"{name}_of_others" in r.alone
+    ]
+    margin = sum(own - others for _, own, others, _ in scores) / max(1, len(scores))
+    if margin <= 0:
+        return None
+    return _kept(
+        [1 - (own - score) / margin for score, own, _, _ in scores], [prompt for *_, prompt in scores]
+    )
+
+
+def _kept(shares: Sequence[float], prompts: Sequence[str]) -> KeptShare:
+    best: dict[str, list[float]] = {}
+    for share, prompt in zip(shares, prompts, strict=True):
+        best.setdefault(prompt, []).append(share)
+    prompt, of_prompt = min(best.items(), key=lambda item: (len(item[1]) == 1, max(item[1])))
+    return KeptShare(
+        mean_interval(shares, prompts),
+        _bounds([min(max(share, 1 - CAP), 1 + CAP) for share in shares], prompts),
+        Worst(prompt, max(of_prompt), len(of_prompt)),
+        min(shares),
+    )
+
+
+def _bounds(shares: Sequence[float], prompts: Sequence[str]) -> Interval:
+    lower, upper = (mean_interval(shares, prompts, 2 * sure - 1) for sure in (SURE_PASS, SURE_FAIL))
+    return Interval(lower.point, lower.low, upper.high)
+
+
+def _mean(rows: Sequence[ImageFigures], name: str, *, identical: float) -> Interval | None:
+    values = [identical if f.is_identical else f.against.get(name) for f in rows]
+    present = [(v, f.prompt) for v, f in zip(values, rows, strict=True) if v is not None]
+    is_measured = any(name in f.against for f in rows) or all(f.is_identical for f in rows)
+    return _over_prompts(present) if present and is_measured else None
+
+
+def _mean_alone(rows: Sequence[ImageFigures], name: str) -> Interval | None:
+    present = [(f.alone[name], f.prompt) for f in rows if name in f.alone]
+    return _over_prompts(present) if present else None
+
+
+def _over_prompts(values: Sequence[tuple[float, str]]) -> Interval:
+    """Return the mean of values that each have a prompt."""
+    return mean_interval([value for value, _ in values], [prompt for _, prompt in values])
+
+
+def interval_json(interval: Interval | None, name: str = "ci95") -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    low, high = interval.low, interval.high
+    return {"mean": interval.point, name: None if low is None or high is None else [low, high]}

@@ -1,0 +1,50 @@
+"""`vivace.load` and `vivace.apply`: the rest of the package is imported when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+    from vivace.runtime.session import Session
+    from vivace.spec.task_names import Task
+
+
+def load(model: str, recipe: str = "baseline", *, device: str = "auto", task: Task | None = None) -> Session:
+    """Load a model, apply a recipe and return the session.
+
+    Args:
+        model: e.g. "tiny-sd", "sdxl", "synthetic:sdxl" (its architecture with random weights), "org/repo@revision" on
+            the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
+        recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
+        device: "auto" (a GPU if there is one), "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
+        task: "image", "inpaint", "control" or "edit" for a session that is called with images: `image`,
+            `mask_image`, `strength`, ... of the diffusers pipeline; None for what the model is published for.
+
+    Raises:
+        UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
+    """
+    from vivace.runtime.opening import load_session
+
+    return load_session(model, recipe, device, task)
+
+
+def apply(pipe: DiffusionPipeline, recipe: str = "baseline", *, prompts: Sequence[str] = ()) -> Session:
+    """Apply a recipe to an existing diffusers pipeline, in place, and return the session.
+
+    Noise is drawn as diffusers does, in the dtype of the latents. `vivace.load` and `vivace.bench` draw it in fp32.
+
+    Args:
+        pipe: the pipeline; it is changed.
+        recipe: e.g. "bf16+cfg_cutoff(0.4)".
+        prompts: the prompts of later calls, for techniques that adapt to them: quantize(fp8_static).
+
+    Raises:
+        RecipeError, Unsupported, NoEffect: see `vivace.errors`. After an error the pipeline is as it was before,
+            unless weights have been changed already; then the message says so, and it must be loaded again.
+    """
+    from vivace.runtime.opening import apply_recipe
+
+    return apply_recipe(pipe, recipe, prompts)

@@ -1,0 +1,272 @@
+"""A session that draws for a server: warmed at its sizes, with LoRAs by request, and partial images."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import Unsupported
+from vivace.models.find import find_model
+from vivace.models.tasks import own_task
+from vivace.recipes.resolve import resolve
+from vivace.runtime.opening import session_of
+from vivace.runtime.pipelines import pipeline_for
+from vivace.runtime.safety import hidden_images
+from vivace.serve.editing import Editing
+from vivace.serve.energy_meter import EnergyMeter
+from vivace.serve.lora_folder import LoraFolder, fitting_loras
+from vivace.serve.memory_room import check_fits, memory_of
+from vivace.serve.messages import Draw, Load, image_file
+from vivace.serve.partials import Projection, fit_projection
+from vivace.serve.speeds import time_batches, time_size
+
+if TYPE_CHECKING:
+    from vivace.runtime.session import Session
+
+_VERBOSITY = "DIFFUSERS_VERBOSITY"
+_SHORT = 60
+"""Characters of a prompt that every text encoder reads whole."""
+Report = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class Drawing:
+    """A session with its measurements.
+
+    Attributes:
+        session: that was opened; `editing` has those of other tasks, which share its weights.
+        speeds: seconds of a step and of the rest, by (width, height).
+        batching: what several images at once gain, for each size.
+        projection: of latents to colours; None where the model's latents are of another layout.
+    """
+
+    session: Session
+    load_request: Load
+    multiple: int
+    draws_text: bool
+    editing: Editing
+    loras: LoraFolder
+    speeds: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    batching: list[dict[str, Any]] = field(default_factory=list)
+    projection: Projection | None = None
+    notes: list[str] = field(default_factory=list)
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
+
+    @classmethod
+    def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
+        """Load the model, apply the recipe, and draw at each size.
+
+        Raises:
+            VivaceError: the model or the recipe does not work here.
+        """
+        import torch
+
+        from vivace.benchmark.comparison import default_threads
+        from vivace.measure.machine import check_works, choose_device
+        from vivace.models.find import obtain
+
+        report(f"loading {request.model}")
+        keep_prompts_out_of_logs()
+        device = choose_device(request.device)
+        check_works(device)
+        recipe = resolve(request.recipe)
+        if (num_bytes := memory_of(device)) is not None:
+            place = "this machine" if device == "cpu" else "this GPU"
+            check_fits(request.model, recipe, request.sizes, request.task, num_bytes, place)
+        located = obtain(find_model(request.model))
+        torch.set_num_threads(request.threads or default_threads(located))
+        pipe = pipeline_for(located, recipe, device, request.task, None)
+        loras = LoraFolder()
+        if request.loras:
+            report(f"checking {len(request.loras)} LoRAs")
+            loras = fitting_loras(pipe, request.loras)
+            if not request.is_restart:  # later, files may be gone, and images without one are drawn as before
+                loras.check_any()
+        if loras.fitting:
+            recipe = resolve(f"{recipe.text}+{loras.technique}".removeprefix("baseline+"))
+        report(f"applying {request.recipe}{', with room for LoRAs' if loras.fitting else ''}")
+        session = session_of(pipe, located, recipe, device)
+        session.pipe.set_progress_bar_config(disable=True)
+        if loras.fitting:
+            loras.check_loaded(session)
+            if not request.is_restart:
+                loras.check_any()
+        drawing = cls(
+            session,
+            request,
+            located.entry.size_multiple if located.entry is not None else 8,
+            (request.task or own_task(located.pipeline)) == "text",
+            Editing.of(located, session, request.task),
+            loras,
+            notes=list(session.warnings),
+        )
+        sizes = request.sizes or (drawing.own_size,)
+        for width, height in sizes:
+            report(f"warming {width}x{height}")
+            drawing.warm(width, height)
+        drawing.editing.warm(sizes, report)
+        drawing.energy = EnergyMeter.of_this_process()
+        return drawing
+
+    @property
+    def own_size(self) -> tuple[int, int]:
+        defaults = self.session.defaults
+        return int(defaults["width"]), int(defaults["height"])
+
+    def warm(self, width: int, height: int) -> None:
+        """Draw so that later images of this size compile nothing, and keep how long they take."""
+        timed = time_size(self.session, width, height)
+        self.speeds[width, height] = timed.step_s, timed.rest_s
+        if self.projection is None and timed.latents is not None:
+            self.projection = fit_projection(self.session.pipe, timed.latents, timed.image)
+        if self.load_request.batches and self.draws_text:
+            self.batching.append(time_batches(self.session, width, height, self.load_request.batches))
+
+    def state(self) -> dict[str, Any]:
+        """Return the facts that the server needs, as plain data."""
+        from vivace.families import family_of
+        from vivace.runtime.calls import accepted_by
+        from vivace.technique import component_of
+
+        session, defaults = self.session, self.session.defaults
+        family = family_of(component_of(session.pipe, "denoiser"))
+        guidance = defaults.get("guidance_scale")
+        takes = accepted_by(session.pipe)
+        off = 1.0 if family is None or family.doubled is None else family.doubled.off
+        width, height = self.own_size
+        return {
+            "name": self.load_request.model,
+            "recipe": session.recipe.text,
+            "device": session.device,
+            "steps": int(defaults["num_inference_steps"]),
+            "guidance": None if guidance is None else float(guidance),
+            "size": [width, height],
+            "multiple": self.multiple,
+            "takes": sorted(takes),
+            "guided_above": off if "negative_prompt" in takes else None,
+            "speeds": [[*size, *speed] for size, speed in self.speeds.items()],
+            "has_partials": self.projection is not None,
+            "notes": self.notes,
+            "draws_text": self.draws_text,
+            "edits": self.editing.state(),
+            "batching": self.batching,
+            "unfit_loras": self.loras.unfit,
+        }
+
+    def cancel(self) -> None:
+        """End the call in progress at its next step."""
+        for session in (self.session, *self.editing.sessions.values()):
+            session.cancel()
+
+    def draw(self, request: Draw, report: Report) -> dict[str, Any]:
+        """Draw images, put their pixels into files, and return facts about them.
+
+        Raises:
+            Cancelled, VivaceError: see `vivace.errors`.
+        """
+        exchanged = self.loras.exchange(self.session, request.lora)
+        session = self.session if request.task == "text" else self.editing.sessions[request.task]
+        began, ends, joules = time.perf_counter(), [], self.energy.read()
+
+        def on_step(step: int, latents: Any, height: int, width: int) -> None:
+            ends.append(time.perf_counter())
+            fields: dict[str, Any] = {"step": step}
+            if step in request.partials and self.projection is not None:
+                images = [
+                    self.projection.image(latents[number : number + 1], height, width)
+                    for number in range(len(request.ids))
+                ]
+                fields["images"] = self._keep(request, f"partial-{step}", images)
+            report("step", fields)
+
+        session.on_step = on_step
+        try:
+            output = session(**_arguments(request))
+        finally:
+            session.on_step = None
+        finished = time.perf_counter()
+        if any(hidden_images(output)):
+            raise Unsupported("the model's safety checker replaced the image; ask for another one")
+        step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
+        text_s = max(0.0, ends[0] - began - step_s) if ends else 0.0
+        return {
+            "images": self._keep(request, "image", output.images),
+            "phases": {
+                "lora": exchanged,
+                "text": text_s,
+                "denoise": (ends[-1] - began - text_s) if ends else 0.0,
+                "decode": finished - (ends[-1] if ends else began),
+            },
+            "steps": len(ends),
+            "notes": [note for prompt in request.prompts if (note := _unread(session.pipe, prompt))][:1],
+            **self.energy.since(joules),
+            **_memory(self.session.device),
+        }
+
+    def _keep(self, request: Draw, name: str, images: list[Any]) -> list[dict[str, Any]]:
+        """Put the pixels of each job's image into a file."""
+        kept = []
+        for job, image in zip(request.ids, images, strict=True):
+            path = image_file(Path(self.load_request.folder), job, name)
+            path.write_bytes(image.convert("RGB").tobytes())
+            kept.append({"file": str(path), "width": image.width, "height": image.height})
+        return kept
+
+
+def keep_prompts_out_of_logs() -> None:
+    """Let diffusers log errors alone: its warnings have the part of a prompt that a text encoder cuts off.
+
+    Notes of the answer say that something is cut off. Who sets diffusers' own variable wants its logs.
+    """
+    if _VERBOSITY not in os.environ:
+        logging.getLogger("diffusers").setLevel(logging.ERROR)
+
+
+def _unread(pipe: Any, prompt: str) -> str:
+    """Return a note if a prompt is longer than every text encoder of a pipeline reads; else ""."""
+    if len(prompt) < _SHORT:
+        return ""
+    tokenizers = [
+        part for name, part in pipe.components.items() if name.startswith("tokenizer") and part is not None
+    ]
+    lengths = [(len(each(prompt).input_ids), int(each.model_max_length)) for each in tokenizers]
+    if not lengths or any(length <= most for length, most in lengths):
+        return ""
+    length, most = max(lengths, key=lambda each: each[1])
+    return f"the prompt has {length} tokens and the model reads {most}; the rest is cut off"
+
+
+def _arguments(request: Draw) -> dict[str, Any]:
+    """Return the arguments of the pipeline's call; those of a single image are what a caller of a session gives."""
+    import torch
+    from PIL import Image
+
+    pictures: dict[str, list[Any]] = {}
+    for picture in request.pictures:
+        pixels = Path(picture.file).read_bytes()
+        image = Image.frombytes(picture.mode, (picture.width, picture.height), pixels)
+        pictures.setdefault(picture.argument, []).append(image)
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
+    is_single = len(request.ids) == 1
+    return {
+        "prompt": request.prompts[0] if is_single else list(request.prompts),
+        "generator": generators[0] if is_single else generators,
+        **{name: images[0] if len(images) == 1 else images for name, images in pictures.items()},
+        **request.call,
+    }
+
+
+def _memory(device: str) -> dict[str, int]:
+    """Return the resident set of this process, and what it has allocated on the GPU."""
+    import psutil
+    import torch
+
+    memory = {"rss_bytes": int(psutil.Process().memory_info().rss)}
+    if device == "cuda":
+        memory["gpu_bytes"] = int(torch.cuda.memory_reserved())
+    return memory

@@ -1,0 +1,111 @@
+"""The line of a finished round, and the title of a comparison."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.make import make_environment, make_round, make_trial
+from vivace.benchmark import Store, Timing
+from vivace.benchmark.places.spread_trials import SpreadTrials
+from vivace.benchmark.places.trial_jobs import Done
+from vivace.cli import progress_display as shown
+from vivace.cli.progress_display import PlainProgress, TerminalProgress, result, title
+from vivace.spec.environment import Place
+from vivace.spec.record import Outcome
+
+
+def test_a_slow_load_is_shown() -> None:
+    quick = make_round(0)
+    assert result(quick) == "1.00 s an image, 3 samples"
+    assert result(quick, batch=2) == "0.500 s an image, 3 samples"
+    slow = quick.model_copy(update={"load_s": 61.5})
+    assert result(slow) == "1.00 s an image, 3 samples, loaded in 61.5 s"
+
+
+def test_a_failure_shows_its_reason() -> None:
+    assert result(make_round(0, outcome=Outcome.CRASHED, reason="it did")) == "crashed: it did"
+
+
+def test_the_title_has_the_batch_if_it_is_not_one() -> None:
+    trial = make_trial("baseline", model="tiny-flux")
+    assert title(trial) == "tiny-flux"
+    batched = trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": 2})})
+    assert title(batched) == "tiny-flux, batch 2"
+
+
+def test_a_lost_place_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainProgress().event({"lost": "node-1 on host\x1b[2J", "why": "its node ended"})
+    output = capsys.readouterr().err
+    assert (
+        "was lost: its node ended; its finished rounds are kept, the others are measured elsewhere" in output
+    )
+    assert "\x1b" not in output
+    live = TerminalProgress()
+    live.event({"lost": "GPU 1", "why": "its worker ended"})
+    assert "GPU 1 was lost" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_round_that_is_measured_again_is_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = [make_trial(recipe) for recipe in ("baseline", "steps(1)", "tiny_vae")]
+    with Store.create(tmp_path / "store") as store:
+        spread = SpreadTrials(
+            trials, Timing(rounds=2, repeats=1), store, [make_environment()], None, PlainProgress()
+        )
+        for number, stop_after in enumerate([3, None, 1, None]):
+            place = make_environment().at(Place(uuid=f"cpu-{number}", index=number))
+            ticket = spread.take(place)
+            assert ticket is not None
+            for trial, index in ticket.job.rounds[:stop_after]:
+                started = datetime.now(UTC).isoformat(timespec="seconds")
+                round_ = make_round(index).model_copy(update={"started_at": started})
+                spread.deliver(ticket, Done(trial, round_))
+            spread.finish(ticket) if stop_after is None else spread.lose(ticket, "its node ended")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    counts = [re.match(r"\[(\d+)/(\d+)\] (\S+).*round (\d+)/(\d+)", line) for line in lines]
+    assert [int(count[1]) for count in counts if count] == [1, 2, 3, 1, 2, 3, 4, 5, 5, 6, 7, 8]
+    assert {count[2] for count in counts if count} == {"8"}
+    assert all(int(count[4]) <= int(count[5]) for count in counts if count)
+    assert len([count for count in counts if count]) == len(lines)
+
+
+class _Time:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_quality_pass_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = _Time()
+    monkeypatch.setattr(shown, "time", clock)
+    progress = PlainProgress()
+    progress.quality("comparing images", 0, 100)
+    for done in range(1, 41):
+        clock.now += 0.5
+        progress.quality("comparing images", done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "quality pass, 100 images: comparing images",
+        "quality pass: comparing images, 20 of 100  (about 40 s left)",
+        "quality pass: comparing images, 40 of 100  (about 30 s left)",
+    ]
+
+
+def test_a_pass_that_goes_on_counts_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Time()
+    monkeypatch.setattr(shown, "time", clock)
+    progress = TerminalProgress()
+    progress.quality("comparing images", 256, 356)
+    clock.now += 10
+    assert progress.clock_texts() == "10 s"
+    progress.quality("comparing images", 306, 356)
+    assert progress.clock_texts() == "10 s  about 10 s left"
+    progress.end()

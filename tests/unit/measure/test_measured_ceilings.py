@@ -1,0 +1,103 @@
+"""The highest rates of this machine: measured, kept, and found again for the same device only."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.make import make_environment
+from vivace.errors import OutputError
+from vivace.measure import measured_ceilings as module
+from vivace.measure.measured_ceilings import keep, known_ceilings, measure_ceilings
+from vivace.spec.ceilings import Ceiling, Ceilings
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "_LEAST_S", 1e-4)
+    monkeypatch.setattr(module, "_REPEATS", 2)
+    monkeypatch.setitem(module._GEMMS, "cpu", ((64, 64, 64), (256, 256, 256)))
+    monkeypatch.setitem(module._ATTENTION, "cpu", ((1, 2, 64, 32),))
+    monkeypatch.setitem(module._COPIED_BYTES, "cpu", 2**20)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_cpu_is_measured_once_and_found_again(tmp_path: Path) -> None:
+    environment = make_environment()
+    assert known_ceilings(environment) is None
+    announced: list[str] = []
+    measured = measure_ceilings(environment, report=announced.append)
+    assert announced[0] == "copy"
+    assert {c.name for c in measured.ceilings} == {
+        "copy",
+        "gemm fp32",
+        "gemm bf16",
+        "attention fp32",
+        "attention bf16",
+    }
+    assert not measured.missing
+    assert 1e8 < (measured.per_s("copy") or 0) < 1e13, "bytes a second of a real machine"
+    cases = [c.per_s for c in measured.ceilings if c.name == "gemm fp32"]
+    assert len(cases) == 2
+    assert measured.per_s("gemm", "fp32") == max(cases), "the fastest shape is the ceiling"
+    assert keep(measured).is_relative_to(tmp_path)
+    assert known_ceilings(environment) == measured
+    for other in (
+        {"device_name": "another CPU"},
+        {"driver": "580.1"},
+        {"libraries": {"torch": "2.14.0"}},
+        {"num_threads": 2},
+    ):
+        assert known_ceilings(environment.model_copy(update=other)) is None, other
+    assert known_ceilings(environment.model_copy(update={"num_cores": 64})) == measured
+
+
+@pytest.mark.usefixtures("small")
+def test_what_the_time_limit_leaves_out_is_named() -> None:
+    measured = measure_ceilings(make_environment(), time_limit_s=0)
+    assert not measured.ceilings
+    assert measured.missing["gemm bf16"] == "the time limit of 0 s passed before it"
+
+
+@pytest.mark.usefixtures("small")
+def test_an_operation_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: str, precision: str, *shape: int) -> None:
+        raise RuntimeError(f"no {precision} here\nsecond line")
+
+    monkeypatch.setattr(module, "_gemm", refuse)
+    measured = measure_ceilings(make_environment())
+    assert measured.missing == {"gemm fp32": "no fp32 here", "gemm bf16": "no bf16 here"}
+    assert measured.per_s("copy")
+    assert measured.per_s("attention", "bf16")
+
+
+def test_a_gpu_has_its_ceilings_whatever_the_threads() -> None:
+    gpu = make_environment().model_copy(update={"device": "cuda", "device_name": "H200", "driver": "580.1"})
+    ceilings = Ceilings(
+        device="cuda",
+        device_name="H200",
+        driver="580.1",
+        torch="2.13.0",
+        threads=None,
+        measured_at="2026-01-01T00:00:00+00:00",
+        seconds=1,
+        ceilings=(Ceiling(operation="copy", case="1 GiB", per_s=4e12),),
+    )
+    assert ceilings.are_of(gpu)
+    assert ceilings.are_of(gpu.model_copy(update={"num_threads": 8}))
+    assert not ceilings.are_of(gpu.model_copy(update={"driver": "581.0"}))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+    file = keep(measure_ceilings(make_environment(), time_limit_s=0))
+    file.write_text('{"device": "cpu"}')
+    assert known_ceilings(make_environment()) is None
+
+
+@pytest.mark.usefixtures("small")
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match="set VIVACE_CACHE"):
+        keep(measure_ceilings(make_environment(), time_limit_s=0))
