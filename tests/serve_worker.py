@@ -18,6 +18,7 @@ from typing import Any
 from vivace.errors import Unsupported
 from vivace.processes.protocol import send_event
 from vivace.serve import worker
+from vivace.serve.ending import Finish
 from vivace.serve.messages import Draw, Load, image_file
 
 COMMAND = (sys.executable, "-m", "tests.serve_worker")
@@ -71,7 +72,7 @@ class FakeDrawing:
             "unfit_loras": {path: "it is of another model" for path in self.request.loras if "unfit" in path},
         }
 
-    def draw(self, request: Draw, report: Any) -> dict[str, Any]:
+    def draw(self, request: Draw, report: Any) -> Finish:
         words = " ".join(request.prompts).split()
         if "refuse" in words:
             raise Unsupported("the model refuses")
@@ -91,7 +92,7 @@ class FakeDrawing:
                 if "deaf" not in words:
                     raise
         phases = {"text": 0.0, "denoise": 0.01, "decode": 0.0}
-        return {
+        return lambda: {
             "images": self._kept(request, "image"),
             "phases": phases,
             "steps": steps,
