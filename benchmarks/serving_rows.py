@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from vivace.stats import median_interval, speedup
 from vivace.stats.intervals import Interval
 
 Part = Literal["ready", "pairs", "loads", "loras", "replicas"]
+PARTS: tuple[Part, ...] = get_args(Part)
 _WORKER = ("lora", "text", "denoise", "decode")
 """Phases of the worker; queue and encode are the server's."""
 
@@ -30,6 +31,7 @@ class ServingRow(Spec):
             GPUs.
         seconds: until /readyz of the first and the second start for "ready"; of each call of the session, by pair, for
             "pairs".
+        phases: seconds of the worker's start by phase, for each start of "ready".
         loads: on the server.
         number: LoRAs, or replicas.
     """
@@ -39,6 +41,7 @@ class ServingRow(Spec):
     environment: Environment
     part: Part
     seconds: tuple[tuple[float, ...], ...] = ()
+    phases: tuple[dict[str, float], ...] = ()
     loads: tuple[LoadRow, ...] = ()
     number: int = 1
 
@@ -69,6 +72,11 @@ def added_ms(row: LoadRow) -> list[float]:
     ]
 
 
+def share(loop: Sequence[float], load: LoadRow) -> float:
+    """Return the images a second of a load over those of calls in a loop."""
+    return span_rate(load) * math.fsum(loop) / len(loop)
+
+
 def busy_share(row: LoadRow) -> float:
     """Return the share of a load's time in which the worker draws."""
     columns = [row.samples.phases_ms[name] for name in _WORKER if name in row.samples.phases_ms]
@@ -78,7 +86,11 @@ def busy_share(row: LoadRow) -> float:
 
 def _ready(row: ServingRow) -> list[str]:
     first, second = row.seconds[0]
-    return [f"ready {first:.1f} s after the first start, {second:.1f} s after the second, with warm caches"]
+    lines = [f"ready {first:.1f} s after the first start, {second:.1f} s after the second, with warm caches"]
+    if row.phases and row.phases[-1]:
+        phases = ", ".join(f"{name} {each:.1f}" for name, each in row.phases[-1].items())
+        lines.append(f"its worker: {phases}")
+    return lines
 
 
 def _pairs(row: ServingRow) -> list[str]:

@@ -147,8 +147,7 @@ def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
         problem = f"{message.model} with {message.recipe} does not fit the free memory; `vivace plan` says what would"
         send_event(events, {"event": "unusable", "message": problem})
         return False
-    gc.collect()
-    gc.freeze()  # what is loaded stays; collections between images need not look at it
+    gc.freeze()  # what is loaded stays, and collections between images need not look at it
     send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
     return True
 
