@@ -60,9 +60,9 @@ def span_rate(row: LoadRow) -> float:
     return done / (max(row.samples.ended_s) - min(row.samples.sent_s))
 
 
-def added_ms(row: LoadRow) -> list[float]:
-    """Return what HTTP adds to each image: the client's time less that of the worker's phases."""
-    phases = [row.samples.phases_ms[name] for name in _WORKER if name in row.samples.phases_ms]
+def added_ms(row: LoadRow, own: Sequence[str] = _WORKER) -> list[float]:
+    """Return what HTTP adds to each image: the client's time less that of the phases of its own."""
+    phases = [row.samples.phases_ms[name] for name in own if name in row.samples.phases_ms]
     return [
         1000 * (ended - sent) - math.fsum(phase[place] or 0.0 for phase in phases)
         for place, (sent, ended, outcome) in enumerate(
@@ -105,7 +105,9 @@ def _pairs(row: ServingRow) -> list[str]:
 
 def _loads(row: ServingRow) -> list[str]:
     added = median_interval([added_ms(row.loads[0])])
-    return [f"HTTP adds {_text(added)} ms to an image, one client", *render(row.loads, "table").splitlines()]
+    others = median_interval([added_ms(row.loads[0], (*_WORKER, "encode"))])
+    line = f"HTTP adds {_text(added)} ms to an image, one client; {_text(others)} without encoding"
+    return [line, *render(row.loads, "table").splitlines()]
 
 
 def _loras(row: ServingRow) -> list[str]:
