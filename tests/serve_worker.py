@@ -2,6 +2,7 @@
 
 "slow 3"   a step takes three tenths of a second
 "die"      the process ends at the first step; "die once" does so while the file of VIVACE_TEST_DIED is missing
+"linger 3" the image comes three tenths of a second after the call has returned
 "deaf"     a cancel is ignored
 "break"    drawing raises
 "refuse"   the model refuses
@@ -92,13 +93,19 @@ class FakeDrawing:
                 if "deaf" not in words:
                     raise
         phases = {"text": 0.0, "denoise": 0.01, "decode": 0.0}
-        return lambda: {
-            "images": self._kept(request, "image"),
-            "phases": phases,
-            "steps": steps,
-            "rss_bytes": 1000,
-            **ENERGY,
-        }
+
+        def finish() -> dict[str, Any]:
+            if "linger" in words:
+                time.sleep(0.1 * float(words[words.index("linger") + 1]))
+            return {
+                "images": self._kept(request, "image"),
+                "phases": phases,
+                "steps": steps,
+                "rss_bytes": 1000,
+                **ENERGY,
+            }
+
+        return finish
 
     def _dies(self, once: bool) -> bool:
         marker = Path(os.environ["VIVACE_TEST_DIED"])
