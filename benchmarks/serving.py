@@ -3,7 +3,7 @@
     python -m benchmarks.serving                          tiny-sd on this machine, about six minutes on a CPU
     python -m benchmarks.serving --threads 1              the same, with a core for the worker and one for the rest
     python -m benchmarks.serving --model synthetic:flux-dev --recipe "fused(fp8)+cuda_graph" --minutes 4
-    python -m benchmarks.serving --model sdxl --recipe "bf16+compile" --num-loras 20 --gpus 2
+    python -m benchmarks.serving --model synthetic:sdxl --recipe "bf16+compile" --minutes 1 --num-loras 20 --gpus 2
 
 Each part prints its line and is written to the record at once; the same command goes on with the parts that are
 missing. Loads are those of `vivace bench --endpoint`. Calls of a session in this process and requests of eight clients
@@ -15,14 +15,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +27,8 @@ import click
 from benchmarks.command import run
 from benchmarks.lora import write_random
 from benchmarks.record_files import read_list, write_list
-from benchmarks.serving_rows import Part, ServingRow
+from benchmarks.serving_process import server
+from benchmarks.serving_rows import PARTS, Part, ServingRow, share
 from vivace.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.load_testing.load_target import LoadTarget, Variant
 from vivace.load_testing.loads import LoadLimit, closed_loop
@@ -47,7 +43,6 @@ if TYPE_CHECKING:
 RECORD = Path(__file__).parents[1] / "results" / "serving.json"
 CLIENTS = 8
 _PROMPT = "a red circle above a blue square"
-_READY_S = 900.0
 _PAIRS = 3
 _SHARES = {"pairs": 0.4, "loads": 0.5, "loras": 0.1, "replicas": 0.15}
 """Of the minutes, by part; starts and loading come on top."""
@@ -55,58 +50,6 @@ _RANK = 16
 _SETTINGS = RequestSettings(
     model=None, fields={"output_format": "webp"}, variants=((None, None),), prompts_sha256=""
 )
-
-
-@contextmanager
-def server(model: str, recipe: str, device: str, *more: str) -> Iterator[tuple[str, float]]:
-    """Run `vivace serve`; yield its URL and the seconds until it was ready."""
-    settings = (
-        "--recipe",
-        recipe,
-        "--device",
-        device,
-        "--port",
-        "0",
-        "--max-queue",
-        "1000",
-        "--max-wait",
-        "3600",
-    )
-    command = [sys.executable, "-m", "vivace", "serve", model, *settings, *more]
-    began = time.monotonic()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-    assert process.stderr is not None
-    output: list[str] = []
-    try:
-        match = None
-        while match is None:
-            line = process.stderr.readline()
-            if not line:
-                raise click.ClickException(f"the server ended: {''.join(output[-3:]).strip()}")
-            output.append(line)
-            match = re.search(r"(http://\S+)/v1 the API", line)
-        threading.Thread(target=lambda: output.extend(process.stderr or ()), daemon=True).start()
-        url = match[1]
-        while not _is_ready(url):
-            if time.monotonic() - began > _READY_S or process.poll() is not None:
-                raise click.ClickException(f"the server is not ready: {''.join(output[-3:]).strip()}")
-            time.sleep(0.05)
-        yield url, time.monotonic() - began
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 @dataclass
@@ -120,6 +63,9 @@ class Serving:
     minutes: float
     threads: int | None = None
     rows: dict[tuple[str, str, str], ServingRow] = field(default_factory=dict)
+    parts: tuple[Part, ...] = PARTS
+    """That are measured."""
+    began: float = field(default_factory=time.monotonic)
 
     def part(self, part: Part) -> ServingRow | None:
         """Return what the record has of a part, if it is of the same recipe."""
@@ -131,6 +77,7 @@ class Serving:
         part: Part,
         *,
         seconds: tuple[tuple[float, ...], ...] = (),
+        phases: tuple[dict[str, float], ...] = (),
         loads: tuple[LoadRow, ...] = (),
         number: int = 1,
     ) -> None:
@@ -141,6 +88,7 @@ class Serving:
             environment=self.environment,
             part=part,
             seconds=seconds,
+            phases=phases,
             loads=loads,
             number=number,
         )
@@ -148,6 +96,7 @@ class Serving:
         write_list(self.record, [each.model_dump_json() for each in self.rows.values()])
         for line in row.lines:
             click.echo(line)
+        click.echo(f"{part} after {time.monotonic() - self.began:.0f} s", err=True)
 
     def seconds_of(self, part: Part) -> float:
         return 60 * self.minutes * _SHARES[part]
@@ -157,9 +106,9 @@ class Serving:
         """Of each server."""
         return () if self.threads is None else ("--threads", str(self.threads))
 
-    @property
-    def has_server_parts(self) -> bool:
-        return all(self.part(part) is not None for part in ("ready", "pairs", "loads"))
+    def is_missing(self, *parts: Part) -> bool:
+        """Return whether one of the parts is to be measured."""
+        return any(part in self.parts and self.part(part) is None for part in parts)
 
 
 def target_of(url: str, *, loras: tuple[str, ...] = ()) -> LoadTarget:
@@ -210,13 +159,15 @@ def measure_pairs(serving: Serving, session: Session, target: LoadTarget) -> Non
     for pair in range(_PAIRS):
         seconds.append(loop(max(3, block // 2)))
         loads.append(closed(target, CLIENTS, LoadLimit(block), serving.model, pair))
+        click.echo(f"pair {pair + 1} of {_PAIRS}: {share(seconds[-1], loads[-1]):.3f}", err=True)
     serving.keep("pairs", seconds=tuple(seconds), loads=tuple(loads))
 
 
 def measure_loads(serving: Serving, target: LoadTarget) -> None:
     """Measure one client, and users at fractions of the capacity, which the pairs have measured already."""
     pairs = serving.part("pairs")
-    assert pairs is not None
+    if pairs is None:
+        raise click.ClickException("loads are fractions of what the pairs measure; add pairs to --parts")
     plan = LoadPlan(clients=(CLIENTS,), minutes=serving.seconds_of("loads") / 60)
     rows = measure(
         target,
@@ -236,40 +187,40 @@ def measure_server(serving: Serving) -> None:
 
     device = serving.environment.device
     starts = []
-    if serving.part("ready") is None:
-        with server(serving.model, serving.recipe, device, *serving.options) as (
-            _,
-            first_s,
-        ):  # it fills the caches of compilers
-            starts.append(first_s)
-    with server(serving.model, serving.recipe, device, *serving.options) as (url, ready_s):
-        if serving.part("ready") is None:
-            serving.keep("ready", seconds=((*starts, ready_s),))
-        target = target_of(url)
-        if serving.part("pairs") is None:
+    if serving.is_missing("ready"):
+        with server(serving.model, serving.recipe, device, *serving.options) as first:
+            starts.append(first)  # it fills the caches of compilers
+    with server(serving.model, serving.recipe, device, *serving.options) as running:
+        starts.append(running)
+        if serving.is_missing("ready"):
+            serving.keep(
+                "ready",
+                seconds=(tuple(start.seconds for start in starts),),
+                phases=tuple(start.phases for start in starts),
+            )
+        target = target_of(running.url)
+        if serving.is_missing("pairs"):
             session = vivace.load(serving.model, serving.recipe, device=device)
             session.pipe.set_progress_bar_config(disable=True)
             measure_pairs(serving, session, target)
             del session
             release(device)
-        if serving.part("loads") is None:
+        if serving.is_missing("loads"):
             measure_loads(serving, target)
 
 
 def measure_loras(serving: Serving, number: int) -> None:
     """Measure requests of one client with one of many LoRAs at random."""
-    import vivace
+    from vivace.memory.weightless import find_weightless
 
     device = serving.environment.device
+    pipe = find_weightless(serving.model).build()  # its layers' shapes are all that is needed
     with tempfile.TemporaryDirectory() as folder:
-        session = vivace.load(serving.model, "baseline", device=device)
         for seed in range(number):
-            write_random(session.pipe, Path(folder) / f"random-{seed}.safetensors", _RANK, seed)
-        del session
-        release(device)
+            write_random(pipe, Path(folder) / f"random-{seed}.safetensors", _RANK, seed)
         names = tuple(f"random-{seed}" for seed in range(number))
-        with server(serving.model, serving.recipe, device, "--loras", folder, *serving.options) as (url, _):
-            target = target_of(url, loras=names)
+        with server(serving.model, serving.recipe, device, "--loras", folder, *serving.options) as running:
+            target = target_of(running.url, loras=names)
             closed(target, 2, LoadLimit(2), serving.model)  # a warm-up
             # Two clients: one alone takes the LoRAs in turn, and these are to come at random.
             limit = LoadLimit(seconds=serving.seconds_of("loras"), least=8)
@@ -279,12 +230,13 @@ def measure_loras(serving: Serving, number: int) -> None:
 def measure_replicas(serving: Serving, number: int) -> None:
     """Measure several GPUs, one replica on each, beside the one of the pairs."""
     pairs = serving.part("pairs")
-    assert pairs is not None
+    if pairs is None:
+        raise click.ClickException("replicas are compared with the pairs; add pairs to --parts")
     gpus = ",".join(map(str, range(number)))
-    with server(serving.model, serving.recipe, serving.environment.device, "--gpus", gpus) as (url, _):
-        while _num_up(url) < number:
+    with server(serving.model, serving.recipe, serving.environment.device, "--gpus", gpus) as running:
+        while _num_up(running.url) < number:
             time.sleep(0.1)
-        target = target_of(url)
+        target = target_of(running.url)
         closed(target, CLIENTS * number, LoadLimit(CLIENTS * number), serving.model)  # a warm-up
         limit = LoadLimit(seconds=serving.seconds_of("replicas"), least=4 * CLIENTS * number)
         load = closed(target, CLIENTS * number, limit, serving.model)
@@ -294,6 +246,15 @@ def measure_replicas(serving: Serving, number: int) -> None:
 def _num_up(url: str) -> int:
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
         return len(re.findall(r"(?m)^vivace_worker_up\{[^}]*\} 1\.0$", answer.read().decode()))
+
+
+def _parts(text: str) -> tuple[Part, ...]:
+    names = text.split(",")
+    if wrong := [name for name in names if name not in PARTS]:
+        raise click.BadParameter(
+            f"{wrong[0]!r} is no part; there are: {', '.join(PARTS)}", param_hint="--parts"
+        )
+    return tuple(part for part in PARTS if part in names)
 
 
 @click.command()
@@ -310,6 +271,9 @@ def _num_up(url: str) -> int:
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads of the loop and of the worker.")
 @click.option("--num-loras", type=click.IntRange(min=0), default=0, show_default=True, help="Random ones.")
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Replicas to measure.")
+@click.option(
+    "--parts", default=",".join(PARTS), show_default=True, help="To measure; what the record has is left out."
+)
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
 @click.option("--rerun", is_flag=True, help="Measure again what the record has.")
 def serving(
@@ -320,6 +284,7 @@ def serving(
     threads: int | None,
     num_loras: int,
     gpus: int,
+    parts: str,
     record: Path,
     rerun: bool,
 ) -> int:
@@ -330,15 +295,15 @@ def serving(
         torch.set_num_threads(threads)
     here = environment(choose_device(device))
     rows = {row.key: row for row in read_list(record, ServingRow)}
-    measured = Serving(model, recipe, here, record, minutes, threads, rows)
+    measured = Serving(model, recipe, here, record, minutes, threads, rows, _parts(parts))
     if rerun:
-        dropped = [key for key in rows if key[:2] == (model, here.device_name)]
+        dropped = [key for key in rows if key[:2] == (model, here.device_name) and key[2] in measured.parts]
         measured = replace(measured, rows={key: row for key, row in rows.items() if key not in dropped})
-    if not measured.has_server_parts:
+    if measured.is_missing("ready", "pairs", "loads"):
         measure_server(measured)
-    if num_loras and measured.part("loras") is None:
+    if num_loras and measured.is_missing("loras"):
         measure_loras(measured, num_loras)
-    if gpus > 1 and measured.part("replicas") is None:
+    if gpus > 1 and measured.is_missing("replicas"):
         measure_replicas(measured, gpus)
     return 0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from vivace.stats import median_interval, speedup
 from vivace.stats.intervals import Interval
 
 Part = Literal["ready", "pairs", "loads", "loras", "replicas"]
+PARTS: tuple[Part, ...] = get_args(Part)
 _WORKER = ("lora", "text", "denoise", "decode")
 """Phases of the worker; queue and encode are the server's."""
 
@@ -30,6 +31,7 @@ class ServingRow(Spec):
             GPUs.
         seconds: until /readyz of the first and the second start for "ready"; of each call of the session, by pair, for
             "pairs".
+        phases: seconds of the worker's start by phase, for each start of "ready".
         loads: on the server.
         number: LoRAs, or replicas.
     """
@@ -39,6 +41,7 @@ class ServingRow(Spec):
     environment: Environment
     part: Part
     seconds: tuple[tuple[float, ...], ...] = ()
+    phases: tuple[dict[str, float], ...] = ()
     loads: tuple[LoadRow, ...] = ()
     number: int = 1
 
@@ -57,9 +60,9 @@ def span_rate(row: LoadRow) -> float:
     return done / (max(row.samples.ended_s) - min(row.samples.sent_s))
 
 
-def added_ms(row: LoadRow) -> list[float]:
-    """Return what HTTP adds to each image: the client's time less that of the worker's phases."""
-    phases = [row.samples.phases_ms[name] for name in _WORKER if name in row.samples.phases_ms]
+def added_ms(row: LoadRow, own: Sequence[str] = _WORKER) -> list[float]:
+    """Return what HTTP adds to each image: the client's time less that of the phases of its own."""
+    phases = [row.samples.phases_ms[name] for name in own if name in row.samples.phases_ms]
     return [
         1000 * (ended - sent) - math.fsum(phase[place] or 0.0 for phase in phases)
         for place, (sent, ended, outcome) in enumerate(
@@ -67,6 +70,11 @@ def added_ms(row: LoadRow) -> list[float]:
         )
         if outcome == DONE
     ]
+
+
+def share(loop: Sequence[float], load: LoadRow) -> float:
+    """Return the images a second of a load over those of calls in a loop."""
+    return span_rate(load) * math.fsum(loop) / len(loop)
 
 
 def busy_share(row: LoadRow) -> float:
@@ -78,7 +86,11 @@ def busy_share(row: LoadRow) -> float:
 
 def _ready(row: ServingRow) -> list[str]:
     first, second = row.seconds[0]
-    return [f"ready {first:.1f} s after the first start, {second:.1f} s after the second, with warm caches"]
+    lines = [f"ready {first:.1f} s after the first start, {second:.1f} s after the second, with warm caches"]
+    if row.phases and row.phases[-1]:
+        phases = ", ".join(f"{name} {each:.1f}" for name, each in row.phases[-1].items())
+        lines.append(f"its worker: {phases}")
+    return lines
 
 
 def _pairs(row: ServingRow) -> list[str]:
@@ -93,7 +105,9 @@ def _pairs(row: ServingRow) -> list[str]:
 
 def _loads(row: ServingRow) -> list[str]:
     added = median_interval([added_ms(row.loads[0])])
-    return [f"HTTP adds {_text(added)} ms to an image, one client", *render(row.loads, "table").splitlines()]
+    others = median_interval([added_ms(row.loads[0], (*_WORKER, "encode"))])
+    line = f"HTTP adds {_text(added)} ms to an image, one client; {_text(others)} without encoding"
+    return [line, *render(row.loads, "table").splitlines()]
 
 
 def _loras(row: ServingRow) -> list[str]:

@@ -35,7 +35,7 @@ import psutil
 
 from benchmarks.command import run
 from benchmarks.record_files import read_list, write_list
-from benchmarks.serving import server
+from benchmarks.serving_process import server
 from benchmarks.serving_soak_rows import MemoryPoint, Part, SoakRow
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
@@ -84,8 +84,8 @@ class Soak:
         options = ["--sizes", ",".join(self.sizes), "--threads", "1", *more]
         if self.loras is not None:
             options += ["--loras", str(self.loras)]
-        with server(self.model, self.recipe, self.environment.device, *options) as (url, _):
-            yield Client(url)
+        with server(self.model, self.recipe, self.environment.device, *options) as running:
+            yield Client(running.url)
 
     def keep(self, row: SoakRow) -> None:
         """Write a run to the record, in the place of an earlier state of it, and of runs of other commits."""

@@ -2,6 +2,7 @@
 
 "slow 3"   a step takes three tenths of a second
 "die"      the process ends at the first step; "die once" does so while the file of VIVACE_TEST_DIED is missing
+"linger 3" the image comes three tenths of a second after the call has returned
 "deaf"     a cancel is ignored
 "break"    drawing raises
 "refuse"   the model refuses
@@ -25,6 +26,7 @@ from typing import Any
 from vivace.errors import Unsupported
 from vivace.processes.protocol import send_event
 from vivace.serve import worker
+from vivace.serve.ending import Finish
 from vivace.serve.messages import Draw, Load, image_file
 
 COMMAND = (sys.executable, "-m", "tests.serve_worker")
@@ -78,7 +80,7 @@ class FakeDrawing:
             "unfit_loras": {path: "it is of another model" for path in self.request.loras if "unfit" in path},
         }
 
-    def draw(self, request: Draw, report: Any) -> dict[str, Any]:
+    def draw(self, request: Draw, report: Any) -> Finish:
         words = " ".join(request.prompts).split()
         if "refuse" in words:
             raise Unsupported("the model refuses")
@@ -104,13 +106,19 @@ class FakeDrawing:
                 if "deaf" not in words:
                     raise
         phases = {"text": 0.0, "denoise": 0.01, "decode": 0.0}
-        return {
-            "images": self._kept(request, "image"),
-            "phases": phases,
-            "steps": steps,
-            "rss_bytes": 1000,
-            **ENERGY,
-        }
+
+        def finish() -> dict[str, Any]:
+            if "linger" in words:
+                time.sleep(0.1 * float(words[words.index("linger") + 1]))
+            return {
+                "images": self._kept(request, "image"),
+                "phases": phases,
+                "steps": steps,
+                "rss_bytes": 1000,
+                **ENERGY,
+            }
+
+        return finish
 
     def _dies(self, once: bool) -> bool:
         marker = Path(os.environ["VIVACE_TEST_DIED"])

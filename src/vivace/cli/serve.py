@@ -203,6 +203,9 @@ def serve(
     click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
     if ray_address is not None:
         return serve_ray.serve_on_ray(settings, ray_address, replicas, host, port)
+    from vivace.models.reading_ahead import read_ahead
+
+    read_ahead(located.weights)
     return _run(settings, host, port)
 
 

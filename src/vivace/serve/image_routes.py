@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -39,6 +40,8 @@ from vivace.serve.responses import (
     error_body,
     event_text,
     server_timing,
+    with_image,
+    with_list,
 )
 from vivace.serve.settings import ModelState, ServeSettings
 
@@ -133,10 +136,14 @@ async def _answer(
     if body.stream:
         return await _streamed(request, body, jobs, "generation" if source is None else "edit", notes)
     await request.app.state.pool.submit(jobs)
-    images = await _drawn(request, jobs)
-    encoded = [
-        await encode(image, accepted or body.output_format, body.output_compression) for image in images
-    ]
+    in_json = accepted is None and body.response_format == "b64_json"
+
+    async def encoded_image(job: ImageJob) -> tuple[Drawn, EncodedImage]:
+        image = await request.app.state.pool.wait(job)
+        format_ = accepted or body.output_format
+        return image, await encode(image, format_, body.output_compression, b64=in_json)
+
+    images, encoded = zip(*await _all_of(request, jobs, encoded_image), strict=True)
     for each in encoded:
         request.app.state.metrics.observe_encoding(each.seconds)
     phases = _phases(jobs, images) | {"encode": sum(each.seconds for each in encoded)}
@@ -146,11 +153,11 @@ async def _answer(
     notes = tuple(dict.fromkeys([*notes, *(note for image in images for note in image.notes)]))
     content = {
         "created": int(time.time()),
-        "data": _data(request, body, images, encoded),
         "output_format": body.output_format,
         "size": str(jobs[0].size),
-    }
-    return JSONResponse(content | ({"notes": list(notes)} if notes else {}), headers=headers)
+    } | ({"notes": list(notes)} if notes else {})
+    data = [_entry(request, *pair, in_json=in_json) for pair in zip(images, encoded, strict=True)]
+    return Response(with_list(content, "data", data), media_type="application/json", headers=headers)
 
 
 def _accepted(request: Request, body: ImageBody) -> str | None:
@@ -188,29 +195,30 @@ def _check_kept(body: ImageBody, jobs: list[ImageJob]) -> None:
         )
 
 
-def _data(
-    request: Request, body: ImageBody, images: list[Drawn], encoded: list[EncodedImage]
-) -> list[dict[str, Any]]:
-    if body.response_format == "b64_json":
-        return [
-            {"seed": image.seed, "b64_json": each.b64} for image, each in zip(images, encoded, strict=True)
-        ]
+def _entry(request: Request, image: Drawn, encoded: EncodedImage, *, in_json: bool) -> bytes:
+    """Return what the list of an answer has of an image, as JSON."""
+    if in_json:
+        return with_image({"seed": image.seed}, encoded.b64)
     kept: KeptImages = request.app.state.kept
-    place, expires_at = f"{request.base_url}v1/images/files", int(time.time() + KEPT_S)
-    return [
-        {"seed": image.seed, "url": f"{place}/{kept.keep(each)}", "expires_at": expires_at}
-        for image, each in zip(images, encoded, strict=True)
-    ]
+    fields = {
+        "seed": image.seed,
+        "url": f"{request.base_url}v1/images/files/{kept.keep(encoded)}",
+        "expires_at": int(time.time() + KEPT_S),
+    }
+    return json.dumps(fields).encode()
 
 
-async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
-    """Wait for all jobs; end them if one fails or the client goes away.
+async def _all_of(
+    request: Request,
+    jobs: list[ImageJob],
+    encoded_image: Callable[[ImageJob], Coroutine[Any, Any, tuple[Drawn, EncodedImage]]],
+) -> list[tuple[Drawn, EncodedImage]]:
+    """Wait for all jobs, each of which is encoded as soon as it is drawn; end them if one fails or the client goes.
 
     Raises:
         JobError: one ended without an image.
     """
-    pool: ReplicaPool = request.app.state.pool
-    waiting = asyncio.gather(*(pool.wait(job) for job in jobs))
+    waiting = asyncio.gather(*(encoded_image(job) for job in jobs))
     try:
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=_LOOK_S)
@@ -224,7 +232,7 @@ async def _drawn(request: Request, jobs: list[ImageJob]) -> list[Drawn]:
         raise
     finally:
         for job in jobs:
-            pool.cancel(job)
+            request.app.state.pool.cancel(job)
 
 
 async def _streamed(
@@ -248,7 +256,7 @@ async def _streamed(
         except JobError as error:
             queue.put_nowait((job, error, None))
 
-    async def events() -> AsyncIterator[str]:
+    async def events() -> AsyncIterator[bytes]:
         left, number = len(jobs), 0
         while left:
             job, result, step = await queue.get()
@@ -256,9 +264,8 @@ async def _streamed(
             if isinstance(result, JobError):
                 yield event_text("error", error_body(result.status, str(result)))
                 return
-            encoded = await encode(result, body.output_format, body.output_compression, job.size)
+            encoded = await encode(result, body.output_format, body.output_compression, job.size, b64=True)
             fields = {
-                "b64_json": encoded.b64,
                 "created_at": int(time.time()),
                 "size": str(job.size),
                 "output_format": body.output_format,
@@ -267,12 +274,12 @@ async def _streamed(
             if step is not None:
                 fields |= {"partial_image_index": number, "step": step, "num_inference_steps": job.steps}
                 number += 1
-                yield event_text(f"image_{kind}.partial_image", fields)
+                yield event_text(f"image_{kind}.partial_image", fields, encoded.b64)
             else:
                 fields["seconds"] = round(sum(result.phases.values()), 3)
                 if notes or result.notes:
                     fields["notes"] = [*notes, *result.notes]
-                yield event_text(f"image_{kind}.completed", fields)
+                yield event_text(f"image_{kind}.completed", fields, encoded.b64)
 
     tasks = [asyncio.create_task(finish(job)) for job in jobs]
 
@@ -292,7 +299,7 @@ class _Events(StreamingResponse):
         end: called when it has ended, also where the client goes away before the first event is asked for.
     """
 
-    def __init__(self, events: AsyncIterator[str], end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         self._end = end
 
@@ -303,7 +310,7 @@ class _Events(StreamingResponse):
             self._end()
 
 
-def _phases(jobs: list[ImageJob], images: list[Drawn]) -> dict[str, float]:
+def _phases(jobs: list[ImageJob], images: Sequence[Drawn]) -> dict[str, float]:
     """Return the seconds of a request by phase: the longest wait, and the sums of the rest."""
     waits = [job.began_at - job.accepted_at for job in jobs if job.began_at is not None]
     phases = {"queue": max(waits, default=0.0)}

@@ -1,7 +1,9 @@
 """A replica: a worker process that is kept alive, and draws one job after the other.
 
-The worker has at most two messages: the one that it draws, and the next, which is sent when the first is nearly drawn.
-A job counts as running once it is drawn. If the worker dies, that death counts against the jobs that it drew alone.
+The worker has at most two messages: the one that it draws, and the next, which is sent when the first is nearly drawn,
+and begun while the pixels of the first are copied. A job counts as running once it is drawn. If the worker dies, that
+death counts against the jobs that it had begun; they are drawn again with no other beside them, so that it is certain
+whose the next death is.
 """
 
 from __future__ import annotations
@@ -203,7 +205,10 @@ class Replica:
         return True
 
     def _may_take(self) -> bool:
-        return not self._sent or (len(self._sent) == 1 and self._sent[0].is_nearly_drawn)
+        if not self._sent:
+            return True
+        (first, *others) = self._sent
+        return not others and first.is_nearly_drawn and not first.has_retried
 
     async def _take(self) -> list[ImageJob]:
         state = self.state
@@ -244,41 +249,45 @@ class Replica:
         self.num_exchanges += name != self.lora
         self.lora = name
         self._sent.append(sent)
-        if len(self._sent) == 1:
-            self._begin()
+        self._begin()
         self._process.send(message)
 
     def _begin(self) -> None:
-        """Note that the worker draws the first of its jobs."""
+        """Note that the worker draws the next of its jobs, unless it draws some."""
+        sent = next((each for each in self._sent if not each.is_called), None)
+        if sent is None or sent.has_begun:
+            return
         self.phase = Phase.DRAWING
-        for job in self._sent[0].jobs:
+        for job in sent.jobs:
             self.ledger.move(job, State.RUNNING)
             job.began_at = time.monotonic()
             self.line.begin(job)
-        self._sent[0].begin()
+        sent.begin()
 
     async def _note(self, event: dict[str, Any]) -> None:
         """Handle an event of the worker."""
-        if not self._sent or event.get("id") != self._sent[0].id:
+        sent = next((each for each in self._sent if each.id == event.get("id")), None)
+        if sent is None:
             return
-        first = self._sent[0]
         if event["event"] == "step":
-            first.note_step(event)
+            sent.note_step(event)
+            return
+        if event["event"] == "called":
+            sent.note_call()
+            self._begin()
             return
         self.memory = {
             name: event[name] for name in ("rss_bytes", "gpu_bytes") if name in event
         } or self.memory
         if "energy_j" in event:
             self.energy_j = (self.energy_j or 0.0) + event["energy_j"]
-        if event["event"] == "drawn" and len(first.jobs) == 1:
-            self.line.note_drawn(first.jobs[0].predicted_s, event["seconds"])
-        again = first.note_end(event, self.ledger, self.on_drawn)
-        self._sent.pop(0)
-        self._leave(first)
+        if event["event"] == "drawn" and len(sent.jobs) == 1:
+            self.line.note_drawn(sent.jobs[0].predicted_s, event["seconds"])
+        again = sent.note_end(event, self.ledger, self.on_drawn)
+        self._sent.remove(sent)
+        self._leave(sent)
         await self._put_back(again)
-        if self._sent:
-            self._begin()
-        else:
+        if not self._sent:
             self.phase = Phase.READY
             await self.line.look_again()
 
@@ -295,13 +304,13 @@ class Replica:
                 await self.line.put(job, first=True)
 
     async def _lose_sent(self) -> None:
-        """Let the jobs of a worker that died be drawn again; those that it drew once, those that waited for them as if
-        they had never been sent."""
+        """Let the jobs of a worker that died be drawn again: once those that it had begun, and those that waited for
+        them as if they had never been sent."""
         lost, self._sent = self._sent, []
-        for number, sent in enumerate(lost):
+        for sent in lost:
             self._leave(sent)
             for job in sent.jobs:
-                if number == 0 and not job.has_ended:
+                if sent.has_begun and not job.has_ended:
                     self._count_attempt(job)
         for sent in reversed(lost):
             await self._put_back(sent.jobs)
@@ -331,7 +340,7 @@ class Replica:
             await asyncio.sleep(0.1)
             if sent not in self._sent or self._process is not process:
                 return
-        if self._sent[0] is sent:
+        if sent.has_begun:
             LOG.error("%s does not end; worker %d is killed", job.id, self.number)
             process.kill()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import io
 import json
+import os
 import secrets
 import time
 import zlib
@@ -27,35 +29,41 @@ _OPTIONS: dict[str, dict[str, int]] = {
 KEPT_S = 3600.0
 """Seconds for which an image is fetched by its URL."""
 KEPT_BYTES = 256_000_000
-_ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encode")
+_ENCODERS = ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2), thread_name_prefix="encode")
+"""Several GPUs draw images faster than two cores encode them."""
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image as a file, and the seconds that encoding took."""
+    """An image as a file.
+
+    Attributes:
+        seconds: that encoding took.
+        b64: its data in base64; empty where nobody needs it.
+    """
 
     data: bytes
     mime: str
     seconds: float
-
-    @property
-    def b64(self) -> str:
-        return base64.b64encode(self.data).decode()
+    b64: bytes = b""
 
 
-async def encode(drawn: Drawn, format_: str, quality: int | None, size: Size | None = None) -> EncodedImage:
+async def encode(
+    drawn: Drawn, format_: str, quality: int | None, size: Size | None = None, *, b64: bool = False
+) -> EncodedImage:
     """Encode an image beside the event loop; Pillow lets other threads run meanwhile.
 
     Args:
         size: to enlarge a partial image to.
+        b64: encode its data in base64, too.
     """
     return await asyncio.get_running_loop().run_in_executor(
-        _ENCODERS, encode_now, drawn, format_, quality, size
+        _ENCODERS, functools.partial(encode_now, drawn, format_, quality, size, b64=b64)
     )
 
 
 def encode_now(
-    drawn: Drawn, format_: str, quality: int | None = None, size: Size | None = None
+    drawn: Drawn, format_: str, quality: int | None = None, size: Size | None = None, *, b64: bool = False
 ) -> EncodedImage:
     """Encode an image in this thread; see `encode`."""
     import PIL.Image
@@ -69,7 +77,19 @@ def encode_now(
         _OPTIONS[format_] if quality is None or format_ == "png" else _OPTIONS[format_] | {"quality": quality}
     )
     image.save(file, format_.upper(), **options)
-    return EncodedImage(file.getvalue(), MIME[format_], time.perf_counter() - began)
+    data = file.getvalue()
+    text = base64.b64encode(data) if b64 else b""
+    return EncodedImage(data, MIME[format_], time.perf_counter() - began, text)
+
+
+def with_image(fields: dict[str, Any], b64: bytes) -> bytes:
+    """Return the JSON of an object with an image. The megabytes of an image need no look for what JSON escapes."""
+    return json.dumps(fields).encode()[:-1] + b', "b64_json": "' + b64 + b'"}'
+
+
+def with_list(fields: dict[str, Any], name: str, entries: list[bytes]) -> bytes:
+    """Return the JSON of an object with a list of what is JSON already."""
+    return json.dumps(fields).encode()[:-1] + f', "{name}": ['.encode() + b", ".join(entries) + b"]}"
 
 
 def error_body(status: int, message: str, field_: str | None = None) -> dict[str, Any]:
@@ -78,9 +98,11 @@ def error_body(status: int, message: str, field_: str | None = None) -> dict[str
     return {"error": {"message": message, "type": kind, "param": field_, "code": str(status)}}
 
 
-def event_text(kind: str, fields: dict[str, Any]) -> str:
-    """Return a server-sent event."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
+def event_text(kind: str, fields: dict[str, Any], b64: bytes | None = None) -> bytes:
+    """Return a server-sent event, of an image if there is one."""
+    fields = {"type": kind, **fields}
+    data = json.dumps(fields).encode() if b64 is None else with_image(fields, b64)
+    return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 
 def server_timing(phases: dict[str, float]) -> str:

@@ -23,10 +23,14 @@ class SentJobs:
 
     Attributes:
         is_nearly_drawn: so that the next message may be sent.
+        has_begun: whether the worker has begun to draw.
+        is_called: whether its session has returned; the image comes later, and the next message is begun.
     """
 
     jobs: list[ImageJob]
     is_nearly_drawn: bool = False
+    has_begun: bool = False
+    is_called: bool = False
 
     @property
     def id(self) -> str:
@@ -57,8 +61,18 @@ class SentJobs:
             pictures=tuple(pictures),
         )
 
+    @property
+    def has_retried(self) -> bool:
+        """Whether a worker died while it drew one of the jobs."""
+        return any(job.attempts for job in self.jobs)
+
     def begin(self) -> None:
+        self.has_begun = True
         self.is_nearly_drawn = self.jobs[0].predicted_s <= _AHEAD_S
+
+    def note_call(self) -> None:
+        """Note that the worker's session takes the next message."""
+        self.is_called = self.is_nearly_drawn = True
 
     def note_step(self, event: dict[str, Any]) -> None:
         """Forward a step, with its partial images."""

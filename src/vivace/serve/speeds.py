@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from vivace.errors import VivaceError, WorkloadError
 from vivace.models.sources import example_images
+from vivace.serve.call_times import CallTimes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,22 +49,24 @@ def time_size(session: Session, width: int, height: int) -> TimedSize:
     except WorkloadError:  # a sampler that cannot take so few steps
         steps = int(session.defaults["num_inference_steps"])
         _draw(session, width, height, steps)
-    ends: list[float] = []
+    times = CallTimes(session.device)
     latents: list[Any] = [None]
 
     def on_step(step: int, tensor: Any, height: int, width: int) -> None:
-        ends.append(time.perf_counter())
+        times.mark()
         latents[:] = [tensor]
 
     session.on_step = on_step
     try:
-        began = time.perf_counter()
+        times.mark()
         (image,) = _draw(session, width, height, steps)
-        total = time.perf_counter() - began
+        times.mark()
     finally:
         session.on_step = None
-    step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else total
-    return TimedSize(step_s, max(0.0, total - step_s * len(ends)), latents[0], image)
+    parts = times.seconds()
+    total, between = math.fsum(parts), parts[1:-1]
+    step_s = math.fsum(between) / len(between) if between else total
+    return TimedSize(step_s, max(0.0, total - step_s * (len(parts) - 1)), latents[0], image)
 
 
 def time_batches(session: Session, width: int, height: int, numbers: tuple[int, ...]) -> dict[str, Any]:

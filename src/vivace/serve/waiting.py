@@ -112,7 +112,7 @@ class WaitingLine:
         async with self._changed:
             self._takers.append(is_idle)
             try:
-                while not self._jobs or (not is_idle() and any(other() for other in self._takers)):
+                while not self._jobs or (not is_idle() and self._is_for_idle()):
                     await self._changed.wait()
             finally:
                 self._takers.remove(is_idle)
@@ -122,6 +122,11 @@ class WaitingLine:
                 self._jobs.remove(job)
                 self._taken[job.id] = job, None
             return jobs
+
+    def _is_for_idle(self) -> bool:
+        """Return whether the next job is not for workers that still draw: an idle one would begin it at once, or a
+        worker died of it, and whose the next death is must be certain."""
+        return any(is_idle() for is_idle in self._takers) or any(job.attempts for job in self._jobs)
 
     async def look_again(self) -> None:
         """Let workers that wait see that one of them has become idle."""

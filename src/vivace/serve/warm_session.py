@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +16,21 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.safety import hidden_images
+from vivace.serve.call_times import CallTimes, phases_of
 from vivace.serve.editing import Editing
-from vivace.serve.energy_meter import EnergyMeter
+from vivace.serve.ending import Finish
+from vivace.serve.energy_meter import EnergyMeter, RunningEnergy
 from vivace.serve.lora_folder import LoraFolder, fitting_loras
 from vivace.serve.memory_room import check_fits, memory_of
 from vivace.serve.messages import Draw, Load, image_file
 from vivace.serve.partials import Projection, fit_projection
+from vivace.serve.pixels import Pixels, returns_tensors
 from vivace.serve.speeds import time_batches, time_size
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from vivace.runtime.session import Session
 
 _VERBOSITY = "DIFFUSERS_VERBOSITY"
@@ -55,7 +60,7 @@ class Drawing:
     batching: list[dict[str, Any]] = field(default_factory=list)
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
-    energy: EnergyMeter = field(default_factory=EnergyMeter)
+    energy: RunningEnergy = field(default_factory=RunningEnergy)
 
     @classmethod
     def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
@@ -110,7 +115,7 @@ class Drawing:
             report(f"warming {width}x{height}")
             drawing.warm(width, height)
         drawing.editing.warm(sizes, report)
-        drawing.energy = EnergyMeter.of_this_process()
+        drawing.energy = RunningEnergy(EnergyMeter.of_this_process())
         return drawing
 
     @property
@@ -163,58 +168,83 @@ class Drawing:
         for session in (self.session, *self.editing.sessions.values()):
             session.cancel()
 
-    def draw(self, request: Draw, report: Report) -> dict[str, Any]:
-        """Draw images, put their pixels into files, and return facts about them.
+    def draw(self, request: Draw, report: Report) -> Finish:
+        """Draw images; return what another thread does of it: put their pixels into files, and return facts about them.
+
+        On a GPU its work may only be queued when this returns.
 
         Raises:
             Cancelled, VivaceError: see `vivace.errors`.
         """
-        exchanged = self.loras.exchange(self.session, request.lora)
         session = self.session if request.task == "text" else self.editing.sessions[request.task]
-        began, ends, joules = time.perf_counter(), [], self.energy.read()
+        times = CallTimes(session.device)
+        self.energy.begin()
+        try:
+            times.mark()
+            if self.load_request.loras:
+                self.loras.exchange(self.session, request.lora)
+            times.mark()
+            pixels = self._call(session, request, report, times)
+            times.mark()
+        except BaseException:
+            self.energy.drop()
+            raise
+        notes = [note for prompt in request.prompts if (note := _unread(session.pipe, prompt))][:1]
 
+        def finish() -> dict[str, Any]:
+            try:
+                arrays = pixels.wait()
+            except BaseException:
+                self.energy.drop()
+                raise
+            energy = self.energy.end()
+            phases, steps = phases_of(times.seconds())
+            images = self._keep(request, "image", arrays)
+            memory = _memory(session.device)
+            return {
+                "images": images,
+                "phases": phases,
+                "steps": steps,
+                "notes": notes,
+                **energy(),
+                **memory,
+            }
+
+        return finish
+
+    def _call(self, session: Session, request: Draw, report: Report, times: CallTimes) -> Pixels:
         def on_step(step: int, latents: Any, height: int, width: int) -> None:
-            ends.append(time.perf_counter())
+            times.mark()
+            times.wait_for_last_but_one()
             fields: dict[str, Any] = {"step": step}
             if step in request.partials and self.projection is not None:
                 images = [
                     self.projection.image(latents[number : number + 1], height, width)
                     for number in range(len(request.ids))
                 ]
-                fields["images"] = self._keep(request, f"partial-{step}", images)
+                fields["images"] = self._keep(request, f"partial-{step}", Pixels(images).wait())
             report("step", fields)
 
+        arguments = _arguments(request)
+        if returns_tensors(session.pipe, session.device):
+            arguments["output_type"] = "pt"
         session.on_step = on_step
         try:
-            output = session(**_arguments(request))
+            output = session(**arguments)
         finally:
             session.on_step = None
-        finished = time.perf_counter()
         if any(hidden_images(output)):
             raise Unsupported("the model's safety checker replaced the image; ask for another one")
-        step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
-        text_s = max(0.0, ends[0] - began - step_s) if ends else 0.0
-        return {
-            "images": self._keep(request, "image", output.images),
-            "phases": {
-                "lora": exchanged,
-                "text": text_s,
-                "denoise": (ends[-1] - began - text_s) if ends else 0.0,
-                "decode": finished - (ends[-1] if ends else began),
-            },
-            "steps": len(ends),
-            "notes": [note for prompt in request.prompts if (note := _unread(session.pipe, prompt))][:1],
-            **self.energy.since(joules),
-            **_memory(self.session.device),
-        }
+        return Pixels.of(output.images)
 
-    def _keep(self, request: Draw, name: str, images: list[Any]) -> list[dict[str, Any]]:
+    def _keep(self, request: Draw, name: str, arrays: list[NDArray[np.uint8]]) -> list[dict[str, Any]]:
         """Put the pixels of each job's image into a file."""
         kept = []
-        for job, image in zip(request.ids, images, strict=True):
+        for job, array in zip(request.ids, arrays, strict=True):
             path = image_file(Path(self.load_request.folder), job, name)
-            path.write_bytes(image.convert("RGB").tobytes())
-            kept.append({"file": str(path), "width": image.width, "height": image.height})
+            path.write_bytes(array.data)
+            height, width = array.shape[:2]
+            kept.append({"file": str(path), "width": width, "height": height})
         return kept
 
 

@@ -3,14 +3,17 @@
     python -m vivace.serve.worker [--open-gpu]
 
 Reads `messages` on standard input and writes events on standard output. The main thread owns the session; another one
-reads the input, so that a cancel arrives while an image is drawn.
+reads the input, so that a cancel arrives while an image is drawn; a third one ends calls, so that the next one does not
+wait until pixels are copied.
 
-Events: phase (what loading does), loaded, step, drawn, refused (the request's fault), failed, cancelled. Pixels
-are RGB bytes in a file of the folder that `Load` names, which lies in memory; the server removes it.
+Events: phase (what loading does), loaded, step, called (its session takes the next message), and then drawn, refused
+(the request's fault), failed or cancelled. Pixels are RGB bytes in a file of the folder that `Load` names, which lies
+in memory; the server removes it.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import queue
 import signal
@@ -27,6 +30,7 @@ from vivace.models.quiet import quiet
 from vivace.processes.parent import die_with_parent
 from vivace.processes.protocol import send_event
 from vivace.processes.resident import open_events
+from vivace.serve.ending import CallEnding, Finish
 from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
 from vivace.serve.process import WITH_GPU
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from vivace.serve.warm_session import Drawing
 
 _MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
+_SENDING = threading.Lock()
 
 
 class Inbox:
@@ -102,12 +107,13 @@ def main() -> None:
     events = open_events()
     _import_libraries(events)
     inbox = Inbox(iter(sys.stdin.readline, ""))
+    ending = CallEnding(functools.partial(_send, events), _event_of)
     while (message := inbox.next()) is not None:
         if isinstance(message, Load):
             if not _load(message, inbox, events):
                 return
         elif isinstance(message, Draw):
-            _draw(message, inbox, events)
+            _draw(message, inbox, events, ending)
 
 
 def _import_libraries(events: TextIO) -> None:
@@ -141,35 +147,51 @@ def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
         problem = f"{message.model} with {message.recipe} does not fit the free memory; `vivace plan` says what would"
         send_event(events, {"event": "unusable", "message": problem})
         return False
+    gc.freeze()  # what is loaded stays, and collections between images need not look at it
     send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
     return True
 
 
-def _draw(message: Draw, inbox: Inbox, events: TextIO) -> None:
-    assert inbox.drawing is not None
-    event: dict[str, Any]
+def _draw(message: Draw, inbox: Inbox, events: TextIO, ending: CallEnding) -> None:
     began = time.perf_counter()
     try:
-        if not inbox.begin(message):
-            raise Cancelled("cancelled before it began")
-
-        def report(kind: str, fields: dict[str, Any]) -> None:
-            send_event(events, {"event": kind, "id": message.id, **fields})
-            if inbox.is_cancelled(message):
-                raise Cancelled("the job was cancelled")
-
-        event = {"event": "drawn", **inbox.drawing.draw(message, report)}
-    except Cancelled:
-        event = {"event": "cancelled"}
-    except VivaceError as error:
-        event = {"event": "refused", "message": str(error)}
+        finish = _call(message, inbox, events)
     except Exception as error:  # noqa: BLE001 - a request that fails must not end the worker
-        traceback.print_exc()
-        is_memory = type(error).__name__ in _MEMORY_ERRORS
-        event = {"event": "refused" if is_memory else "failed", "message": _message(error, is_memory)}
+        event = _event_of(error)
+        finish = lambda: event  # noqa: E731 - sent after those of earlier messages
     finally:
         inbox.end(message)
-    send_event(events, {**event, "id": message.id, "seconds": time.perf_counter() - began})
+    _send(events, {"event": "called", "id": message.id})
+    ending.put(message.id, began, finish)
+
+
+def _call(message: Draw, inbox: Inbox, events: TextIO) -> Finish:
+    assert inbox.drawing is not None
+    if not inbox.begin(message):
+        raise Cancelled("cancelled before it began")
+
+    def report(kind: str, fields: dict[str, Any]) -> None:
+        _send(events, {"event": kind, "id": message.id, **fields})
+        if inbox.is_cancelled(message):
+            raise Cancelled("the job was cancelled")
+
+    return inbox.drawing.draw(message, report)
+
+
+def _send(events: TextIO, event: dict[str, Any]) -> None:
+    with _SENDING:
+        send_event(events, event)
+
+
+def _event_of(error: Exception) -> dict[str, Any]:
+    """Return the event that says why there is no image."""
+    if isinstance(error, Cancelled):
+        return {"event": "cancelled"}
+    if isinstance(error, VivaceError):
+        return {"event": "refused", "message": str(error)}
+    traceback.print_exception(error)
+    is_memory = type(error).__name__ in _MEMORY_ERRORS
+    return {"event": "refused" if is_memory else "failed", "message": _message(error, is_memory)}
 
 
 def _message(error: Exception, is_memory: bool) -> str:

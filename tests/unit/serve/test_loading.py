@@ -41,7 +41,7 @@ def load(folder: Path, **fields: Any) -> Drawing:
 def draw(drawing: Drawing, *seeds: int, **fields: Any) -> list[np.ndarray]:
     ids = tuple(f"img-{seed}" for seed in seeds)
     request = Draw(ids, ("a red circle",) * len(ids), seeds, fields.pop("call", CALL), **fields)
-    event = drawing.draw(request, lambda kind, fields: None)
+    event = drawing.draw(request, lambda kind, fields: None)()
     images = [
         np.frombuffer(Path(image["file"]).read_bytes(), np.uint8).astype(int) for image in event["images"]
     ]

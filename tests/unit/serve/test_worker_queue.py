@@ -96,6 +96,31 @@ def test_a_death_counts_against_the_image_that_was_drawn(server: Served) -> None
     assert (drawn.attempts, waits.attempts) == (1, 0)
 
 
+def test_a_death_counts_against_all_that_was_begun_and_each_is_drawn_again_alone(server: Served) -> None:
+    replica = server.pool.replicas[0]
+    process = replica._process
+    assert process is not None
+    assert process.pid is not None
+    with ThreadPoolExecutor(3) as clients:
+        ends = clients.submit(server.draw, "linger 8", num_inference_steps=1, seed=1)
+        server.wait_for("running", 1)
+        drawn = clients.submit(server.draw, "slow 5", num_inference_steps=4, seed=2)
+        server.wait_for("running", 2)
+        waits = clients.submit(server.draw, seed=3)
+        server.wait_for("waiting", 1)
+        jobs = [sent.jobs[0] for sent in replica._sent]
+        os.kill(process.pid, signal.SIGKILL)
+        most = 0
+        while not (ends.done() and drawn.done()):
+            if any(sent.has_retried for sent in replica._sent):
+                most = max(most, len(replica._sent))
+            time.sleep(0.01)
+        answers = [each.result() for each in (ends, drawn, waits)]
+    assert [answer.images[0].getpixel((0, 0))[0] for answer in answers] == [1, 2, 3]
+    assert [job.attempts for job in jobs] == [1, 1]
+    assert most == 1, "whose the next death would be is certain"
+
+
 def test_an_image_that_is_cancelled_at_its_worker_is_not_drawn(server: Served) -> None:
     with ThreadPoolExecutor(1) as clients:
         slow = clients.submit(server.draw, "slow 3", num_inference_steps=4)
