@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vivace.machinery.compilation.captured import never_written_again
 from vivace.machinery.fused import operations
@@ -83,6 +84,16 @@ class Prefix:
         return keys, values, (keys[:, self.length :], values[:, self.length :])
 
 
+# cuDNN makes a plan for each number of tokens, which takes longer than the one step that this attention is of. The other
+# kernels take any number.
+_ANY_LENGTH = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+)
+
+
 def attend_in_blocks(qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], prefix: Prefix) -> torch.Tensor:
     """Return attention's output (batch, tokens, heads, channels) of a prefix and the image behind it, in bf16."""
     assert prefix.segments is not None
@@ -91,12 +102,14 @@ def attend_in_blocks(qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], prefi
     parts = []
     for start, end, is_text in (*prefix.segments, (prefix.length, length, False)):
         mask = None if prefix.mask is None else prefix.mask[:, None, None, :end]
-        if is_text:
+        is_causal = is_text and start == 0 and mask is None
+        if is_text and not is_causal:
             causal = torch.ones(end - start, end, dtype=torch.bool, device=q.device).tril(start)
             mask = causal if mask is None else causal & mask
-        parts.append(
-            torch.nn.functional.scaled_dot_product_attention(
-                q[:, :, start:end], k[:, :, :end], v[:, :, :end], attn_mask=mask
+        with sdpa_kernel([*_ANY_LENGTH], set_priority=True):
+            parts.append(
+                torch.nn.functional.scaled_dot_product_attention(
+                    q[:, :, start:end], k[:, :, :end], v[:, :, :end], attn_mask=mask, is_causal=is_causal
+                )
             )
-        )
     return torch.cat(parts, dim=2).transpose(1, 2)
