@@ -84,8 +84,8 @@ class Prefix:
         return keys, values, (keys[:, self.length :], values[:, self.length :])
 
 
-# cuDNN makes a plan for each number of tokens, which takes longer than the one step that this attention is of. The other
-# kernels take any number.
+# cuDNN makes a plan for each number of tokens, which takes longer than the one step that this attention is of. The
+# other kernels take any number.
 _ANY_LENGTH = (
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
