@@ -187,7 +187,9 @@ def all_measurements(results: Path = RESULTS) -> tuple[Measurement, ...]:
         results: the folder of the records.
     """
     own = every_model.RECORD.name
-    fused = sorted(path.name for path in results.glob("flux-fused-*.json"))
+    fused = sorted(
+        path.name for name in ("flux-fused-*.json", "fused-*-cards.json") for path in results.glob(name)
+    )
     beside = sorted(path.name for path in results.glob("fused-model-*.json"))
     techniques = {technique_cases.record_file(name).name: name for name in technique_cases.FAMILIES}
     measurements = [*of_every_model(read_records(results / own), _place(own))]

@@ -42,6 +42,7 @@ from docs import (
     several_gpus,
     skipped_work,
     step_curves,
+    targets,
     techniques,
     techniques_measured,
     tuned,
@@ -93,6 +94,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/lint.md": partial(lint.page, NOTE),
     "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text(encoding="utf-8")),
     "docs/performance/energy.md": partial(energy.page, NOTE, RESULTS, record_of_card("H200")),
+    "docs/performance/targets.md": partial(targets.page, NOTE, RESULTS),
     "docs/techniques.md": partial(techniques.page, NOTE),
     "docs/tuning.md": _tuning_page,
 }

@@ -14,7 +14,10 @@ from vivace.stats import Interval
 
 DEMO, FASTEST, TUNED = "<!-- table demo -->", "<!-- table fastest -->", "<!-- table tuned -->"
 END = "<!-- end -->"
-MODELS = ("sdxl", "flux-dev", "flux2-klein-4b", "flux2-klein-9b", "z-image-turbo", "flux2-dev")
+MODELS = (
+    *("sdxl", "flux-dev", "flux2-klein-4b", "flux2-klein-9b", "z-image-turbo", "flux2-dev"),
+    *("qwen-image-2.1", "qwen-image-2512"),
+)
 """The full-size models whose fastest known recipe the README names."""
 _DEMO_HEADINGS = (
     "recipe",

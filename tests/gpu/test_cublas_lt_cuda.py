@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vivace.machinery.fused import cublas_lt
 from vivace.machinery.fused.cublas_lt import Epilogue, Kind, Plan, multiply
 
 pytestmark = pytest.mark.gpu
@@ -88,3 +89,18 @@ def test_scales_by_row_as_pytorch() -> None:
         values, weight.t(), rows, outputs, out_dtype=torch.bfloat16, use_fast_accum=True
     )
     assert (out.float() - expected.float()).norm() < 0.01 * expected.float().norm()
+
+
+def test_another_number_of_rows_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+    time_all = cublas_lt._timed
+    monkeypatch.setattr(
+        cublas_lt, "_timed", lambda plan, operands: timed.append(1) or time_all(plan, operands)
+    )
+    weight, scales = _eight(1408, 3072), [torch.tensor([scale], device="cuda") for scale in (0.001, 0.002)]
+    for rows in (4136, 4142, 4209):
+        values, out = _eight(rows, 3072), torch.empty(rows, 1408, device="cuda", dtype=torch.bfloat16)
+        multiply(values, weight, scales, None, out)
+        exact = (values.double() * 0.001) @ (weight.double() * 0.002).t()
+        assert (out.double() - exact).norm() < 0.004 * exact.norm()
+    assert len(timed) == 1

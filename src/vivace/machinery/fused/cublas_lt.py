@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import Unsupported
@@ -296,7 +296,9 @@ def multiply(
         return
     index = _fastest.get((kind, device))
     if index is None and not torch.cuda.is_current_stream_capturing():
-        index = _fastest[kind, device] = _timed(plan, (values, weight, scales, bias, onto, out))
+        index = _fastest[kind, device] = _chosen(
+            plan, kind, device, (values, weight, scales, bias, onto, out)
+        )
     plan(values, weight, scales, bias, onto, out, index or 0)
 
 
@@ -305,6 +307,10 @@ _ROUNDS, _CALLS = 3, 8
 _HOPELESS = 1.2
 """Factor above the fastest time beyond which an algorithm is not timed again: a new image size waits for this."""
 _fastest: dict[tuple[Kind, int], int] = {}
+_TILE_ROWS = 128
+"""Rows of a tile: kinds that fill as many tiles are computed alike, so prompts of other lengths need no timing."""
+_fastest_alike: dict[tuple[Kind, int], bytes] = {}
+"""The algorithm that was fastest, by kind with its rows rounded up to whole tiles, and device."""
 
 
 @functools.cache
@@ -316,6 +322,20 @@ def _plan(kind: Kind, device: int) -> Plan | None:
     except Unsupported:
         separate_passes.note(kind)
         return None
+
+
+def _chosen(plan: Plan, kind: Kind, device: int, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
+    """Return the fastest of a plan's algorithms that write the same bits, or that of a kind alike if it is of them."""
+    alike = replace(kind, rows=-(-kind.rows // _TILE_ROWS) * _TILE_ROWS), device
+    before = _fastest_alike.get(alike)
+    proposed = [bytes(each.algorithm) for each in plan.algorithms]
+    if before in proposed:
+        index = proposed.index(before)
+        if index in algorithms_like_the_first(plan, operands, (index,)):
+            return index
+    index = _timed(plan, operands)
+    _fastest_alike[alike] = proposed[index]
+    return index
 
 
 def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
@@ -338,13 +358,16 @@ def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
     return min(best, key=best.__getitem__)
 
 
-def algorithms_like_the_first(plan: Any, operands: tuple[Any, Any, Any, Any, Any, Any]) -> list[int]:
+def algorithms_like_the_first(
+    plan: Any, operands: tuple[Any, Any, Any, Any, Any, Any], indices: Sequence[int] | None = None
+) -> list[int]:
     """Return the indices of a plan's algorithms that write the same bits as the first one.
 
     An algorithm that splits the sums would round in another order.
 
     Args:
         operands: the arguments of a call, the output the last.
+        indices: of those that are tried; None: all.
     """
     import torch
 
@@ -355,8 +378,9 @@ def algorithms_like_the_first(plan: Any, operands: tuple[Any, Any, Any, Any, Any
         plan(*operands, index)
         return out.view(bits).clone()
 
+    tried = range(len(plan.algorithms)) if indices is None else indices
     first = written(0)
-    return [index for index in range(len(plan.algorithms)) if not index or written(index).equal(first)]
+    return [index for index in tried if not index or written(index).equal(first)]
 
 
 def _layout(kind: int, rows: int, columns: int, stride: int) -> ctypes.c_void_p:

@@ -1,0 +1,56 @@
+"""What was asked of fused models stands beside what the records have, or the page says that they have nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from docs.targets import TARGETS, Target, Timed, fastest_of, page, verdict
+from vivace.stats import Interval
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def timed(low: float, point: float, high: float) -> Timed:
+    return Timed("H200", "fused(fp8)", Interval(point, low, high), None, "a.json")
+
+
+@pytest.mark.parametrize(
+    ("latency", "expected"),
+    [
+        (timed(1.8, 1.9, 1.99), "reached"),
+        (timed(1.8, 1.9, 2.1), "reached within the interval"),
+        (timed(1.9, 2.1, 2.2), "missed by 5 %, within the interval"),
+        (timed(2.3, 2.5, 2.7), "missed by 25 %"),
+    ],
+)
+def test_a_time_is_judged_by_its_interval(latency: Timed, expected: str) -> None:
+    assert verdict(Target("a model", "flux-dev", 28, "-", "-", 2.0), latency) == expected
+
+
+def test_each_target_is_in_the_table_with_a_record_or_in_the_list_of_those_without() -> None:
+    text = page("", RESULTS)
+    (without,) = [line for line in text.splitlines() if line.startswith("No record on an H200: ")]
+    for target in TARGETS:
+        cards = {of_card.card for of_card in fastest_of(target, RESULTS)}
+        rows = [line for line in text.splitlines() if line.startswith(f"| {target.name}, {target.steps} |")]
+        assert len(rows) == len(cards)
+        assert all("](../../results/" in row for row in rows)
+        assert (target.name in without) == ("H200" not in cards)
+
+
+def test_what_is_not_reached_has_a_reason() -> None:
+    text = page("", RESULTS)
+    reasons = text.partition("## Why they are missed")[2]
+    for target in TARGETS:
+        verdicts = [
+            verdict(target, of_card) for of_card in fastest_of(target, RESULTS) if of_card.card == "H200"
+        ]
+        is_reached = any(words.startswith("reached") for words in verdicts)
+        assert (f"- **{target.name}**" in reasons) != is_reached
+
+
+def test_step_caches_and_other_step_counts_are_no_answer() -> None:
+    for target in TARGETS:
+        for of_card in fastest_of(target, RESULTS):
+            assert "cache" not in of_card.recipe
+            assert ("steps(" in of_card.recipe) == bool(target.part)
