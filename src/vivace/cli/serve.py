@@ -231,6 +231,7 @@ async def _serve(settings: ServeSettings, listening: socket.socket) -> str | Non
             uvicorn.Config(
                 app,
                 http=Connection,
+                ws="none",
                 log_level="warning",
                 timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
                 server_header=False,
