@@ -84,8 +84,19 @@ class Checks:
         if scope["method"] == "HEAD":  # as GET; the server leaves the body of the answer out
             scope = {**scope, "method": "GET"}
         bounded = BoundedBody(receive, largest, self._bodies)
+        has_begun = False
+
+        async def begin(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
-            await self._app(scope, bounded.receive, send)
+            await self._app(scope, bounded.receive, begin)
+        except asyncio.CancelledError:  # the server waits no longer for what it accepted
+            if not has_begun:
+                body = error_body(503, "the server ends before this request has its answer")
+                await JSONResponse(body, 503, {"Connection": "close"})(scope, receive, send)
         finally:
             bounded.forget()
 
