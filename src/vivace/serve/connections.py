@@ -82,6 +82,16 @@ class Connection(H11Protocol):
             if is_next_here and len(self.conn.trailing_data[0]) < _MOST_PIPELINED:
                 self.flow.resume_reading()  # what is read last is that the client has gone
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, and end the request in whose body it is, as if its client had gone."""
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # the answer to that request has begun
+            self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._stop_watching()

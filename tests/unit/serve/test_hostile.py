@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import random
 import socket
 import time
@@ -166,7 +167,10 @@ def mutated(chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seconds", [3.0, soak(300.0)])
-def test_bytes_of_any_kind_harm_nobody(server: Served, seconds: float) -> None:
+def test_bytes_of_any_kind_harm_nobody(
+    server: Served, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
     chance, until, number = random.Random(7), time.monotonic() + seconds, 0
     while time.monotonic() < until:
         number += 1
@@ -181,3 +185,5 @@ def test_bytes_of_any_kind_harm_nobody(server: Served, seconds: float) -> None:
     server.wait_for("waiting", 0)
     print(f"{number} connections, {json.dumps(server.states())}")
     assert number > 20
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
