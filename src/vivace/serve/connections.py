@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vivace.processes.system import is_posix
+from vivace.processes.open_files import allow_open_files
 
 LOG = logging.getLogger("vivace.serve")
 _LONGEST_HEADERS_S = 30.0
@@ -37,17 +37,8 @@ _BUSY = (
 
 def most_connections() -> int:
     """Return how many connections there may be, and let this process have as many files as the system allows."""
-    if not is_posix():
-        return _MOST_CONNECTIONS
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _FILES:
-        soft = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (
-        _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, soft - _OTHER_FILES)
-    )
+    files = allow_open_files(_FILES)
+    return _MOST_CONNECTIONS if files is None else min(_MOST_CONNECTIONS, files - _OTHER_FILES)
 
 
 class Connection(H11Protocol):

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vivace.processes.open_files import lock_folder
 from vivace.processes.system import is_posix
 
 LOG = logging.getLogger("vivace.serve")
@@ -38,7 +39,7 @@ class ImageFolder:
         parent = parent or (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
         remove_abandoned(parent)
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
-        self._lock = _locked(new)
+        self._lock = lock_folder(new)
         self.path = new.rename(parent / f"{_PREFIX}{new.name.removeprefix(_NEW)}")
 
     def cleanup(self) -> None:
@@ -73,7 +74,7 @@ def _held(folder: Path) -> Iterator[bool]:
     """Lock a folder of this user for a while; yield False if another process has it, or it is none."""
     try:
         is_own = not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
-        lock = _locked(folder) if is_own else None
+        lock = lock_folder(folder) if is_own else None
     except OSError:  # it is locked, or was removed meanwhile
         lock = None
     try:
@@ -81,22 +82,3 @@ def _held(folder: Path) -> Iterator[bool]:
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _locked(folder: Path) -> int | None:
-    """Lock a folder until the returned file descriptor is closed; None where the system has no such locks.
-
-    Raises:
-        OSError: another process has locked it.
-    """
-    if not is_posix():
-        return None
-    import fcntl
-
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(number)
-        raise
-    return number
