@@ -136,7 +136,9 @@ def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variab
     make_pool = functools.partial(ReplicaPool, make_process=lambda gpu: WorkerProcess(command, variables))
     app = create_app(settings, make_pool)
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, http=Connection, log_level="error", timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            app, port=0, http=Connection, ws="none", log_level="error", timeout_graceful_shutdown=5
+        )
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _BATCHES = (2, 4)
+_BACKLOG = 128
+"""Connections that are accepted at once, before any is closed to make room."""
 _LORA = ".safetensors"
 
 
@@ -230,6 +232,8 @@ async def _serve(settings: ServeSettings, listening: socket.socket) -> str | Non
     early = EarlyProcesses(settings)
     await early.start()
     try:
+        import logging
+
         import uvicorn
 
         from vivace.serve.app import create_app
@@ -244,11 +248,15 @@ async def _serve(settings: ServeSettings, listening: socket.socket) -> str | Non
             uvicorn.Config(
                 app,
                 http=Connection,
+                ws="none",
+                backlog=_BACKLOG,
                 log_level="warning",
                 timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
                 server_header=False,
             )
         )
+        # A second Ctrl+C cancels what is in progress, and uvicorn logs each cancellation as a failure.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: not server.force_exit)
         await server.serve(sockets=[listening])
     finally:
         await early.stop()
@@ -267,7 +275,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(128)
+        listening.listen(_BACKLOG)
     except OSError as error:
         raise UsageError(
             f"--host {host} --port {port}: {error.strerror or error}; give another, or --port 0 for a free one"

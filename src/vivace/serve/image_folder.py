@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vivace.processes.folder_lock import lock_folder
+from vivace.processes.open_files import lock_folder
 from vivace.processes.system import is_posix
 
 LOG = logging.getLogger("vivace.serve")

@@ -8,6 +8,7 @@ import binascii
 import contextlib
 import hmac
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -29,6 +30,10 @@ _LONGEST_PAUSE_S = 30.0
 """Longest pause between two parts of a body, seconds."""
 _LONGEST_BODY_S = 300.0
 _DRAINED = 64_000_000
+_SMALL_BODY = 65_536
+"""Bytes of each body that are read in any case."""
+_MOST_BYTES = 512_000_000
+"""Most bytes of all bodies beyond that, from their first one until their answers."""
 _OPEN = "/livez"
 """The path that needs no key, for probes."""
 _PAGE = "/"
@@ -48,6 +53,7 @@ class Checks:
         self._app = app
         self._hosts = hosts
         self._key = None if api_key is None else api_key.encode()
+        self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,7 +83,22 @@ class Checks:
             return
         if scope["method"] == "HEAD":  # as GET; the server leaves the body of the answer out
             scope = {**scope, "method": "GET"}
-        await self._app(scope, _bounded(receive, largest), send)
+        bounded = BoundedBody(receive, largest, self._bodies)
+        has_begun = False
+
+        async def begin(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, bounded.receive, begin)
+        except asyncio.CancelledError:  # the server waits no longer for what it accepted
+            if not has_begun:
+                body = error_body(503, "the server ends before this request has its answer")
+                await JSONResponse(body, 503, {"Connection": "close"})(scope, receive, send)
+        finally:
+            bounded.forget()
 
     def _is_right(self, header: bytes) -> bool:
         assert self._key is not None
@@ -118,26 +139,56 @@ async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -
     await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
 
 
-def _bounded(receive: Receive, largest: int) -> Receive:
-    """Return `receive`, which refuses a body that is too large or does not come."""
-    total, is_whole, until = 0, False, time.monotonic() + _LONGEST_BODY_S
+@dataclass
+class Bodies:
+    """The bytes of all bodies in progress, beyond `_SMALL_BODY` of each."""
 
-    async def bounded() -> Message:
-        nonlocal total, is_whole
-        if is_whole:  # what comes now is that the client has gone
-            return await receive()
-        pause = min(_LONGEST_PAUSE_S, until - time.monotonic())
+    num_bytes: int = 0
+
+
+class BoundedBody:
+    """The body of a request: one that is too large, or does not come, is refused, and so is too much at once.
+
+    Args:
+        most: bytes of it.
+        bodies: all that are in progress.
+    """
+
+    def __init__(self, receive: Receive, most: int, bodies: Bodies) -> None:
+        self._receive, self._most, self._bodies = receive, most, bodies
+        self._total, self._counted = 0, 0
+        self._is_whole = False
+        self._until = time.monotonic() + _LONGEST_BODY_S
+
+    async def receive(self) -> Message:
+        if self._is_whole:  # what comes now is that the client has gone
+            return await self._receive()
+        pause = min(_LONGEST_PAUSE_S, self._until - time.monotonic())
         try:
-            message = await asyncio.wait_for(receive(), max(0.0, pause))
+            message = await asyncio.wait_for(self._receive(), max(0.0, pause))
         except TimeoutError:
             raise HTTPException(408, "the body does not come", {"Connection": "close"}) from None
-        is_whole = not message.get("more_body")
-        total += len(message.get("body", b""))
-        if total > largest:
-            raise HTTPException(413, _at_most(largest), {"Connection": "close"})
+        self._is_whole = not message.get("more_body")
+        self._count(len(message.get("body", b"")))
         return message
 
-    return bounded
+    def _count(self, num_bytes: int) -> None:
+        self._total += num_bytes
+        if self._total > self._most:
+            raise HTTPException(413, _at_most(self._most), {"Connection": "close"})
+        large = max(0, self._total - _SMALL_BODY)
+        self._bodies.num_bytes += large - self._counted
+        self._counted = large
+        if large and self._bodies.num_bytes > _MOST_BYTES:
+            message = (
+                f"bodies of {_MOST_BYTES:,} bytes are being read, and this one is large; send it again later"
+            )
+            raise HTTPException(503, message, {"Connection": "close", "Retry-After": "5"})
+
+    def forget(self) -> None:
+        """Note that the request has its answer."""
+        self._bodies.num_bytes -= self._counted
+        self._counted = 0
 
 
 def _at_most(largest: int) -> str:

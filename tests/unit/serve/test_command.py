@@ -89,3 +89,23 @@ def test_a_recipe_that_has_no_room_for_loras_is_refused_at_start() -> None:
     )
     assert done.returncode == 3
     assert "does not go with fuse_qkv" in done.stderr
+
+
+def test_a_second_ctrl_c_ends_at_once_and_in_words(
+    command: tuple[subprocess.Popen[str], Served, list[str]],
+) -> None:
+    process, server, log = command
+    ready(server)
+    answers: list[Answer] = []
+    drawing = threading.Thread(target=lambda: answers.append(server.draw(num_inference_steps=100)))
+    drawing.start()
+    server.wait_for("running", 1)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert process.wait(timeout=30) == 130
+    drawing.join(timeout=10)
+    assert [(answer.status, answer.message) for answer in answers] == [
+        (503, "the server ends before this request has its answer")
+    ]
+    assert not any("Traceback" in line for line in log)

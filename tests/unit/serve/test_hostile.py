@@ -1,5 +1,10 @@
 """Clients that mean harm, or are broken: each gets an error in words, and harms nobody else."""
 
+import contextlib
+import json
+import logging
+import random
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +15,10 @@ from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Answer, Served, form_of, served
 from tests.unit.serve.test_edits import png
 from vivace.serve.settings import ServeSettings
+
+
+def soak(seconds: float) -> object:
+    return pytest.param(seconds, marks=[pytest.mark.soak, pytest.mark.timeout(3 * seconds + 600)])
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +131,59 @@ def test_a_full_disk_fails_the_upload_alone(server: Served, monkeypatch: pytest.
         "the images that are sent cannot be stored: No space left on device",
     )
     assert send_form(server).status == 200
+
+
+REQUESTS = [
+    b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"GET /v1/images/files/abc HTTP/1.0\r\n\r\n",
+    b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    'content-length: 30\r\n\r\n{"prompt": "x", "n": 1, "a":1}'.encode(),
+    f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    'transfer-encoding: chunked\r\n\r\nf\r\n{"prompt": "x"}\r\n0\r\n\r\n'.encode(),
+    f"POST {EDITS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=limit\r\n".encode()
+    + b"content-length: %d\r\n\r\n" % len(form_of({"prompt": "x"}, {"image": png()})[0])
+    + form_of({"prompt": "x"}, {"image": png()})[0],
+]
+
+
+def mutated(chance: random.Random) -> bytes:
+    """Return one or more requests with bytes changed, left out, repeated, or cut off."""
+    data = bytearray(b"".join(chance.choice(REQUESTS) for _ in range(chance.choice([1, 1, 1, 3, 20]))))
+    for _ in range(chance.choice([0, 1, 1, 2, 10])):
+        at, length = chance.randrange(len(data) + 1), chance.choice([1, 1, 4, 40])
+        match chance.randrange(4):
+            case 0:
+                data[at : at + length] = chance.randbytes(length)
+            case 1:
+                del data[at : at + length]
+            case 2:
+                data[at:at] = data[at : at + length] * chance.choice([2, 2, 500])
+            case _:
+                del data[at:]
+        if not data:
+            break
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seconds", [3.0, soak(300.0)])
+def test_bytes_of_any_kind_harm_nobody(
+    server: Served, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    chance, until, number = random.Random(7), time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        number += 1
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 5) as client:
+            client.settimeout(chance.choice([0.001, 0.02, 0.2]))
+            client.sendall(mutated(chance))
+            answer = client.recv(65536)
+            assert not answer.startswith((b"HTTP/1.1 500", b"HTTP/1.1 502")), answer
+        if number % 50 == 0:
+            assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+    server.wait_for("running", 0)
+    server.wait_for("waiting", 0)
+    print(f"{number} connections, {json.dumps(server.states())}")
+    assert number > 20
+    logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]

@@ -78,3 +78,18 @@ def test_a_url_is_of_the_name_that_the_client_used(server: Served) -> None:
         PATH, {"prompt": "x", "response_format": "url"}, {"host": f"localhost:{server.port}"}
     )
     assert answer.json["data"][0]["url"].startswith(f"http://localhost:{server.port}/v1/images/files/")
+
+
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
+def test_a_clock_that_is_set_changes_nothing_but_dates(
+    server: Served, jump_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = urls(server)
+    before = server.draw().json["created"]
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + jump_s)
+    assert server.send(path).status == 200, "an hour is an hour"
+    answer = server.draw("slow 1", num_inference_steps=4, timeout=10, seed=3)
+    assert answer.images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert answer.json["created"] - before == pytest.approx(jump_s, abs=60)
+    assert float(answer.headers["server-timing"].split("queue;dur=")[1].split(",")[0]) < 5_000
