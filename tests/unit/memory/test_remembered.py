@@ -11,7 +11,7 @@ import pytest
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.memory import remembered
-from vivace.memory.predict import Prediction
+from vivace.memory.predict import Prediction, predict
 from vivace.memory.weightless import find_weightless
 from vivace.models.find import WEIGHTS
 from vivace.recipes.resolve import resolve
@@ -176,7 +176,7 @@ def test_shipped_answers_are_those_of_today(cache: Path) -> None:
     recipe = "quantize(fp8)@denoiser,text_encoder+compile+offload(model)"
     model = find_weightless("flux2-klein-4b")
     shipped = remembered.predicted(model, resolve(recipe), batch=1, task="text")
-    assert shipped == remembered.predict(model, resolve(recipe))
+    assert shipped == predict(model, resolve(recipe))
 
 
 @pytest.mark.parametrize("question", [{"height": 512}, {"batch": 2}, {"text": "embeddings"}])
