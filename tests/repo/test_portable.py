@@ -22,7 +22,8 @@ ATTRIBUTES = {
     "os": {
         "fork", "forkpty", "killpg", "setpgid", "getpgid", "setsid", "getuid", "geteuid", "getgid", "getgroups",
         "chown", "fchmod", "getloadavg", "uname", "nice", "mkfifo", "statvfs", "waitpid", "wait", "register_at_fork",
-        "sched_getaffinity", "O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_DIRECTORY", "O_NOCTTY", "sync", "pread", "getpriority",
+        "sched_getaffinity", "O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_DIRECTORY", "O_NOCTTY", "sync", "pread",
+        "getpriority",
     },
     "signal": {
         "SIGKILL", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGPIPE", "SIGSTOP", "SIGCONT",
