@@ -49,12 +49,16 @@ def save_sdxl(pipe: Any, path: Path, dtype: torch.dtype = torch.float32) -> Path
 def _save(pipe: Any, path: Path, dtype: torch.dtype, texts: dict[str, torch.Tensor]) -> Path:
     unet = pipe.unet.state_dict()
     state = {f"model.diffusion_model.{_unet(key, unet)}": value for key, value in unet.items()}
-    state |= {
-        f"first_stage_model.{_vae(key)}": _conv(key, value) for key, value in pipe.vae.state_dict().items()
-    }
+    state |= {f"first_stage_model.{key}": value for key, value in original_vae(pipe.vae).items()}
     state |= texts
     save_file({key: value.to(dtype).contiguous() for key, value in state.items()}, path)
     return path
+
+
+def original_vae(vae: Any) -> dict[str, torch.Tensor]:
+    """Return a VAE's tensors in their authors' names."""
+    last = len(vae.config.block_out_channels) - 1
+    return {_vae(key, last): _conv(key, value) for key, value in vae.state_dict().items()}
 
 
 def _clip(encoder: Any, prefix: str) -> dict[str, torch.Tensor]:
@@ -115,7 +119,7 @@ def _inside(rest: str) -> str:
     return f".{_RESNET[part]}.{end}"
 
 
-def _vae(key: str) -> str:
+def _vae(key: str, last: int = 3) -> str:
     key = key.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
     key = key.replace("mid_block.resnets.0", "mid.block_1").replace("mid_block.resnets.1", "mid.block_2")
     if "mid_block.attentions.0" in key:
@@ -124,7 +128,7 @@ def _vae(key: str) -> str:
     parts = key.split(".")
     if len(parts) > 2 and parts[1] in ("down_blocks", "up_blocks"):
         side = parts[1].removesuffix("_blocks")
-        level = int(parts[2]) if side == "down" else 3 - int(parts[2])
+        level = int(parts[2]) if side == "down" else last - int(parts[2])
         kind = {"resnets": f"block.{parts[4]}", "downsamplers": "downsample", "upsamplers": "upsample"}[
             parts[3]
         ]

@@ -17,6 +17,8 @@ KEPT_TYPES = (
 )  # fmt: skip
 """Types that diffusers keeps in memory as they are, and dequantises in each call."""
 FLOAT_TYPES = ("F32", "F16")
+_TYPE = 4
+"""Place of a tensor's type among the parts of its entry in the header."""
 _ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 """Keys of ComfyUI-GGUF for tensors that were reshaped so that their rows have whole blocks."""
 _MAX_READS = 2_000_000
@@ -106,11 +108,13 @@ def _open(path: Path) -> Any:
             f"{path} is not a GGUF file: it does not start with GGUF; copy or download it again"
         )
     try:
-        from gguf import GGUFReader
+        from gguf import GGMLQuantizationType, GGUFReader
     except ImportError as error:
         raise Unsupported(
             f"{path} is a GGUF file, which needs the package gguf: pip install 'vivace[gguf]'"
         ) from error
+
+    known = {kind.value for kind in GGMLQuantizationType}
 
     class Bounded(GGUFReader):  # type: ignore[misc]
         """Stop where a damaged header claims more entries than the file has; the library would loop over them all."""
@@ -123,8 +127,20 @@ def _open(path: Path) -> Any:
                 raise ValueError("the header goes beyond the file")
             return super()._get(offset, dtype, count, override_order)
 
+        def _build_tensors(self, start_offs: Any, fields: Any) -> None:
+            for field in fields:
+                number = int(field.parts[_TYPE][0])
+                if number not in known:
+                    raise UnusableModel(
+                        f"{path} has {field.name[:200]} in GGML's type {number}, which the installed gguf does not "
+                        "know; take a file of another type, such as Q8_0, or a newer gguf"
+                    )
+            super()._build_tensors(start_offs, fields)
+
     try:
         return Bounded(path)
+    except UnusableModel:
+        raise
     except OSError as error:
         raise UnusableModel(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from vivace.models.architectures import Architecture, Component
 from vivace.models.checkpoints.layout import original_layout
 from vivace.models.checkpoints.read_denoiser import check_tensors, read_denoiser
 from vivace.models.checkpoints.weight_scales import is_marker
+from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.entry import SamplerEntry, StoredPart
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.gguf_file import SUFFIX
@@ -25,6 +26,7 @@ from vivace.models.repository import INDEX, components_of
 from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.models.text_encoders import load_text_encoders
+from vivace.models.unused_weights import check_files_used, check_shape
 from vivace.spec.workload import Task
 from vivace.technique.script import literal
 from vivace.untrusted.reading import reading
@@ -73,9 +75,10 @@ def load_pipeline(
         return built if kind == located.pipeline else for_task(built, kind, controlnet)
     with quiet(), _reading(located), _lacking(located):
         pipe = _from_files(located, dtype)
-        _check_filled(located, pipe)
         if located.contents is not None:
             _check_all_used(located, located.contents, pipe)
+        _check_filled(located, pipe)
+        _check_folders_used(located, pipe)
         if located.entry is not None and located.entry.scheduler is not None:
             _set_scheduler(pipe, located.entry.scheduler)
     for component in pipe.components.values():
@@ -173,18 +176,51 @@ def _from_files(located: LocatedModel, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _lacking(located: LocatedModel) -> Iterator[None]:
-    """Explain that a single file lacks weights: diffusers then fails to copy those that it never read."""
+    """Name the file and the tensor that is lacking, or has another shape; diffusers has other advice."""
     try:
         yield
-    except NotImplementedError as error:
-        if located.contents is None or "meta tensor" not in str(error):
+    except (NotImplementedError, ValueError) as error:
+        is_lacking = "meta tensor" in str(error)
+        if located.contents is None and isinstance(error, ValueError):
+            check_shape(located.weights, str(error))
+        if located.contents is None or not (is_lacking or isinstance(error, ValueError)):
             raise
+        if located.contents.component is None:
+            _check_parts(located, _parts_without_values(located))
         _check_names(located, located.contents)
+        if not is_lacking:
+            raise
         entry = located.contents.entry
         raise UnusableModel(
             f"{located.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, "
             "or only part of one: give it as a folder in diffusers' format"
         ) from error
+
+
+def _check_parts(located: LocatedModel, components: Mapping[str, Any]) -> None:
+    assert located.contents is not None
+    assert located.checkpoint is not None
+    check_whole_file(located.checkpoint, located.contents.entry, components)
+
+
+def _parts_without_values(located: LocatedModel) -> dict[str, Any]:
+    """Return a pipeline's VAE and text encoders by their configuration, on the meta device."""
+    import diffusers
+    import transformers
+    from accelerate import init_empty_weights
+
+    assert located.folder is not None
+    parts: dict[str, Any] = {}
+    for name, (library, class_name) in components_of(read_config(located.folder / INDEX)).items():
+        kind: Any = getattr(diffusers if library == "diffusers" else transformers, class_name, object)
+        with init_empty_weights():
+            if name == "vae" and issubclass(kind, diffusers.ModelMixin):
+                config = kind.load_config(str(located.folder), subfolder=name, local_files_only=True)
+                parts[name] = kind.from_config(config)
+            elif issubclass(kind, transformers.PreTrainedModel) and name not in located.without:
+                own = str(located.folder / name)
+                parts[name] = kind(kind.config_class.from_pretrained(own, local_files_only=True))
+    return parts
 
 
 def _check_names(located: LocatedModel, contents: Contents) -> None:
@@ -218,8 +254,22 @@ def _check_filled(located: LocatedModel, pipe: Any) -> None:
                 )
 
 
+def _check_folders_used(located: LocatedModel, pipe: Any) -> None:
+    """Check that diffusers left out no weights of a folder. What transformers left out is checked as it loads."""
+    import diffusers
+
+    for part, component in pipe.components.items():
+        if isinstance(component, diffusers.ModelMixin):
+            files = [path for path in located.weights if path.parent.name == part]
+            check_files_used(
+                (path for path in files if path != located.components.get(part)), part, component
+            )
+
+
 def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> None:
-    """Raise UnusableModel if a single file has more of a denoiser than its model; diffusers would leave it out."""
+    """Raise UnusableModel if a single file has more weights than its model; diffusers would leave them out."""
+    if contents.component is None:
+        _check_parts(located, pipe.components)
     num_loaded = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
     if contents.num_values is not None and contents.num_values > num_loaded:
         _check_names(located, contents)

@@ -18,6 +18,7 @@ from vivace.models.checkpoints.codes import Codes
 from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Signature, TensorNames, signature_of
 from vivace.models.checkpoints.weight_scales import codes_of, is_marker
+from vivace.models.checkpoints.whole_files import is_said_unused
 from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX
 from vivace.models.headers import read_header, read_metadata
 from vivace.untrusted.reading import reading
@@ -201,7 +202,7 @@ def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signat
         name
         for name in tensors
         if name not in denoiser
-        and not name.startswith(parts)
+        and (not name.startswith(parts) or is_said_unused(name))
         and not is_marker(name)
         and name.rpartition(".")[2] not in (*MARKERS, "edm_mean", "edm_std")
     ]

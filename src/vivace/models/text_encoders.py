@@ -9,6 +9,7 @@ from typing import Any
 from vivace.errors import UnusableModel
 from vivace.models.pipeline_defaults import read_config
 from vivace.models.repository import INDEX, components_of
+from vivace.models.unused_weights import report_unused
 
 
 def load_text_encoders(
@@ -52,4 +53,5 @@ def load_text_encoders(
                 + (f" and {len(missing) - 1} more weights" if missing[1:] else "")
                 + "; copy or download it again"
             )
+        report_unused(own, name, models[name], loading["unexpected_keys"])
     return models

@@ -126,8 +126,9 @@ def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
     """
     places: dict[str, tuple[Path, dict[str, Any]]] = {}
     described = Described()
-    about = folder
-    for path in sorted(folder.glob("*.safetensors")):
+    paths = sorted(folder.glob("*.safetensors"))
+    about = paths[0] if len(paths) == 1 else folder
+    for path in paths:
         for name, entry in read_header(path).items():
             if name in places:
                 raise UnusableModel(f"{path}: the tensor {name!r} is in {places[name][0].name} too; {_AGAIN}")
@@ -188,7 +189,12 @@ def _whole(name: str, shape: tuple[int, ...], described: Described, read: Any) -
     if stored is None:
         plain: torch.Tensor = read(name)
         return plain
-    return unflatten(stored, {inner: read(f"{name}.{inner}") for inner in stored.names}, shape)
+    inner = {each: read(f"{name}.{each}") for each in stored.names}
+    for each, value in inner.items():
+        is_scale = value.is_floating_point() and each != "qdata" and value.device.type != "meta"
+        if is_scale and not value.float().isfinite().all():
+            raise ValueError(f"its {each} has values that are no finite numbers")
+    return unflatten(stored, inner, shape)
 
 
 def _check_tensor(

@@ -27,6 +27,9 @@ MAX_DEPTH = 8
 
 KnobValue = bool | int | float | str | tuple[str, ...] | None
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_AS_NUMBERS = {r"\n": r"\x0a", r"\r": r"\x0d", r"\t": r"\x09"}
+"""Escapes that are printed by their number, since people write C:\\new with a single backslash."""
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _IDENTITY = "sha256"
@@ -245,15 +248,35 @@ def _value(text: str, lo: int, hi: int) -> object:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Python accepts "1if" and the like as literals, with a warning
-            return ast.literal_eval(source)
+            value = ast.literal_eval(source)
     except (ValueError, TypeError, SyntaxError, Warning, MemoryError, RecursionError):
         pass
+    else:
+        if isinstance(value, str) and _has_other_escapes(source):
+            raise _backslash(text, lo, hi)
+        return value
+    if source[:1] in ("'", '"') and "\\" in source:
+        raise _backslash(text, lo, hi)
     if _WORD.fullmatch(source):
         return {"true": True, "false": False, "none": None}.get(source.lower(), source)
     quoted = f"; if it is a path, quote it: {source!r}" if "/" in source or "\\" in source else ""
     raise RecipeError(
         f"expected a number, True, False, None, a quoted text or a plain word{quoted}", text, lo, hi - lo
     )
+
+
+def _has_other_escapes(source: str) -> bool:
+    """Whether a quoted text has escapes besides those that it is printed with: C:\\new would have a new line."""
+    return any(
+        match[0][1:] not in ("\\", "'", '"')
+        and (len(match[0]) < 4 or ast.literal_eval(f"'{match[0]}'").isprintable())
+        for match in _ESCAPE.finditer(source)
+    )
+
+
+def _backslash(text: str, lo: int, hi: int) -> RecipeError:
+    instead = re.sub("(?<=[^'\"])//", "/", text[lo:hi].replace("\\", "/"))
+    return RecipeError(f"in a quoted text write a backslash twice, or as /: {instead}", text, lo, hi - lo)
 
 
 def _list(text: str, lo: int, hi: int) -> tuple[object, ...]:
@@ -334,7 +357,7 @@ def print_value(value: KnobValue) -> str:
         bare = _WORD.fullmatch(value) is not None and value == value.lower()
         if bare and _value(value, 0, len(value)) == value:
             return value
-        return repr(value)
+        return _ESCAPE.sub(lambda match: _AS_NUMBERS.get(match[0], match[0]), repr(value))
     if isinstance(value, tuple):
         return f"[{', '.join(map(print_value, value))}]"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 
 from vivace.cli.doctor import _claims, _claims_in_words
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
 from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims, devices_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
+from vivace.hardware import Near, near
+from vivace.recipes.resolve import resolve
 from vivace.stats import Interval
 from vivace.technique import Machine
 
@@ -100,3 +104,53 @@ def test_devices_by_whose_records_they_are() -> None:
     by_choice = devices_of(TABLES, "community")
     assert {device for devices in by_choice.values() for device in devices} == {"RTX 4090"}
     assert len([devices for devices in devices_of(TABLES, "committed").values() if devices == ["H100"]]) == 4
+
+
+CARDS = {
+    "NVIDIA GeForce RTX 2080": gpu(7, 5),
+    "NVIDIA A100-SXM4-40GB": gpu(8, 0),
+    "NVIDIA GeForce RTX 3090": gpu(8, 6),
+    "NVIDIA GeForce RTX 4060": gpu(8, 9),
+    "NVIDIA GeForce RTX 4090": gpu(8, 9),
+    "NVIDIA L4": gpu(8, 9),
+    "NVIDIA B200": gpu(10, 0),
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": gpu(12, 0),
+    "NVIDIA GB10": gpu(12, 1),
+    "AMD Instinct MI300X": Machine("cuda", "the GPU", None, "c++", has_all_packages=True, is_rocm=True),
+    "Apple M3 Max": Machine("mps", "the GPU", None, "c++", has_all_packages=True),
+}
+FIRST_WITH = {"bf16": (8, 0), "fp8": (8, 9), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+"""Capabilities from which NVIDIA's GPUs multiply in a precision."""
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_nothing_runs_in_a_precision_that_a_card_lacks(name: str) -> None:
+    machine = CARDS[name]
+    capability = machine.capability
+    for claim in claims(machine, name, [*committed_tables(), *community_tables()]):
+        assert claim.standing is not ClaimBasis.HERE
+        (technique,) = resolve(claim.recipe)
+        precision = technique.arithmetic.precision or ""
+        least = FIRST_WITH.get(precision)
+        lacks = (
+            precision.endswith(("fp8", "fp4"))
+            if capability is None
+            else least is not None and capability < least
+        )
+        if lacks:
+            assert claim.standing is ClaimBasis.REFUSED, claim.recipe
+        if claim.standing in (ClaimBasis.VIVACE, ClaimBasis.GENERATION):
+            assert near(name, "H200") is not Near.OTHER, "vivace's GPU records are of Hopper"
+    refused = {each.recipe for each in claims(machine, name, ()) if each.standing is ClaimBasis.REFUSED}
+    assert ("attention(flash3_fp8)" in refused) is (capability != (9, 0))
+    assert ("fused(bf16)" in refused) is (capability is None or capability < (8, 0))
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_doctor_says_where_nothing_was_measured(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made, advice = _claims(CARDS[name], name)
+    assert any(line.startswith(f"no record is of {name} or its generation") for line in advice)
+    assert not any("measured here" in line for line in _claims_in_words(made))

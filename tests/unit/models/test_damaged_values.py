@@ -13,14 +13,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import shrunken
-from tests.original_layout import save_sd15
+from tests.original_layout import original_vae, save_sd15, save_sdxl
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, load_pipeline
 from vivace.models.checkpoints.codes import block_length, multiplied
 from vivace.models.checkpoints.weight_scales import fits
+from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.find import obtain
 from vivace.models.single_file import contents_of
+from vivace.models.unused_weights import UnusedWeightsWarning
 
+LEVELS: dict[str, Any] = {
+    "block_out_channels": (16, 32, 32),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "attention_head_dim": (2, 4, 4),
+    "transformer_layers_per_block": (1, 1, 2),
+}
 State = dict[str, torch.Tensor]
 UNET = "model.diffusion_model."
 LAYER = UNET + "input_blocks.1.1.transformer_blocks.0.attn2.to_q"
@@ -110,7 +119,7 @@ def test_blocks_of_no_usual_size_are_not_guessed() -> None:
     ("change", "says"),
     [
         (lambda state, name: state.pop(name), "{file} lacks {name}"),
-        (lambda state, name: state.update({name: torch.ones(2, 2)}), "{name}"),
+        (lambda state, name: state.update({name: torch.ones(2, 2)}), "has {name} with the shape [2, 2]"),
         (lambda state, name: state.update({name: state[name].to(torch.int8)}), "has {name}, as I8"),
         (
             lambda state, name: state.update({f"{name}_scale": torch.tensor(0.1)}),
@@ -132,14 +141,109 @@ def test_a_folder_with_other_weights_than_its_configuration(
     assert str(folder) in str(caught.value)
 
 
-def test_a_single_file_that_lacks_a_weight_of_its_text_encoder(file: Path) -> None:
+VAE, CLIP = "first_stage_model.", "cond_stage_model.transformer.text_model."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        (f"{CLIP}encoder.layers.0.mlp.fc1.weight", None, "of its text_encoder, such as {name}"),
+        (f"{VAE}decoder.conv_in.weight", None, "lacks 1 of 180 tensors of its vae, such as {name}"),
+        (f"{VAE}decoder.conv_in.weight", torch.ones(2, 2, 3, 3), "{name} has the shape [2, 2, 3, 3], and the vae"),
+        (f"{VAE}decoder.mid.attn_1.q.weight", torch.ones(2, 2), "{name} has the shape [2, 2], and the vae"),
+        (f"{CLIP}encoder.layers.0.mlp.fc1.weight", torch.ones(2, 2), "{name} has the shape [2, 2], and the text"),
+        (f"{CLIP}encoder.layers.9.mlp.fc1.weight", torch.ones(8, 8), "1 tensors more than its VAE and text encod"),
+        (f"{VAE}decoder.up.3.block.7.conv1.weight", torch.ones(8, 8), "VAE and text encoders, such as {name}"),
+        ("cond_stage_model.another", torch.ones(1), "VAE and text encoders, such as {name}"),
+    ],
+)  # fmt: skip
+def test_a_single_file_with_another_vae_or_text_encoder(
+    file: Path, name: str, value: torch.Tensor | None, says: str
+) -> None:
+    """diffusers leaves out what it does not know, and names no file."""
     state = load_file(file)
-    del state["cond_stage_model.transformer.text_model.encoder.layers.0.mlp.fc1.weight"]
-    save_file(state, file)
-    with pytest.raises(
-        UnusableModel, match=r"lacks encoder\.layers\.0\.mlp\.fc1\.weight of its text_encoder"
-    ):
+    state.pop(name, None)
+    save_file(state if value is None else state | {name: value}, file)
+    with pytest.raises(UnusableModel) as caught:
         load_pipeline(find_model(str(file)), "cpu")
+    assert says.format(name=name) in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_what_training_left_in_a_single_file_is_counted(file: Path) -> None:
+    left = {
+        f"{VAE}loss.logvar": torch.ones(1),
+        "cond_stage_model.logit_scale": torch.ones(1),
+        f"{CLIP}embeddings.position_ids": torch.arange(77)[None],
+    }
+    save_file(load_file(file) | left, file)
+    located = find_model(str(file))
+    (note,) = located.notes
+    assert "2 of the file's 935 tensors are not used" in note, "positions are the same in every model"
+    assert load_pipeline(located, "cpu").vae is not None
+
+
+def test_the_text_encoders_of_an_sdxl_file_are_checked(tmp_path: Path) -> None:
+    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**LEVELS))
+    file = save_sdxl(pipe, shrunken.save(pipe, tmp_path / "folder") / "model.safetensors")
+    state = load_file(file)
+    in_proj = "conditioner.embedders.1.model.transformer.resblocks.0.attn.in_proj_weight"
+    for changed, says in (
+        (state | {in_proj: torch.ones(9, 8)}, f"{in_proj} has the shape [9, 8], and the text_encoder_2 [144, 48]"),
+        ({name: value for name, value in state.items() if name != in_proj}, f"text_encoder_2, such as {in_proj}"),
+        (state | {"conditioner.embedders.2.model.x": torch.ones(1)}, "such as conditioner.embedders.2.model.x"),
+    ):  # fmt: skip
+        save_file(changed, file)
+        with pytest.raises(UnusableModel, match=re.escape(says)):
+            load_pipeline(find_model(str(file)), "cpu")
+
+
+@pytest.mark.parametrize("change", [None, "lacks", "more", "shape"])
+def test_the_parts_of_a_flux_file_are_checked(change: str | None, tmp_path: Path) -> None:
+    pipe = load_pipeline(find_model("tiny-flux"), "cpu")
+    vae = {f"vae.{name}": value for name, value in original_vae(pipe.vae).items()}
+    clip = {
+        f"text_encoders.clip_l.transformer.text_model.{name.removeprefix('text_model.')}": value
+        for name, value in pipe.text_encoder.state_dict().items()
+    }
+    t5 = {
+        f"text_encoders.t5xxl.transformer.{name}": value
+        for name, value in pipe.text_encoder_2.state_dict().items()
+        if name != "encoder.embed_tokens.weight"
+    }
+    state = vae | clip | t5 | {"text_encoders.clip_l.logit_scale": torch.ones(1)}
+    name = "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.layer_norm.weight"
+    if change == "lacks":
+        del state[name]
+    elif change == "more":
+        name = name.replace("block.0", "block.24")
+        state[name] = torch.ones(4)
+    elif change == "shape":
+        state[name] = torch.ones(3)
+    file = tmp_path / "flux.safetensors"
+    save_file({own: value.clone() for own, value in state.items()}, file)
+    if change is None:
+        check_whole_file(file, "flux-dev", pipe.components)
+        return
+    with pytest.raises(UnusableModel, match=re.escape(name)):
+        check_whole_file(file, "flux-dev", pipe.components)
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_weights_of_a_folder_that_nothing_uses_are_named(folder: Path, part: str) -> None:
+    (path,) = (folder / part).glob("*.safetensors")
+    state = load_file(path)
+    save_file(state | {"another.weight": torch.ones(1)}, path, metadata={"format": "pt"})
+    with pytest.warns(UnusedWeightsWarning, match=f"its {part} does not use: another.weight"):
+        load_pipeline(find_model(str(folder)), "cpu")
+    name = {
+        "unet": "down_blocks.7.x",
+        "vae": "encoder.down_blocks.7.x",
+        "text_encoder": "encoder.layers.7.x",
+    }[part]
+    save_file(state | {name: torch.ones(1)}, path, metadata={"format": "pt"})
+    with pytest.raises(UnusableModel, match=re.escape(f"has {name}, and its {part} has no such layer")):
+        load_pipeline(find_model(str(folder)), "cpu")
 
 
 def test_averaged_weights_alone_are_named(tmp_path: Path) -> None:

@@ -386,6 +386,18 @@ def test_a_gguf_file_that_tells_of_more_than_it_has(tmp_path: Path) -> None:
         assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("number", [4, 31, 9999])
+def test_a_gguf_type_that_is_not_known_is_one_error_of_file_and_tensor(tmp_path: Path, number: int) -> None:
+    file = write_gguf(tmp_path / "model.gguf", {"img_in.weight": torch.zeros(8, 64)})
+    content = bytearray(file.read_bytes())
+    at = content.index(b"img_in.weight") + len("img_in.weight") + 4 + 2 * 8  # behind its two dimensions
+    content[at : at + 4] = number.to_bytes(4, "little")
+    file.write_bytes(content)
+    says = f"{file} has img_in.weight in GGML's type {number}, which the installed gguf does not know"
+    with pytest.raises(UnusableModel, match=re.escape(says)):
+        find_model(str(file))
+
+
 def test_a_gguf_file_of_another_model(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "unet.gguf", {"input_blocks.0.0.weight": torch.zeros(8, 32)})
     with pytest.raises(UnusableModel, match="is a UNet without its VAE"):

@@ -239,6 +239,33 @@ def test_a_scale_of_the_wrong_dtype(copy: Path) -> None:
     assert "its scale is int32" in refusal(copy)
 
 
+def test_a_scale_that_is_no_number(copy: Path) -> None:
+    names: list[str] = []
+
+    def change(tensors: dict[str, torch.Tensor], _: dict[str, str]) -> None:
+        names.append(first_scale(tensors))
+        tensors[names[0]].view(-1)[0] = float("nan")
+
+    rewrite(copy / UNET, change)
+    as_written(copy, UNET)
+    message = refusal(copy)
+    assert f"{UNET} has no valid tensor '{names[0].removesuffix('.scale')}'" in message
+    assert "its scale has values that are no finite numbers" in message
+
+
+def test_swapped_files(copy: Path) -> None:
+    vae, encoder = (next((copy / part).glob("*.safetensors")) for part in ("vae", "text_encoder"))
+    content = vae.read_bytes()
+    vae.write_bytes(encoder.read_bytes())
+    encoder.write_bytes(content)
+    names = [path.relative_to(copy).as_posix() for path in (vae, encoder)]
+    assert "is not the file that was saved" in refusal(copy)
+    as_written(copy, *names)
+    message = refusal(copy)
+    assert any(str(path.parent) in message for path in (vae, encoder))
+    assert "is missing" in message
+
+
 def test_a_missing_scale(copy: Path) -> None:
     def change(tensors: dict[str, torch.Tensor], _: dict[str, str]) -> None:
         del tensors[first_scale(tensors)]

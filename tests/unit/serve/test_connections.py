@@ -14,6 +14,7 @@ import pytest
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Served, form_of, served
 from tests.unit.serve.test_edits import png
+from vivace.serve import request_checks
 from vivace.serve.connections import Connection
 from vivace.serve.settings import ServeSettings
 
@@ -147,7 +148,7 @@ def test_more_requests_at_work_than_there_may_be_are_refused(
 
 
 def test_bodies_are_bounded_together(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_MOST_BYTES", 300_000)
+    monkeypatch.setattr(request_checks, "_MOST_BYTES", 300_000)
     kind = "content-type: multipart/form-data; boundary=limit"
     head = f"POST {EDITS} HTTP/1.1\r\nhost: localhost\r\n{kind}\r\ncontent-length: 900000\r\n\r\n".encode()
     part = b'--limit\r\ncontent-disposition: form-data; name="image"; filename="x"\r\n\r\n'

@@ -5,7 +5,8 @@ import pytest
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import MAX_LENGTH, RecipeSpec, TechniqueCall, short_form, unpinned
+from vivace.spec.recipe_syntax import MAX_LENGTH, RecipeSpec, TechniqueCall, print_value, short_form, unpinned
+from vivace.techniques.lora import Lora
 from vivace.techniques.steps import Steps
 
 
@@ -200,3 +201,27 @@ def test_a_stored_recipe_is_found_by_what_was_written() -> None:
     assert unpinned(written.replace(")+", ", sha256='1234567890123456')+")) == written
     assert unpinned("lora(x, sha256=ab12)@denoiser+dtype(bf16)") == "lora(x)@denoiser+dtype(bf16)"
     assert unpinned(written) == written
+
+
+def technique_path(recipe: Recipe) -> str:
+    (technique,) = recipe
+    assert isinstance(technique, Lora)
+    return technique.path
+
+
+@pytest.mark.parametrize(
+    "path", [r"C:\new\test", r"D:\2024\a", r"C:\x64\a", r"C:\users\me", r"\\host\share\me"]
+)
+def test_a_single_backslash_is_no_escape(path: str) -> None:
+    """C:\\new was a path with a new line in it."""
+    with pytest.raises(RecipeError) as caught:
+        resolve(f"lora('{path}.safetensors')")
+    assert "write a backslash twice, or as /: '" + path.replace("\\", "/") in caught.value.problem
+    doubled = resolve("lora('" + path.replace("\\", "\\\\") + ".safetensors')")
+    assert resolve(doubled.text) == doubled
+    assert technique_path(doubled) == f"{path}.safetensors"
+
+
+@pytest.mark.parametrize("path", ["/a\nb.safetensors", "/a\tb.safetensors", "/it's\udcff.safetensors"])
+def test_odd_names_of_files_are_read_as_they_are_printed(path: str) -> None:
+    assert technique_path(resolve(f"lora({print_value(path)})")) == path
