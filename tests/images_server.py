@@ -25,7 +25,7 @@ FIELDS = {
     "num_inference_steps",
     "guidance_scale",
 }
-SLOW = ("confused by load", "spoiled by a cancelled request")
+SLOW = ("confused by load", "confused by eight", "one at a time", "spoiled by a cancelled request")
 _LORAS = ("LoRA", "LoRA ignored", "LoRA at half strength", "LoRA stays on")
 FURTHER_FIELDS = dict.fromkeys(_LORAS, ("loras",)) | {"ignored negative prompt": ("negative_prompt",)}
 """Fields that the server takes, by its fault."""
@@ -137,6 +137,8 @@ class _Requests(BaseHTTPRequestHandler):
             self._send(odd[0], "application/json", odd[1], {"Retry-After": "0"})
         elif (why := self._why_wrong(body)) is not None:
             self._answer(400, {"error": {"message": why}})
+        elif fault == "one at a time" and self.server.num_active > 0:
+            self._answer(429, {"error": {"message": "busy"}}, {"Retry-After": "0"})
         else:
             self._draw(body)
 
@@ -153,7 +155,9 @@ class _Requests(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.num_active -= 1
             self.server.was_cancelled |= is_cancelled
-        self._answer(200, {"data": data})
+        claims = {"says the size": "96x96", "says another size": "512x512"}
+        size = claims.get(self.server.fault)
+        self._answer(200, {"data": data} | ({} if size is None else {"size": size}))
 
     def _why_wrong(self, body: dict[str, Any]) -> str | None:
         if self.server.fault == "ignores fields":
@@ -161,6 +165,8 @@ class _Requests(BaseHTTPRequestHandler):
         unknown = set(body) - FIELDS - set(FURTHER_FIELDS.get(self.server.fault, ()))
         if unknown:
             return f"unknown field {unknown.pop()}"
+        if self.server.fault == "one image a request" and body.get("n", 1) > 1:
+            return "n is 1"
         if not 1 <= body.get("n", 1) <= 10 or body.get("num_inference_steps", 1) < 1:
             return "out of range"
         parts = body.get("size", "96x96").split("x")
@@ -182,6 +188,10 @@ class _Requests(BaseHTTPRequestHandler):
             seed = 0
         if fault == "batch changes seed" and body.get("n", 1) > 1:
             seed += 100
+        if fault == "batches of two":
+            seed = body["seed"] + index % 2
+        if fault == "confused by eight" and self.server.num_active > 5:
+            seed += 40
         if fault == "seeds of 31 bits":
             seed %= 2**31
         if fault == "at most 2^31 - 1":
@@ -204,11 +214,20 @@ class _Requests(BaseHTTPRequestHandler):
         prompt = body["prompt"]
         if fault == "cut prompts":
             prompt = prompt[:40]
-        picture = draw(prompt, seed, width, height, steps, body.get("guidance_scale", 4.0))
+        if fault == "20 words":
+            prompt = " ".join(prompt.split()[:19])
+        if fault == "quotes stripped":
+            prompt = prompt.replace('"', "")
+        if fault == "ASCII alone":
+            prompt = prompt.encode("ascii", "ignore").decode().strip()
+        guidance = body.get("guidance_scale", 4.0)
+        if fault == "guidance of at most 5":
+            guidance = min(guidance, 5.0)
+        if fault == "half the guidance":
+            guidance /= 2
+        picture = draw(prompt, seed, width, height, steps, guidance)
         if fault == "resized":
-            picture = draw(prompt, seed, 96, 96, steps, body.get("guidance_scale", 4.0)).resize(
-                (width, height)
-            )
+            picture = draw(prompt, seed, 96, 96, steps, guidance).resize((width, height))
         if "LoRA" in fault:
             picture = tinted(picture, self._strength(body))
         if fault == "blurred":

@@ -13,9 +13,11 @@ from vivace.proofs.checks import (
     field_checks,
     is_near,
     probe_check,
+    psnr_of,
     repeat_check,
 )
 from vivace.proofs.drawing import DrawJob, DrawnImage
+from vivace.proofs.drift import drifting
 from vivace.proofs.endpoint import Endpoint
 from vivace.proofs.figures import PairFigures, ReadImage, read_image
 from vivace.proofs.findings import (
@@ -27,9 +29,11 @@ from vivace.proofs.findings import (
     of_other_sizes,
     switched,
 )
-from vivace.proofs.patterns import patterns, seams
+from vivace.proofs.holes import holes
+from vivace.proofs.patterns import fixed, patterns, seams
 from vivace.proofs.probes import main_jobs, probes, repeat_jobs, suppositions
 from vivace.proofs.same import OwnDistances
+from vivace.proofs.several_checks import several_checks
 from vivace.proofs.sides import EndpointSide
 from vivace.proofs.sources import ImageSource, Prepared
 from vivace.proofs.state_checks import (
@@ -78,12 +82,17 @@ def findings_of(
 
     listed = [*broken(pairs, request_of), *of_other_sizes(pairs, request_of), *duplicates(pairs, request_of)]
     listed += switched(pairs, own, request_of) or _supposed(prepared, images, request_of, pairs[0])
+    listed += holes(pairs, own, request_of)
     if not listed:
         listed += mixed(pairs, own, request_of)
-    for search in (patterns, altered, seams):
-        if regular := search(pairs, own, request_of):
-            return [*listed, *regular]
-    return listed
+    listed += drifting(pairs, request_of)
+    regular = (
+        patterns(pairs, request_of)
+        or altered(pairs, own, request_of)
+        or fixed(pairs, request_of)
+        or seams(pairs, own, request_of)
+    )
+    return [*listed, *regular]
 
 
 def _supposed(
@@ -92,13 +101,15 @@ def _supposed(
     """Return what B did instead of what it was asked for, if its first image is A's of other values."""
     if not pair.against:
         return []
+    fitting = []
     for supposed in suppositions(prepared):
         image = images.image("a", supposed.job)
         if image.is_there and not are_equal(pair.a, image) and is_nearer(image, pair.b, pair.a):
-            return [
-                ImageFinding(f"instead: B draws A's image of {supposed.words}", pair.label, request_of(pair))
-            ]
-    return []
+            fitting.append((psnr_of(image, pair.b), supposed.words))
+    if not fitting:
+        return []
+    _, words = max(fitting, key=lambda each: each[0])
+    return [ImageFinding(f"instead: B draws A's image of {words}", pair.label, request_of(pair))]
 
 
 def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | None) -> list[ServerCheck]:
@@ -130,7 +141,7 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
         )
     if endpoint is not None:
         drawn = [(each, images.image("b", each)) for each in main_jobs(prepared)]
-        checks += field_checks(endpoint, job, first, images.read)
+        checks += [*several_checks(endpoint, job, first, images.read), *field_checks(endpoint, job)]
         checks += lora_checks(endpoint, job, first, images.image("a", job), images.read)
         negative = negative_prompt_check(endpoint, job, first, images.read)
         checks += [negative] if negative is not None else []

@@ -18,6 +18,9 @@ from vivace.spec.limits import DEFAULT_LIMITS
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _SURELY = 0.98
 """Match from which a single image counts as another one's; below it, simple images may be alike by chance."""
+_ITSELF = Nearness.ITSELF
+_GAP_DB, _MOST_DB = 10.0, 40.0
+"""By how much an image is further from A's than all others, at least, and its PSNR, at most."""
 RequestOf = Callable[[PairFigures], str]
 """Returns the request that drew an image, or ""."""
 
@@ -110,12 +113,20 @@ def mixed(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf
     """Return whether a few images of B are other ones, where the rest are A's own to the last bit but rounding."""
     compared = [pair for pair in pairs if pair.against]
     levels = [nearness(pair.against, own) for pair in compared]
-    odd = [k for k, level in enumerate(levels) if level in (Nearness.ANOTHER, Nearness.CHANGED)]
-    if not odd or levels.count(Nearness.ITSELF) < max(2 * len(odd), len(levels) - len(odd)):
+    rest = [pair.against["psnr_db"] for pair, level in zip(compared, levels, strict=True) if level is _ITSELF]
+    limit = min(min(rest, default=0.0) - _GAP_DB, _MOST_DB)
+    odd = [
+        k
+        for k, (pair, level) in enumerate(zip(compared, levels, strict=True))
+        if level in (Nearness.ANOTHER, Nearness.CHANGED)
+        or (level is Nearness.NEAR and pair.against["psnr_db"] < limit)
+    ]
+    if not odd or len(rest) < max(2 * len(odd), len(levels) - len(odd)):
         return []
     steps = {second - first for first, second in itertools.pairwise(odd)}
     often = f", one in {steps.pop()}" if len(odd) > 2 and len(steps) == 1 else ""
-    summary = f"mixed: {len(odd)} of B's {len(levels)} images are other ones{often}, all others are A's own"
+    number = f"{len(odd)} of B's {len(levels)} {'images are other ones' if len(odd) > 1 else 'images is another one'}"
+    summary = f"mixed: {number}{often}, all others are A's own"
     pair = compared[odd[0]]
     return [ImageFinding(summary, pair.label, request_of(pair))]
 

@@ -35,9 +35,20 @@ def failed(proof: dict) -> dict[str, str]:
         ("seeds of 31 bits", "a seed above 2^31 changes the image", "0 and 2147483648 give the same image"),
         ("at most 2^31 - 1", "a seed above 2^31 changes the image", "and 2147483649 give the same image"),
         ("cut prompts", "the end of a long prompt changes the image", "red and blue give the same image"),
+        ("20 words", "the end of a long prompt changes the image", "red and blue give the same image"),
+        ("quotes stripped", "a pair of quotes around the prompt changes the image", "it draws A's image"),
+        ("ASCII alone", "words of other scripts change the image", "it draws A's image"),
+        (
+            "guidance of at most 5",
+            "the guidance changes the image",
+            "of 4 it draws A's image, of 6 another one",
+        ),
+        ("batches of two", "n=4 gives four images", "image 3 is the same as one before it"),
+        ("says another size", "the answer says what is in it", "it says size 512x512, the image has 96x96"),
+        ("confused by eight", "requests at once give each its own image", "another image than alone"),
         ("resized", "the size is what was asked for", "the image of 96x96, resized or cut"),
         ("ignored negative prompt", "a negative prompt changes the image, or is refused", "changes nothing"),
-        ("confused by load", "four requests at once give each its own image", "another image than alone"),
+        ("confused by load", "requests at once give each its own image", "another image than alone"),
         (
             "spoiled by a cancelled request",
             "a cancelled request does not spoil the next one",
@@ -57,6 +68,18 @@ def test_fewer_steps_than_asked_for_are_named(tmp_path: Path) -> None:
     assert "it draws A's image of 4 steps" in str(failed(proof)) + str(proof["findings"]).replace(
         "B draws", "it draws"
     )
+
+
+def test_half_the_guidance_is_named(tmp_path: Path) -> None:
+    findings = against_server(tmp_path, "half the guidance")["findings"]
+    assert findings[0]["text"].startswith("instead: B draws A's image of guidance 2")
+
+
+@pytest.mark.parametrize("fault", ["one image a request", "one at a time"])
+def test_what_a_server_refuses_is_not_held_against_it(tmp_path: Path, fault: str) -> None:
+    proof = against_server(tmp_path, fault)
+    assert failed(proof) == {}
+    assert proof["exit_code"] == 0
 
 
 def test_a_lora_that_works_fails_nothing(tmp_path: Path) -> None:
@@ -82,4 +105,4 @@ def test_a_lora_that_does_not_is_named(tmp_path: Path, fault: str, name: str, re
 
 def test_a_few_images_of_another_model_are_named_with_how_often(tmp_path: Path) -> None:
     (finding,) = against_server(tmp_path, "every fourth of another model")["findings"]
-    assert finding["text"].startswith("mixed: 1 of B's 6 images are other ones, all others are A's own")
+    assert finding["text"].startswith("mixed: 1 of B's 6 images is another one, all others are A's own")
