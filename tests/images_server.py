@@ -25,7 +25,7 @@ FIELDS = {
     "num_inference_steps",
     "guidance_scale",
 }
-SLOW = ("confused by load", "confused by eight", "one at a time", "spoiled by a cancelled request")
+SLOW = ("confused by load", "confused by many", "one at a time", "spoiled by a cancelled request")
 _LORAS = ("LoRA", "LoRA ignored", "LoRA at half strength", "LoRA stays on")
 FURTHER_FIELDS = dict.fromkeys(_LORAS, ("loras",)) | {"ignored negative prompt": ("negative_prompt",)}
 """Fields that the server takes, by its fault."""
@@ -145,7 +145,7 @@ class _Requests(BaseHTTPRequestHandler):
     def _draw(self, body: dict[str, Any]) -> None:
         with self.server.lock:
             self.server.num_active += 1
-        time.sleep(0.02 if self.server.fault in SLOW else 0.005)
+        time.sleep(0.05 if self.server.fault in SLOW else 0.005)
         is_cancelled = False
         self.connection.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -190,7 +190,7 @@ class _Requests(BaseHTTPRequestHandler):
             seed += 100
         if fault == "batches of two":
             seed = body["seed"] + index % 2
-        if fault == "confused by eight" and self.server.num_active > 5:
+        if fault == "confused by many" and self.server.num_active > 4:
             seed += 40
         if fault == "seeds of 31 bits":
             seed %= 2**31
@@ -232,6 +232,13 @@ class _Requests(BaseHTTPRequestHandler):
             picture = tinted(picture, self._strength(body))
         if fault == "blurred":
             picture = picture.filter(ImageFilter.GaussianBlur(1.5))
+        count = len(self.server.requests)
+        if fault == "holes" and count % 4 == 0:
+            picture.paste((0, 0, 0), (30, 40, 54, 60))
+        if fault == "degrades" and count > 6:
+            picture = picture.filter(ImageFilter.GaussianBlur((count - 6) / 12))
+        if fault == "blurred at times" and count % 4 == 0:
+            picture = picture.filter(ImageFilter.GaussianBlur(0.7))
         if fault == "black" and body["seed"] == 1:
             picture = Image.new("RGB", picture.size)
         file = io.BytesIO()

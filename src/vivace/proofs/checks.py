@@ -11,7 +11,7 @@ from typing import Any
 from vivace.measure.damage.details import resized
 from vivace.measure.quality import Pixels, match
 from vivace.proofs.drawing import DrawJob, DrawnImage
-from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.endpoint import NO_IMAGES, Endpoint
 from vivace.proofs.figures import ReadImage
 from vivace.proofs.findings import ImageFinding
 from vivace.proofs.http import NoAnswer
@@ -84,6 +84,16 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
     return ProofAnswer(ProofVerdict.PROVEN, f"{count(len(passed), 'check')} passed")
 
 
+def answers_check(images: Sequence[ReadImage]) -> list[ServerCheck]:
+    """Return that answers of status 200 have no image, or several, if some do: an error that looks like none."""
+    wrong = [image for image in images if image.reason.startswith(NO_IMAGES)]
+    if not wrong:
+        return []
+    name = "an answer of status 200 has the image"
+    reason = f"{len(wrong)} of {len(images)} have not, e.g. {wrong[0].reason}"
+    return [ServerCheck(name, Status.FAILED, reason, wrong[0].kept.request)]
+
+
 def repeat_check(repeats: Sequence[tuple[str, ReadImage, ReadImage, str]]) -> ServerCheck:
     """Check that the same prompt and seed give the same image.
 
@@ -131,12 +141,14 @@ def probe_check(
     request: str,
     *,
     is_same_model: bool,
+    draw_again: Callable[[], ReadImage | None] | None = None,
 ) -> ServerCheck:
     """Check that another value changes the image as it should.
 
     Args:
         reference: A's images of both values; None if it did not draw them.
         is_same_model: whether B's first image is A's.
+        draw_again: draws B's second image once more, to tell what is always wrong from what sometimes is.
     """
     if probe.name == "size":
         return _size_check(probe, first, changed, reference, request)
@@ -149,6 +161,10 @@ def probe_check(
     )
     values = f"{before} and {after}" if len(before) + len(after) < 60 else f"{before[:40]}… and {after[:40]}…"
     if reference is not None and _leaves_reference(first, changed, reference):
+        again = None if draw_again is None else draw_again()
+        if again is not None and again.is_there and psnr_of(reference[1], again) >= _THE_SAME_DB:
+            reason = f"of {probe.name} {after[:60]} it draws A's image only when it is asked again"
+            return ServerCheck("a request gives the same image each time", Status.FAILED, reason, request)
         reason = f"of {before[:60]} it draws A's image, of {after[:60]} another one"
         return ServerCheck(name, Status.FAILED, reason, request)
     if not are_equal(first, changed):

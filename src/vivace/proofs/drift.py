@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,8 @@ from vivace.proofs.findings import ImageFinding, RequestOf
 from vivace.proofs.same import ROUNDING_DB
 
 _LEAST_PAIRS = 10
-_RANK_CORRELATION = 0.8
+_SURELY = 3.3
+"""Standard deviations of a rank correlation by chance, beyond which growth is no chance (1 in 2,000)."""
 _FURTHER_DB = 6.0
 _EQUAL_DB = 100.0  # of images without any difference
 
@@ -27,7 +29,10 @@ def drifting(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageF
     values = np.minimum([pair.against["psnr_db"] for pair in compared], _EQUAL_DB)
     third = len(compared) // 3
     first, last = (float(np.median(part)) for part in (values[:third], values[-third:]))
-    if last > min(first - _FURTHER_DB, ROUNDING_DB) or _correlation(-values) < _RANK_CORRELATION:
+    if (
+        last > min(first - _FURTHER_DB, ROUNDING_DB)
+        or _correlation(-values) * math.sqrt(len(values) - 1) < _SURELY
+    ):
         return []
     begin = "equal to" if first == _EQUAL_DB else f"{first:.0f} dB from"
     summary = (

@@ -23,6 +23,14 @@ from vivace.proofs.sides import EndpointSide
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.terminal_text import plain
 
+_NOT_THE_ANSWER = "the answer is not that of an images endpoint"
+NO_IMAGES = (_NOT_THE_ANSWER, "it is no image", "asked for 1 image")
+"""Beginnings of reasons why an answer of status 200 is not one image."""
+
+
+class _OfAnotherHost(ValueError):
+    """An image is where nothing is fetched from."""
+
 
 @dataclass(frozen=True)
 class ServedImages:
@@ -115,10 +123,10 @@ class Endpoint:
             contents, notes = self._contents(reply)
         except NoAnswer as error:
             raise DrawingFailed(str(error), self.curl(body)) from None
+        except _OfAnotherHost as error:
+            raise DrawingFailed(str(error), self.curl(body)) from None
         except ValueError as error:
-            raise DrawingFailed(
-                f"the answer is not that of an images endpoint: {error}", self.curl(body)
-            ) from None
+            raise DrawingFailed(f"{_NOT_THE_ANSWER}: {error}", self.curl(body)) from None
         if answer.busy:
             notes = (*notes, f"the server was busy (HTTP {answer.busy[-1]}) and was asked again")
         first = reply["data"][0]
@@ -167,7 +175,7 @@ class Endpoint:
             return _decoded(address.partition(",")[2])
         url = urljoin(self.url, address)
         if not has_same_host(url, self.url):
-            raise ValueError(
+            raise _OfAnotherHost(
                 f"an image is at {plain(url)[:200]}, another host, from which nothing is fetched; let the server "
                 "answer with b64_json"
             )

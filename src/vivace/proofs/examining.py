@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from vivace.proofs.alterations import altered
 from vivace.proofs.checks import (
     ServerCheck,
     Status,
+    answers_check,
     are_equal,
     field_checks,
     is_near,
@@ -16,7 +18,7 @@ from vivace.proofs.checks import (
     psnr_of,
     repeat_check,
 )
-from vivace.proofs.drawing import DrawJob, DrawnImage
+from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage
 from vivace.proofs.drift import drifting
 from vivace.proofs.endpoint import Endpoint
 from vivace.proofs.figures import PairFigures, ReadImage, read_image
@@ -117,15 +119,19 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
         return []
     job = main_jobs(prepared)[0]
     first = images.image("b", job)
+    checks = (
+        [] if endpoint is None else answers_check([images.image("b", each) for each in main_jobs(prepared)])
+    )
     if not first.is_there:
-        return [ServerCheck("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)]
+        name = "the first image is drawn"
+        return [*checks, ServerCheck(name, Status.UNCLEAR, first.reason, first.kept.request)]
 
     def request_of(drawn: DrawJob) -> str:
         if endpoint is None:
             return ""
         return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))
 
-    checks = [repeat_check(_repeats(prepared, images, request_of))]
+    checks += [repeat_check(_repeats(prepared, images, request_of))]
     is_same_model = is_near(images.image("a", job), first)
     for probe in probes(prepared):
         both = images.image("a", probe.base), images.image("a", probe.job)
@@ -137,6 +143,7 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
                 both if probe.is_of_reference and prepared.a.draws else None,
                 request_of(probe.job),
                 is_same_model=is_same_model,
+                draw_again=None if endpoint is None else partial(_drawn_again, endpoint, probe.job, images),
             )
         )
     if endpoint is not None:
@@ -150,6 +157,13 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
             cancelled_check(endpoint, drawn, images.read),
         ]
     return checks
+
+
+def _drawn_again(endpoint: Endpoint, job: DrawJob, images: StoredImages) -> ReadImage | None:
+    try:
+        return images.read(endpoint.draw(job.prompt, job.seed, job.settings))
+    except DrawingFailed:
+        return None
 
 
 def _repeats(
