@@ -180,11 +180,11 @@ def _as_jpeg(image: Pixels, quality: int, subsampling: int) -> Pixels:
 
 def _moves(twos: Sequence[_Two]) -> list[Alteration]:
     """Return the moves by whole pixels, of all colours or of one, that fit most of the images; empty if none does."""
+    moves = []
     whole = _commonest([_moved_by(*map(luminance, two)) for two in twos])
     if whole != (0, 0):
         words = f"moved by {_move_in_words(whole)}"
-        return [Alteration(words, partial(np.roll, shift=whole, axis=(0, 1)), margin=_REACH)]
-    moves = []
+        moves.append(Alteration(words, partial(np.roll, shift=whole, axis=(0, 1)), margin=_REACH))
     for k, colour in enumerate(("red", "green", "blue")):
         move = _commonest([_moved_by(two.a[..., k], two.b[..., k]) for two in twos])
         if move != (0, 0):

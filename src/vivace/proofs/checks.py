@@ -42,6 +42,7 @@ _BY_REFERENCE_ALONE = ("guidance_scale", *_OF_THE_SAME_MODEL)
 _THE_SAME_DB, _OTHER_DB = 54.0, 40.0
 """PSNR from which an image is the reference's beyond doubt, and below which it is not, though its neighbour is."""
 _OFF_DB = 46.0  # where its neighbour is equal to the last bit
+_MOST_NAMES = 2
 _FURTHER_DB = 10.0
 """By how much a value changes the reference's image more, where it changes this one by rounding at most."""
 _RESIZED = 0.95
@@ -75,7 +76,10 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
     failed = [check for check in checks if check.status is Status.FAILED]
     passed = [check for check in checks if check.status is Status.PASSED]
     if failed or findings:
-        parts = [f"{len(failed)} of {len(failed) + len(passed)} checks failed"] if failed else []
+        names = list(dict.fromkeys(check.name for check in failed))
+        more = ", …" if len(names) > _MOST_NAMES else ""
+        number = f"{len(failed)} of {len(failed) + len(passed)} checks failed"
+        parts = [f"{number} ({', '.join(names[:_MOST_NAMES])}{more})"] if failed else []
         return ProofAnswer(
             ProofVerdict.FAILED, "; ".join([*parts, *(finding.summary for finding in findings)])
         )
@@ -141,6 +145,7 @@ def probe_check(
     request: str,
     *,
     is_same_model: bool,
+    repeats: bool = True,
     draw_again: Callable[[], ReadImage | None] | None = None,
 ) -> ServerCheck:
     """Check that another value changes the image as it should.
@@ -148,6 +153,7 @@ def probe_check(
     Args:
         reference: A's images of both values; None if it did not draw them.
         is_same_model: whether B's first image is A's.
+        repeats: whether B draws the same image twice.
         draw_again: draws B's second image once more, to tell what is always wrong from what sometimes is.
     """
     if probe.name == "size":
@@ -161,6 +167,8 @@ def probe_check(
     )
     values = f"{before} and {after}" if len(before) + len(after) < 60 else f"{before[:40]}… and {after[:40]}…"
     if reference is not None and _leaves_reference(first, changed, reference):
+        if not repeats:
+            return ServerCheck(name, Status.UNCLEAR, "B does not draw the same image twice", request)
         again = None if draw_again is None else draw_again()
         if again is not None and again.is_there and psnr_of(reference[1], again) >= _THE_SAME_DB:
             reason = f"of {probe.name} {after[:60]} it draws A's image only when it is asked again"

@@ -131,7 +131,8 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
             return ""
         return endpoint.curl(endpoint.body(drawn.prompt, drawn.seed, drawn.settings))
 
-    checks += [repeat_check(_repeats(prepared, images, request_of))]
+    repeated = repeat_check(_repeats(prepared, images, request_of))
+    checks.append(repeated)
     is_same_model = is_near(images.image("a", job), first)
     for probe in probes(prepared):
         both = images.image("a", probe.base), images.image("a", probe.job)
@@ -143,6 +144,7 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
                 both if probe.is_of_reference and prepared.a.draws else None,
                 request_of(probe.job),
                 is_same_model=is_same_model,
+                repeats=repeated.status is not Status.FAILED,
                 draw_again=None if endpoint is None else partial(_drawn_again, endpoint, probe.job, images),
             )
         )
