@@ -16,8 +16,10 @@ from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
-_SURELY = 0.98
-"""Match from which a single image counts as another one's; below it, simple images may be alike by chance."""
+_SURELY_DB = 40.0
+"""PSNR from which an image is another one's; below it, simple images of a prompt may be alike by chance."""
+_LEAST_ALIKE, _ALIKE_SHARE = 3, 1 / 3
+"""How many of those that differ are like others, at least, where none surely is."""
 _ITSELF = Nearness.ITSELF
 _GAP_DB, _MOST_DB = 10.0, 40.0
 """By how much an image is further from A's than all others, at least, and its PSNR, at most."""
@@ -89,13 +91,18 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
     """Return whether B's images are A's of other seeds or prompts."""
     thumbnails = {id(pair): thumbnail(pair.a.pixels) for pair in pairs if pair.a.is_there}
     hits = []
-    for pair in pairs:
-        if not pair.against or nearness(pair.against, own) not in (Nearness.ANOTHER, Nearness.CHANGED):
-            continue
+    off = [
+        pair
+        for pair in pairs
+        if pair.against and nearness(pair.against, own) in (Nearness.ANOTHER, Nearness.CHANGED)
+    ]
+    for pair in off:
         other = _original_of(pair, pairs, thumbnails)
         if other is not None:
             hits.append((pair, other))
-    if not hits or (len(hits) == 1 and match(hits[0][0].b.pixels, hits[0][1].a.pixels) < _SURELY):
+    if len(hits) < max(_LEAST_ALIKE, _ALIKE_SHARE * len(off)):
+        hits = [hit for hit in hits if _is_surely(*hit)]
+    if not hits:
         return []
     kinds = Counter("seed" if pair.prompt == other.prompt else "prompt" for pair, other in hits)
     kind = kinds.most_common(1)[0][0]
@@ -167,6 +174,11 @@ def _original_of(
         if near >= limit and near > pair.against["match"] and (best is None or near > best[0]):
             best = near, other
     return None if best is None else best[1]
+
+
+def _is_surely(pair: PairFigures, other: PairFigures) -> bool:
+    error = float(((pair.b.pixels - other.a.pixels) ** 2).mean())
+    return error <= 255.0**2 / 10 ** (_SURELY_DB / 10)
 
 
 def _differ(images: Sequence[ReadImage]) -> bool:
