@@ -109,7 +109,7 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
     pair, other = hits[0]
     return [
         ImageFinding(
-            f"switched: {count(len(hits), 'image')} of B are A's of another {kind}",
+            f"switched: {count(len(hits), 'image')} of B {'is' if len(hits) == 1 else 'are'} A's of another {kind}",
             f"{pair.label} is A's {other.label}",
             request_of(pair),
         )
