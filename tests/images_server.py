@@ -25,7 +25,7 @@ FIELDS = {
     "num_inference_steps",
     "guidance_scale",
 }
-SLOW = ("confused by load", "spoiled by a cancelled request")
+SLOW = ("confused by load", "confused by many", "one at a time", "spoiled by a cancelled request")
 _LORAS = ("LoRA", "LoRA ignored", "LoRA at half strength", "LoRA stays on")
 FURTHER_FIELDS = dict.fromkeys(_LORAS, ("loras",)) | {"ignored negative prompt": ("negative_prompt",)}
 """Fields that the server takes, by its fault."""
@@ -137,13 +137,15 @@ class _Requests(BaseHTTPRequestHandler):
             self._send(odd[0], "application/json", odd[1], {"Retry-After": "0"})
         elif (why := self._why_wrong(body)) is not None:
             self._answer(400, {"error": {"message": why}})
+        elif fault == "one at a time" and self.server.num_active > 0:
+            self._answer(429, {"error": {"message": "busy"}}, {"Retry-After": "0"})
         else:
             self._draw(body)
 
     def _draw(self, body: dict[str, Any]) -> None:
         with self.server.lock:
             self.server.num_active += 1
-        time.sleep(0.02 if self.server.fault in SLOW else 0.005)
+        time.sleep(0.05 if self.server.fault in SLOW else 0.005)
         is_cancelled = False
         self.connection.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -153,7 +155,9 @@ class _Requests(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.num_active -= 1
             self.server.was_cancelled |= is_cancelled
-        self._answer(200, {"data": data})
+        claims = {"says the size": "96x96", "says another size": "512x512"}
+        size = claims.get(self.server.fault)
+        self._answer(200, {"data": data} | ({} if size is None else {"size": size}))
 
     def _why_wrong(self, body: dict[str, Any]) -> str | None:
         if self.server.fault == "ignores fields":
@@ -161,6 +165,8 @@ class _Requests(BaseHTTPRequestHandler):
         unknown = set(body) - FIELDS - set(FURTHER_FIELDS.get(self.server.fault, ()))
         if unknown:
             return f"unknown field {unknown.pop()}"
+        if self.server.fault == "one image a request" and body.get("n", 1) > 1:
+            return "n is 1"
         if not 1 <= body.get("n", 1) <= 10 or body.get("num_inference_steps", 1) < 1:
             return "out of range"
         parts = body.get("size", "96x96").split("x")
@@ -182,6 +188,10 @@ class _Requests(BaseHTTPRequestHandler):
             seed = 0
         if fault == "batch changes seed" and body.get("n", 1) > 1:
             seed += 100
+        if fault == "batches of two":
+            seed = body["seed"] + index % 2
+        if fault == "confused by many" and self.server.num_active > 4:
+            seed += 40
         if fault == "seeds of 31 bits":
             seed %= 2**31
         if fault == "at most 2^31 - 1":
@@ -204,15 +214,31 @@ class _Requests(BaseHTTPRequestHandler):
         prompt = body["prompt"]
         if fault == "cut prompts":
             prompt = prompt[:40]
-        picture = draw(prompt, seed, width, height, steps, body.get("guidance_scale", 4.0))
+        if fault == "20 words":
+            prompt = " ".join(prompt.split()[:19])
+        if fault == "quotes stripped":
+            prompt = prompt.replace('"', "")
+        if fault == "ASCII alone":
+            prompt = prompt.encode("ascii", "ignore").decode().strip()
+        guidance = body.get("guidance_scale", 4.0)
+        if fault == "guidance of at most 5":
+            guidance = min(guidance, 5.0)
+        if fault == "half the guidance":
+            guidance /= 2
+        picture = draw(prompt, seed, width, height, steps, guidance)
         if fault == "resized":
-            picture = draw(prompt, seed, 96, 96, steps, body.get("guidance_scale", 4.0)).resize(
-                (width, height)
-            )
+            picture = draw(prompt, seed, 96, 96, steps, guidance).resize((width, height))
         if "LoRA" in fault:
             picture = tinted(picture, self._strength(body))
         if fault == "blurred":
             picture = picture.filter(ImageFilter.GaussianBlur(1.5))
+        count = len(self.server.requests)
+        if fault == "holes" and count % 4 == 0:
+            picture.paste((0, 0, 0), (30, 40, 54, 60))
+        if fault == "degrades" and count > 6:
+            picture = picture.filter(ImageFilter.GaussianBlur((count - 6) / 12))
+        if fault == "blurred at times" and count % 4 == 0:
+            picture = picture.filter(ImageFilter.GaussianBlur(0.7))
         if fault == "black" and body["seed"] == 1:
             picture = Image.new("RGB", picture.size)
         file = io.BytesIO()

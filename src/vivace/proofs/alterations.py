@@ -30,6 +30,15 @@ _MOST_OF_THEM = 0.75
 _LEFT = 0.15
 """Share of the squared difference that an alteration may leave unexplained."""
 _LEFT_OF_JPEG = 0.35  # the encoder's tables are not known
+_LEFT_OF_ZOOM = 0.35  # nor is its interpolation
+_ZOOMS = tuple(1 + step / 200 for step in (-20, -16, -10, -6, -4, -2, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20))
+_EDGE = 8  # pixels
+_FREEDOM = 2.0
+"""Cost of a curve of tones, which fits anything a little better than an amount of one number does."""
+_CAST = 1.5
+"""Levels by which means of colours move apart."""
+_CAST_SHARE = 0.5
+"""Of the largest move, by which they are apart at least."""
 _REACH = 16  # pixels by which an image may be moved
 _SUBSAMPLINGS = (0, 2)  # of colours, as PIL counts them: none, and by 2 in both directions
 _QUALITIES = (50, 60, 70, 75, 80, 85, 90, 95)
@@ -49,12 +58,14 @@ class Alteration:
     Attributes:
         left: share of the squared difference that it may leave unexplained.
         margin: pixels at the edges that do not count.
+        freedom: factor on what it leaves, where another alteration fits too.
     """
 
     words: str
     change: Change
     left: float = _LEFT
     margin: int = 0
+    freedom: float = 1.0
 
     def explains(self, two: _Two) -> float:
         """Return the share of the squared difference that is left; infinite if the image would get another size."""
@@ -94,25 +105,57 @@ def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Request
     chosen = [differ[k] for k in np.linspace(0, len(differ) - 1, min(_MOST_PAIRS, len(differ))).astype(int)]
     twos = [_Two(pair.a.pixels, pair.b.pixels) for pair in chosen]
     says_so = any(is_lossy(pair.b) for pair in chosen)
-    for alteration in _alterations(twos, with_jpeg=not says_so):
-        left = [alteration.explains(two) for two in twos]
-        number = sum(share <= alteration.left for share in left)
-        if number >= max(_LEAST_PAIRS, _MOST_OF_THEM * len(twos)):
-            example = chosen[int(np.argmin(left))]
+    for group in _alterations(twos, with_jpeg=not says_so):
+        fitting: list[tuple[float, Alteration, PairFigures]] = []
+        for alteration in group:
+            left = [alteration.explains(two) for two in twos]
+            number = sum(share <= alteration.left for share in left)
+            if number >= max(_LEAST_PAIRS, _MOST_OF_THEM * len(twos)):
+                cost = float(np.median(left)) * alteration.freedom
+                fitting.append((cost, alteration, chosen[int(np.argmin(left))]))
+        if fitting:
+            _, alteration, example = min(fitting, key=lambda each: each[0])
             summary = f"altered: {count(len(differ), 'image')} of B differ from A's as if {alteration.words}"
             return [ImageFinding(summary, example.label, request_of(example))]
     return []
 
 
-def _alterations(twos: Sequence[_Two], *, with_jpeg: bool) -> Iterator[Alteration]:
-    """Yield the alterations, the simplest first, with amounts that fit these images."""
-    yield from _EXACT
-    if (move := _move(twos)) is not None:
-        yield move
-    toned = Alteration(_tone_in_words(twos), partial(_toned, curves=_curves(twos)))
-    yield from (toned, _saturated(twos), _detailed(twos))
+def _alterations(twos: Sequence[_Two], *, with_jpeg: bool) -> Iterator[list[Alteration]]:
+    """Yield the alterations, the simplest first, with amounts that fit these images. Of a group the best one counts."""
+    yield list(_EXACT)
+    yield _moves(twos)
+    toned = Alteration(_tone_in_words(twos), partial(_toned, curves=_curves(twos)), freedom=_FREEDOM)
+    yield [toned, _saturated(twos), _detailed(twos)]
+    yield [_enlarged(twos)]
     if with_jpeg:
-        yield _encoded(twos)
+        yield [_encoded(twos)]
+
+
+def _enlarged(twos: Sequence[_Two]) -> Alteration:
+    """Return the enlargement about the centre that fits best."""
+    zooms = [
+        Alteration(
+            f"{'enlarged' if zoom > 1 else 'made smaller'} by {100 * abs(zoom - 1):.1f} %",
+            partial(_zoomed, zoom=zoom),
+            _LEFT_OF_ZOOM,
+            _EDGE,
+        )
+        for zoom in _ZOOMS
+    ]
+    return min(zooms, key=lambda each: sum(each.explains(two) for two in twos[:_LEAST_PAIRS]))
+
+
+def _zoomed(image: Pixels, zoom: float) -> Pixels:
+    for axis in (0, 1):
+        side = image.shape[axis]
+        at = (np.arange(side) - (side - 1) / 2) / zoom + (side - 1) / 2
+        low = np.clip(np.floor(at).astype(np.int64), 0, side - 1)
+        high = np.minimum(low + 1, side - 1)
+        shape = [1, 1, 1]
+        shape[axis] = side
+        share = np.clip(at - low, 0, 1).reshape(shape)
+        image = image.take(low, axis) * (1 - share) + image.take(high, axis) * share
+    return image
 
 
 def _encoded(twos: Sequence[_Two]) -> Alteration:
@@ -135,24 +178,43 @@ def _as_jpeg(image: Pixels, quality: int, subsampling: int) -> Pixels:
     return pixels(Image.open(file))
 
 
-def _move(twos: Sequence[_Two]) -> Alteration | None:
-    """Return the move by whole pixels that fits most of the images; None if it is none."""
-    moves = Counter(_moved_by(two) for two in twos)
-    (y, x), _ = moves.most_common(1)[0]
-    if (y, x) == (0, 0):
-        return None
-    parts = [(y, "down", "up"), (x, "right", "left")]
-    words = " and ".join(
+def _moves(twos: Sequence[_Two]) -> list[Alteration]:
+    """Return the moves by whole pixels, of all colours or of one, that fit most of the images; empty if none does."""
+    moves = []
+    whole = _commonest([_moved_by(*map(luminance, two)) for two in twos])
+    if whole != (0, 0):
+        words = f"moved by {_move_in_words(whole)}"
+        moves.append(Alteration(words, partial(np.roll, shift=whole, axis=(0, 1)), margin=_REACH))
+    for k, colour in enumerate(("red", "green", "blue")):
+        move = _commonest([_moved_by(two.a[..., k], two.b[..., k]) for two in twos])
+        if move != (0, 0):
+            words = f"{colour} is moved by {_move_in_words(move)}"
+            moves.append(Alteration(words, partial(_with_moved, channel=k, move=move), margin=_REACH))
+    return moves
+
+
+def _commonest(moves: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return Counter(moves).most_common(1)[0][0]
+
+
+def _move_in_words(move: tuple[int, int]) -> str:
+    parts = [(move[0], "down", "up"), (move[1], "right", "left")]
+    return " and ".join(
         f"{count(abs(by), 'pixel')} {more if by > 0 else less}" for by, more, less in parts if by
     )
-    return Alteration(f"moved by {words}", lambda image: np.roll(image, (y, x), axis=(0, 1)), margin=_REACH)
 
 
-def _moved_by(two: _Two) -> tuple[int, int]:
-    """Return the move (y, x) of B's image, from its correlation with A's; (0, 0) if it is not within reach."""
-    a, b = (np.fft.rfft2(light - light.mean()) for light in map(luminance, two))
-    cross = b * a.conj()
-    peaks = np.fft.irfft2(cross / np.maximum(np.abs(cross), 1e-9), s=two.a.shape[:2])
+def _with_moved(image: Pixels, channel: int, move: tuple[int, int]) -> Pixels:
+    moved = image.copy()
+    moved[..., channel] = np.roll(image[..., channel], move, axis=(0, 1))
+    return moved
+
+
+def _moved_by(a: Pixels, b: Pixels) -> tuple[int, int]:
+    """Return the move (y, x) of B's plane, from its correlation with A's; (0, 0) if it is not within reach."""
+    of_a, of_b = (np.fft.rfft2(plane - plane.mean()) for plane in (a, b))
+    cross = of_b * of_a.conj()
+    peaks = np.fft.irfft2(cross / np.maximum(np.abs(cross), 1e-9), s=a.shape)
     y, x = (int(k) for k in np.unravel_index(int(peaks.argmax()), peaks.shape))
     height, width = peaks.shape
     y, x = (y - height if y > height // 2 else y), (x - width if x > width // 2 else x)
@@ -178,6 +240,9 @@ def _toned(image: Pixels, curves: Pixels) -> Pixels:
 
 def _tone_in_words(twos: Sequence[_Two]) -> str:
     """Return the change of tones as a gamma or as a gain with an offset, whichever fits better."""
+    moved = np.mean([(two.b - two.a).mean(axis=(0, 1)) for two in twos], axis=0)
+    if moved.max() - moved.min() > max(_CAST, _CAST_SHARE * np.abs(moved).max()):
+        return "colours are moved by {:+.0f} (red), {:+.0f} (green) and {:+.0f} (blue) levels".format(*moved)
     a, b = (np.concatenate([part.ravel()[::7] for part in column]) for column in zip(*twos, strict=True))
     gain, offset = np.polyfit(a, b, 1)
     inner = (a > 8) & (a < 247) & (b > 0)

@@ -10,8 +10,8 @@ import base64
 import binascii
 import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin
@@ -23,6 +23,14 @@ from vivace.proofs.sides import EndpointSide
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.terminal_text import plain
 
+_NOT_THE_ANSWER = "the answer is not that of an images endpoint"
+NO_IMAGES = (_NOT_THE_ANSWER, "it is no image", "asked for 1 image")
+"""Beginnings of reasons why an answer of status 200 is not one image."""
+
+
+class _OfAnotherHost(ValueError):
+    """An image is where nothing is fetched from."""
+
 
 @dataclass(frozen=True)
 class ServedImages:
@@ -30,11 +38,13 @@ class ServedImages:
 
     Attributes:
         notes: what was remarkable about the answer.
+        says: its other fields, and those of its first image.
     """
 
     contents: tuple[bytes, ...]
     seconds: float
     notes: tuple[str, ...]
+    says: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Endpoint:
@@ -109,16 +119,19 @@ class Endpoint:
             answer = send_patiently(self.url, body, self._timeout_s, self._key)
             if answer.status != 200:
                 raise DrawingFailed(answer.complaint, self.curl(body))
-            contents, notes = self._contents(answer)
+            reply = parse_json(answer.content)
+            contents, notes = self._contents(reply)
         except NoAnswer as error:
             raise DrawingFailed(str(error), self.curl(body)) from None
+        except _OfAnotherHost as error:
+            raise DrawingFailed(str(error), self.curl(body)) from None
         except ValueError as error:
-            raise DrawingFailed(
-                f"the answer is not that of an images endpoint: {error}", self.curl(body)
-            ) from None
+            raise DrawingFailed(f"{_NOT_THE_ANSWER}: {error}", self.curl(body)) from None
         if answer.busy:
             notes = (*notes, f"the server was busy (HTTP {answer.busy[-1]}) and was asked again")
-        return ServedImages(contents, answer.seconds, notes)
+        first = reply["data"][0]
+        says = {name: value for name, value in (reply | first).items() if isinstance(value, str | int)}
+        return ServedImages(contents, answer.seconds, notes, says)
 
     def ask(self, body: dict[str, Any]) -> HttpAnswer:
         """Send a request and return the answer, whatever it is.
@@ -136,16 +149,15 @@ class Endpoint:
             return True
         return False
 
-    def _contents(self, answer: HttpAnswer) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
-        """Return the images of an answer, and remarks on it.
+    def _contents(self, reply: Any) -> tuple[tuple[bytes, ...], tuple[str, ...]]:
+        """Return the images of an answer's JSON, and remarks on it.
 
         Raises:
             ValueError, NoAnswer: there are none.
         """
-        reply = parse_json(answer.content)
         data = reply.get("data") if isinstance(reply, dict) else None
         if not isinstance(data, list) or not data:
-            raise ValueError('there is no list "data" with images in it')
+            raise ValueError(_without_images(reply) or 'there is no list "data" with images in it')
         contents, notes = [], []
         for entry in data:
             entry = entry if isinstance(entry, dict) else {}
@@ -163,7 +175,7 @@ class Endpoint:
             return _decoded(address.partition(",")[2])
         url = urljoin(self.url, address)
         if not has_same_host(url, self.url):
-            raise ValueError(
+            raise _OfAnotherHost(
                 f"an image is at {plain(url)[:200]}, another host, from which nothing is fetched; let the server "
                 "answer with b64_json"
             )
@@ -171,6 +183,13 @@ class Endpoint:
         if answer.status != 200:
             raise ValueError(f"the image at {plain(url)[:200]} is not there ({answer.complaint[:100]})")
         return answer.content
+
+
+def _without_images(reply: Any) -> str | None:
+    """Return what an answer without images says of an error; None if it does not."""
+    error = reply.get("error", reply.get("detail")) if isinstance(reply, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return f"it says {plain(message)[:200]!r}" if isinstance(message, str) and message else None
 
 
 def _decoded(text: str) -> bytes:

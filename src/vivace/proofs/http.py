@@ -1,7 +1,7 @@
 """HTTP with the standard library: bounded answers, patience with busy servers, and no redirects.
 
 A redirect would send the prompt to a host that the user did not name. Answers 429 and 503 are tried again, after the
-time that the server asks for with Retry-After, or longer each time.
+time that the server asks for with Retry-After, and later each time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from vivace.untrusted.terminal_text import plain
 MAX_ANSWER_BYTES = 200_000_000
 _CHUNK_BYTES = 1 << 20
 _BUSY = (429, 503)
-_MOST_TRIES = 6
+_MOST_TRIES = 8
+_FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 60.0
 _HERE = ("127.0.0.1", "::1", "localhost")
 
@@ -53,8 +54,12 @@ class HttpAnswer:
     busy: tuple[int, ...] = ()
 
     @property
+    def is_busy(self) -> bool:
+        return self.status in _BUSY
+
+    @property
     def is_refusal(self) -> bool:
-        return 400 <= self.status < 500 and self.status not in _BUSY
+        return 400 <= self.status < 500 and not self.is_busy
 
     @property
     def complaint(self) -> str:
@@ -130,7 +135,8 @@ def send_patiently(
             break
         if attempt + 1 < _MOST_TRIES:
             busy = (*busy, answer.status)
-            wait_s = 0.5 * 2**attempt if answer.retry_after_s is None else answer.retry_after_s
+            growing_s = _FIRST_WAIT_S * 2**attempt
+            wait_s = growing_s if answer.retry_after_s is None else max(answer.retry_after_s, growing_s / 5)
             sleep(min(_LONGEST_WAIT_S, wait_s))
     return replace(answer, busy=busy)
 

@@ -16,8 +16,13 @@ from vivace.report.value_text import count
 from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
-_SURELY = 0.98
-"""Match from which a single image counts as another one's; below it, simple images may be alike by chance."""
+_SURELY_DB = 40.0
+"""PSNR from which an image is another one's; below it, simple images of a prompt may be alike by chance."""
+_LEAST_ALIKE, _ALIKE_SHARE = 3, 1 / 3
+"""How many of those that differ are like others, at least, where none surely is."""
+_ITSELF = Nearness.ITSELF
+_GAP_DB, _MOST_DB = 10.0, 40.0
+"""By how much an image is further from A's than all others, at least, and its PSNR, at most."""
 RequestOf = Callable[[PairFigures], str]
 """Returns the request that drew an image, or ""."""
 
@@ -86,20 +91,25 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
     """Return whether B's images are A's of other seeds or prompts."""
     thumbnails = {id(pair): thumbnail(pair.a.pixels) for pair in pairs if pair.a.is_there}
     hits = []
-    for pair in pairs:
-        if not pair.against or nearness(pair.against, own) not in (Nearness.ANOTHER, Nearness.CHANGED):
-            continue
+    off = [
+        pair
+        for pair in pairs
+        if pair.against and nearness(pair.against, own) in (Nearness.ANOTHER, Nearness.CHANGED)
+    ]
+    for pair in off:
         other = _original_of(pair, pairs, thumbnails)
         if other is not None:
             hits.append((pair, other))
-    if not hits or (len(hits) == 1 and match(hits[0][0].b.pixels, hits[0][1].a.pixels) < _SURELY):
+    if len(hits) < max(_LEAST_ALIKE, _ALIKE_SHARE * len(off)):
+        hits = [hit for hit in hits if _is_surely(*hit)]
+    if not hits:
         return []
     kinds = Counter("seed" if pair.prompt == other.prompt else "prompt" for pair, other in hits)
     kind = kinds.most_common(1)[0][0]
     pair, other = hits[0]
     return [
         ImageFinding(
-            f"switched: {count(len(hits), 'image')} of B are A's of another {kind}",
+            f"switched: {count(len(hits), 'image')} of B {'is' if len(hits) == 1 else 'are'} A's of another {kind}",
             f"{pair.label} is A's {other.label}",
             request_of(pair),
         )
@@ -110,12 +120,20 @@ def mixed(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf
     """Return whether a few images of B are other ones, where the rest are A's own to the last bit but rounding."""
     compared = [pair for pair in pairs if pair.against]
     levels = [nearness(pair.against, own) for pair in compared]
-    odd = [k for k, level in enumerate(levels) if level in (Nearness.ANOTHER, Nearness.CHANGED)]
-    if not odd or levels.count(Nearness.ITSELF) < max(2 * len(odd), len(levels) - len(odd)):
+    rest = [pair.against["psnr_db"] for pair, level in zip(compared, levels, strict=True) if level is _ITSELF]
+    limit = min(min(rest, default=0.0) - _GAP_DB, _MOST_DB)
+    odd = [
+        k
+        for k, (pair, level) in enumerate(zip(compared, levels, strict=True))
+        if level in (Nearness.ANOTHER, Nearness.CHANGED)
+        or (level is Nearness.NEAR and pair.against["psnr_db"] < limit)
+    ]
+    if not odd or len(rest) < max(2 * len(odd), len(levels) - len(odd)):
         return []
     steps = {second - first for first, second in itertools.pairwise(odd)}
     often = f", one in {steps.pop()}" if len(odd) > 2 and len(steps) == 1 else ""
-    summary = f"mixed: {len(odd)} of B's {len(levels)} images are other ones{often}, all others are A's own"
+    number = f"{len(odd)} of B's {len(levels)} {'images are other ones' if len(odd) > 1 else 'images is another one'}"
+    summary = f"mixed: {number}{often}, all others are A's own"
     pair = compared[odd[0]]
     return [ImageFinding(summary, pair.label, request_of(pair))]
 
@@ -156,6 +174,11 @@ def _original_of(
         if near >= limit and near > pair.against["match"] and (best is None or near > best[0]):
             best = near, other
     return None if best is None else best[1]
+
+
+def _is_surely(pair: PairFigures, other: PairFigures) -> bool:
+    error = float(((pair.b.pixels - other.a.pixels) ** 2).mean())
+    return error <= 255.0**2 / 10 ** (_SURELY_DB / 10)
 
 
 def _differ(images: Sequence[ReadImage]) -> bool:

@@ -6,6 +6,7 @@ are at the same place in every image, so the mean over images shows what no sing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,15 +14,17 @@ from numpy.typing import NDArray
 
 from vivace.measure.image_metrics import Pixels, luminance
 from vivace.proofs.image_findings import ImageFinding, RequestOf, is_lossy
-from vivace.proofs.pair_figures import PairFigures
+from vivace.proofs.pair_figures import PairFigures, ReadImage
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 
+_MOST_PAIRS = 40  # that are in memory at once
 _LEAST_PAIRS = 10
 """With fewer, chance alone would put a step at the same place of nearly all of them."""
 _NEARLY_ALL = 0.9
 _STRONG = 0.15
 """What a seam adds at least, of the mean step between neighbours."""
+_STRONG_OF_OTHERS = 0.5  # where the images show something else than A's, whose edges may lie there by chance
 _STRONG_GRID = 0.03  # the mean of many edges
 _LEAST_EDGES = 4
 _AROUND = 7  # columns
@@ -31,34 +34,83 @@ _CHECKER_LEVELS = 1.0
 _SPARSE = 0.6
 """Share of the levels between the darkest and the brightest below which an image is banded."""
 _DENSE = 0.8
+_SAME_SCENE = 0.5
+"""Match from which an image shows what A's does."""
+_FIXED_SHARE, _FIXED_LEVELS = 0.5, 0.25
+"""Share of the squared difference that all images have in common, at least, and its size."""
+_OF_LINES = 0.8
+"""Share of it that is the same along a line, and of the steps across, that one line has."""
+_MOST_COLOURS = 256
 _CELLS = 8  # a side
 _PLACE_SHARE = 0.8
 _PLACE_CELLS = 4
 
 
-def patterns(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
+def patterns(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
     """Return the patterns that most of B's images have and A's have not: few levels, a checkerboard, a watermark."""
-    chosen = _comparable(pairs, own)
+    chosen = _comparable(pairs)
     if not chosen:
         return []
     return _findings(
-        chosen, own, [*_checkers(_lights(chosen)), *_levels(chosen)] or [*_places(chosen, own)], request_of
+        chosen,
+        [*_checkers(_lights(chosen)), *_levels(chosen)] or [*_colours(chosen)] or [*_places(chosen)],
+        request_of,
     )
+
+
+def fixed(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
+    """Return whether the same is added to all images of B: noise that is always there, a shade towards the edges."""
+    chosen = [pair for pair in _comparable(pairs) if pair.against.get("match", 0) >= _SAME_SCENE]
+    if len(chosen) < _LEAST_PAIRS:
+        return []
+    chosen = chosen[:: -(-len(chosen) // _MOST_PAIRS)]
+    residuals = np.array([luminance(pair.b.pixels) - luminance(pair.a.pixels) for pair in chosen])
+    residuals -= residuals.mean(axis=(1, 2), keepdims=True)
+    halves = [residuals[k::2].mean(axis=0) for k in (0, 1)]
+    shared = float((halves[0] * halves[1]).mean())
+    if shared < max(_FIXED_SHARE * float((residuals**2).mean()), _FIXED_LEVELS**2):
+        return []
+    lines = [*_lines(residuals.mean(axis=0))]
+    text = f"the same is added to every image, {np.sqrt(shared):.1f} levels strong"
+    return _findings(chosen, lines or [text], request_of)
+
+
+def _lines(added: Pixels) -> Iterator[str]:
+    """Yield the line at which what is added to all images changes, if it does so at one line alone."""
+    for axis, name in ((0, "column"), (1, "row")):
+        profile = added.mean(axis=axis)
+        if profile.var() < _OF_LINES * added.var():
+            continue
+        steps = np.abs(np.diff(profile))
+        if steps.max() > _OF_LINES * steps.sum():
+            yield f"seams at {name} {int(steps.argmax()) + 1}"
 
 
 def seams(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
     """Return the lines along which B's images have steps that A's have not, which images that are moved have too."""
-    chosen = [pair for pair in _comparable(pairs, own) if not is_lossy(pair.b)]
-    return _findings(chosen, own, [*_seams(_lights(chosen))], request_of) if chosen else []
+    chosen = [pair for pair in _comparable(pairs) if not is_lossy(pair.b)]
+    if not any(_differs(pair, own) for pair in chosen):
+        return []
+    return _findings(chosen, [*_seams(_lights(chosen), _is_same_scene(chosen))], request_of)
 
 
-def _comparable(pairs: Sequence[PairFigures], own: OwnDistances) -> list[PairFigures]:
-    """Return the pairs of the commonest size; none if they are few, or none of them differs."""
+def _comparable(pairs: Sequence[PairFigures]) -> list[PairFigures]:
+    """Return the pairs of the commonest size; none if they are few, or all are equal."""
     sound = [pair for pair in pairs if pair.is_complete and not (pair.a.faults or pair.b.faults)]
     sizes = [pair.a.size for pair in sound]
     size = max(set(sizes), key=sizes.count, default=None)
     chosen = [pair for pair in sound if pair.a.size == pair.b.size == size]
-    return chosen if len(chosen) >= _LEAST_PAIRS and any(_differs(pair, own) for pair in chosen) else []
+    return chosen if len(chosen) >= _LEAST_PAIRS and any(_is_off(pair) for pair in chosen) else []
+
+
+def _is_off(pair: PairFigures) -> bool:
+    return not math.isinf(pair.against.get("psnr_db", 0.0))
+
+
+def _is_same_scene(pairs: Sequence[PairFigures]) -> bool:
+    """Return whether most of the images show what A's do."""
+    near = sum(pair.against.get("match", 0.0) >= _SAME_SCENE for pair in pairs)
+    return near > len(pairs) // 2
 
 
 def _lights(pairs: Sequence[PairFigures]) -> list[tuple[Pixels, Pixels]]:
@@ -66,9 +118,9 @@ def _lights(pairs: Sequence[PairFigures]) -> list[tuple[Pixels, Pixels]]:
 
 
 def _findings(
-    pairs: Sequence[PairFigures], own: OwnDistances, texts: Sequence[str], request_of: RequestOf
+    pairs: Sequence[PairFigures], texts: Sequence[str], request_of: RequestOf
 ) -> list[ImageFinding]:
-    pair = next(pair for pair in pairs if _differs(pair, own))
+    pair = max(pairs, key=lambda pair: bool(pair.against) and -pair.against["psnr_db"])
     summary = f"in {count(len(pairs), 'image')} of B"
     return [ImageFinding(f"pattern: {text}, {summary}", pair.label, request_of(pair)) for text in texts]
 
@@ -77,7 +129,8 @@ def _differs(pair: PairFigures, own: OwnDistances) -> bool:
     return bool(pair.against) and nearness(pair.against, own) is not Nearness.ITSELF
 
 
-def _seams(lights: Sequence[tuple[Pixels, Pixels]]) -> Iterator[str]:
+def _seams(lights: Sequence[tuple[Pixels, Pixels]], is_same_scene: bool = True) -> Iterator[str]:
+    strong = _STRONG if is_same_scene else _STRONG_OF_OTHERS
     columns = _added_steps(lights)
     rows = _added_steps([(a.T, b.T) for a, b in lights])
     if _is_grid(columns) and _is_grid(rows):
@@ -85,7 +138,7 @@ def _seams(lights: Sequence[tuple[Pixels, Pixels]]) -> Iterator[str]:
         return
     parts = []
     for name, added in (("column", columns), ("row", rows)):
-        places = [int(k) + 1 for k in np.flatnonzero(_is_in_most(added, _STRONG))]
+        places = [int(k) + 1 for k in np.flatnonzero(_is_in_most(added, strong))]
         listed = ", ".join(map(str, places[:_MOST_PLACES])) + (", …" if len(places) > _MOST_PLACES else "")
         if places:
             parts.append(f"{name}{'s' if len(places) > 1 else ''} {listed}")
@@ -155,9 +208,25 @@ def _levels(pairs: Sequence[PairFigures]) -> Iterator[str]:
         yield f"{len(b)} levels of each colour where A has {len(a)}"
 
 
-def _places(pairs: Sequence[PairFigures], own: OwnDistances) -> Iterator[str]:
+def _colours(pairs: Sequence[PairFigures]) -> Iterator[str]:
+    """Yield that each image has few colours, as of a palette."""
+    if _num_colours(pairs[0].b) > _MOST_COLOURS:
+        return
+    a, b = (
+        [_num_colours(image) for image in images] for images in zip(*((p.a, p.b) for p in pairs), strict=True)
+    )
+    if max(b) <= _MOST_COLOURS < min(a) and np.median(a) > 2 * _MOST_COLOURS:
+        yield f"at most {max(b)} colours in an image where A has {min(a)} at least"
+
+
+def _num_colours(image: ReadImage) -> int:
+    codes = image.pixels.astype(np.int64) @ np.array((1 << 16, 1 << 8, 1))
+    return len(np.unique(codes))
+
+
+def _places(pairs: Sequence[PairFigures]) -> Iterator[str]:
     """Yield the place at which all images differ, and only there."""
-    same = [pair for pair in pairs if pair.against["match"] >= 0.5 and _differs(pair, own)]
+    same = [pair for pair in pairs if pair.against.get("match", 0.0) >= _SAME_SCENE and _is_off(pair)]
     if len(same) < max(_LEAST_PAIRS, len(pairs) // 2):
         return
     total = np.zeros((_CELLS, _CELLS))

@@ -18,12 +18,8 @@ _GRID = 64  # pixels; sizes that every published model draws are multiples of it
 _SMALL_GRID = 16  # of small models
 _LARGE_SEED = 2**31
 """Servers that keep seeds in 31 bits, or as 32-bit floats, draw the same image for several of them."""
-_FILLING = (
-    "with many small details in the soft light of a late afternoon, seen from the side, sharp and calm, with a "
-    "light wind from the left, a few clouds in the sky, long shadows on the ground and plain clear colours"
-)
-_LONG = 46
-"""Words of a long prompt; most have fewer than the 77 tokens that CLIP reads."""
+_LONG = (20, 46)
+"""Words of long prompts: some encoders read 32 tokens, CLIP 77."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,8 @@ def _of_settings(prepared: Prepared, first: DrawJob, names: set[str]) -> list[Pr
         listed += [_probe(first, "num_inference_steps", steps, other) for other in sorted(others)]
     guidance = settings.guidance_scale
     if "guidance_scale" in names and guidance is not None and guidance > 1:
-        listed.append(_probe(first, "guidance_scale", guidance, max(guidance - 0.5, (1 + guidance) / 2)))
+        for scale in (max(guidance - 0.5, (1 + guidance) / 2), guidance + 2):
+            listed.append(_probe(first, "guidance_scale", guidance, scale))
     if {"width", "height"} <= names and (size := _other_size(settings)) is not None:
         before = f"{settings.width}x{settings.height}"
         job = replace(first, settings=replace(first.settings, width=size[0], height=size[1]))
@@ -124,17 +121,29 @@ def _of_settings(prepared: Prepared, first: DrawJob, names: set[str]) -> list[Pr
 
 
 def _of_prompts(first: DrawJob) -> list[Probe]:
-    """Return the probes of what is read of a prompt: its case, and its end."""
+    """Return the probes of what is read of a prompt: its case, quotes, other scripts, and its end."""
     listed = []
-    if (swapped := first.prompt.swapcase()) != first.prompt:
-        job = replace(first, prompt=swapped)
-        listed.append(Probe("case of letters", first.prompt, swapped, first, job, is_of_reference=True))
-    filling = " ".join(_FILLING.split()[: max(0, _LONG - len(first.prompt.split()))])
-    ends = [
-        replace(first, prompt=f"{first.prompt}, {filling}, all in {colour}") for colour in ("red", "blue")
-    ]
-    listed.append(Probe("end of a long prompt", "red", "blue", ends[0], ends[1], is_of_reference=True))
+    for name, prompt in (
+        ("case of letters", first.prompt.swapcase()),
+        ("quotes", f'"{first.prompt}"'),
+        ("other scripts", f"{first.prompt} \N{CJK UNIFIED IDEOGRAPH-732B} кошка"),
+    ):
+        if prompt != first.prompt:
+            job = replace(first, prompt=prompt)
+            listed.append(Probe(name, first.prompt, prompt, first, job, is_of_reference=True))
+    for length in _LONG:
+        ends = [
+            replace(first, prompt=_lengthened(first.prompt, length, colour)) for colour in ("red", "blue")
+        ]
+        listed.append(Probe("end of a long prompt", "red", "blue", ends[0], ends[1], is_of_reference=True))
     return listed
+
+
+def _lengthened(prompt: str, length: int, last: str) -> str:
+    """Return a prompt of so many words: its own, which the model knows, again and again, and a last one."""
+    words = prompt.split()
+    filling = (words[k % len(words)] for k in range(max(0, length - len(words) - 1)))
+    return " ".join([*words, *filling, last])
 
 
 def reference_jobs(prepared: Prepared) -> list[DrawJob]:
@@ -152,10 +161,11 @@ def suppositions(prepared: Prepared) -> list[Supposed]:
     first = main_jobs(prepared)[0]
     listed = [Supposed(f"seed {first.seed + 1}", replace(first, seed=first.seed + 1))]
     steps, guidance = first.settings.num_inference_steps, first.settings.guidance_scale
-    for number in sorted({steps - 1, steps // 2} - {0}) if steps is not None else ():
+    for number in sorted({steps - 1, steps // 2, steps + 1} - {0}) if steps is not None else ():
         listed.append(Supposed(count(number, "step"), _with(first, num_inference_steps=number)))
     if guidance is not None and guidance > 1:
-        listed.append(Supposed("guidance 1", _with(first, guidance_scale=1.0)))
+        for scale in dict.fromkeys((1.0, guidance / 2, guidance - 1, guidance + 1)):
+            listed.append(Supposed(f"guidance {scale:g}", _with(first, guidance_scale=scale)))
     if (lower := first.prompt.lower()) != first.prompt:
         listed.append(Supposed("the prompt in lower case", replace(first, prompt=lower)))
     return listed

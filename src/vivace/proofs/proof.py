@@ -154,7 +154,9 @@ class Proof:
     @property
     def _added(self) -> str:
         """The headline's additions to the answer about the images."""
-        text = f"; {self.honest.reason}" if self.honest.verdict is ProofVerdict.FAILED else ""
+        is_praise = ProofVerdict.FAILED not in (self.good.verdict, self.legibility.answer.verdict)
+        joint = ", but" if is_praise and self.good.verdict is ProofVerdict.PROVEN else ";"
+        text = f"{joint} {self.honest.reason}" if self.honest.verdict is ProofVerdict.FAILED else ""
         return text + self._added_besides
 
     @property

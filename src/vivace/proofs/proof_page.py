@@ -114,6 +114,7 @@ def page_of(proof: Proof, command: str | None) -> str:
             tiles=_tiles(proof),
             rows=rows,
             order=order_in_words(rows, proof),
+            is_marked=any(row.place for row in rows),
             counts=counts(proof),
             metrics=[name for name, _ in metrics],
             distances=[

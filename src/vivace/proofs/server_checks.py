@@ -10,8 +10,8 @@ from typing import Any
 
 from vivace.measure.damage.details import resized
 from vivace.measure.image_metrics import Pixels, match
-from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
-from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.drawing import DrawJob, DrawnImage
+from vivace.proofs.endpoint import NO_IMAGES, Endpoint
 from vivace.proofs.http import NoAnswer
 from vivace.proofs.image_findings import ImageFinding
 from vivace.proofs.pair_figures import ReadImage
@@ -31,15 +31,20 @@ _NAMES = {
     "num_inference_steps": "the number of steps",
     "guidance_scale": "the guidance",
     "case of letters": "the case of the prompt's letters",
+    "quotes": "a pair of quotes around the prompt",
+    "other scripts": "words of other scripts",
     "end of a long prompt": "the end of a long prompt",
 }
-_BY_REFERENCE_ALONE = ("guidance_scale", "case of letters", "end of a long prompt")
-"""What good models may ignore; only against a reference that does not can it be said to be wrong."""
-_OF_THE_SAME_MODEL = ("case of letters", "end of a long prompt")
+_OF_THE_SAME_MODEL = ("case of letters", "quotes", "other scripts", "end of a long prompt")
 """What another model than the reference's may ignore."""
+_BY_REFERENCE_ALONE = ("guidance_scale", *_OF_THE_SAME_MODEL)
+"""What good models may ignore; only against a reference that does not can it be said to be wrong."""
 _THE_SAME_DB, _OTHER_DB = 54.0, 40.0
 """PSNR from which an image is the reference's beyond doubt, and below which it is not, though its neighbour is."""
 _OFF_DB = 46.0  # where its neighbour is equal to the last bit
+_MOST_NAMES = 2
+_FURTHER_DB = 10.0
+"""By how much a value changes the reference's image more, where it changes this one by rounding at most."""
 _RESIZED = 0.95
 """Match from which an image is another one, resized or cut."""
 
@@ -71,13 +76,26 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
     failed = [check for check in checks if check.status is Status.FAILED]
     passed = [check for check in checks if check.status is Status.PASSED]
     if failed or findings:
-        parts = [f"{len(failed)} of {len(failed) + len(passed)} checks failed"] if failed else []
+        names = list(dict.fromkeys(check.name for check in failed))
+        more = ", …" if len(names) > _MOST_NAMES else ""
+        number = f"{len(failed)} of {len(failed) + len(passed)} checks failed"
+        parts = [f"{number} ({', '.join(names[:_MOST_NAMES])}{more})"] if failed else []
         return ProofAnswer(
             ProofVerdict.FAILED, "; ".join([*parts, *(finding.summary for finding in findings)])
         )
     if not passed:
         return ProofAnswer(ProofVerdict.LEFT_OUT, "nothing that could be asked")
     return ProofAnswer(ProofVerdict.PROVEN, f"{count(len(passed), 'check')} passed")
+
+
+def answers_check(images: Sequence[ReadImage]) -> list[ServerCheck]:
+    """Return that answers of status 200 have no image, or several, if some do: an error that looks like none."""
+    wrong = [image for image in images if image.reason.startswith(NO_IMAGES)]
+    if not wrong:
+        return []
+    name = "an answer of status 200 has the image"
+    reason = f"{len(wrong)} of {len(images)} have not, e.g. {wrong[0].reason}"
+    return [ServerCheck(name, Status.FAILED, reason, wrong[0].kept.request)]
 
 
 def repeat_check(repeats: Sequence[tuple[str, ReadImage, ReadImage, str]]) -> ServerCheck:
@@ -127,16 +145,20 @@ def probe_check(
     request: str,
     *,
     is_same_model: bool,
+    repeats: bool = True,
+    draw_again: Callable[[], ReadImage | None] | None = None,
 ) -> ServerCheck:
     """Check that another value changes the image as it should.
 
     Args:
         reference: A's images of both values; None if it did not draw them.
         is_same_model: whether B's first image is A's.
+        repeats: whether B draws the same image twice.
+        draw_again: draws B's second image once more, to tell what is always wrong from what sometimes is.
     """
     if probe.name == "size":
         return _size_check(probe, first, changed, reference, request)
-    name = f"{_NAMES[probe.name]} changes the image"
+    name = f"{_NAMES[probe.name]} change{'' if probe.name == 'other scripts' else 's'} the image"
     if (reason := missing(first, changed)) is not None:
         is_refused = reason.startswith("HTTP 4")
         return ServerCheck(name, Status.UNCLEAR, f"refused: {reason}" if is_refused else reason, request)
@@ -145,13 +167,23 @@ def probe_check(
     )
     values = f"{before} and {after}" if len(before) + len(after) < 60 else f"{before[:40]}… and {after[:40]}…"
     if reference is not None and _leaves_reference(first, changed, reference):
+        if not repeats:
+            return ServerCheck(name, Status.UNCLEAR, "B does not draw the same image twice", request)
+        again = None if draw_again is None else draw_again()
+        if again is not None and again.is_there and psnr_of(reference[1], again) >= _THE_SAME_DB:
+            reason = f"of {probe.name} {after[:60]} it draws A's image only when it is asked again"
+            return ServerCheck("a request gives the same image each time", Status.FAILED, reason, request)
         reason = f"of {before[:60]} it draws A's image, of {after[:60]} another one"
         return ServerCheck(name, Status.FAILED, reason, request)
     if not are_equal(first, changed):
         return ServerCheck(name, Status.PASSED, f"{probe.name} {values} give different images", request)
-    if reference is not None and missing(*reference) is None and are_equal(*reference):
+    if (
+        reference is not None
+        and missing(*reference) is None
+        and not _leaves_no_doubt(psnr_of(*reference), psnr_of(first, changed))
+    ):
         return ServerCheck(
-            name, Status.UNCLEAR, f"it does not change the reference's images either ({values})", request
+            name, Status.UNCLEAR, f"it hardly changes the reference's images either ({values})", request
         )
     is_others = probe.name in _OF_THE_SAME_MODEL and not is_same_model
     if is_others or (reference is None and probe.name in _BY_REFERENCE_ALONE):
@@ -161,42 +193,12 @@ def probe_check(
     return ServerCheck(name, Status.FAILED, f"{probe.name} {values} give the same image", request)
 
 
-def field_checks(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> list[ServerCheck]:
-    """Return the checks of an images endpoint's own fields. The requests are sent now.
-
-    Args:
-        job: of an image that the endpoint has drawn.
-        first: that image.
-    """
-    checks = [*_number_checks(endpoint, job, first, read), _unknown_field_check(endpoint, job)]
-    return checks + [_impossible_check(endpoint, job, name, value) for name, value in _IMPOSSIBLE]
-
-
-def _number_checks(endpoint: Endpoint, job: DrawJob, first: ReadImage, read: ReadDrawn) -> list[ServerCheck]:
-    body = endpoint.body(job.prompt, job.seed, job.settings, n=2)
-    request = endpoint.curl(body)
-    name = "n=2 gives two images"
-    try:
-        contents = endpoint.images(body).contents
-        images = [read(DrawnImage(content, suffix_of(content))) for content in contents]
-    except DrawingFailed as error:
-        return [ServerCheck(name, Status.FAILED, str(error), request)]
-    if len(images) != 2:
-        return [ServerCheck(name, Status.FAILED, f"asked for 2 images, got {len(images)}", request)]
-    if (reason := missing(*images)) is not None:
-        return [ServerCheck(name, Status.FAILED, reason, request)]
-    if are_equal(*images):
-        return [ServerCheck(name, Status.FAILED, "both images are the same", request)]
-    checks = [ServerCheck(name, Status.PASSED, "two different images", request)]
-    name = "n=2 begins with the image of n=1"
-    if missing(first, images[0]) is None and is_near(first, images[0]):
-        return [
-            *checks,
-            ServerCheck(name, Status.PASSED, "the first of two images is that of the seed", request),
-        ]
-    is_reversed = missing(first, images[1]) is None and is_near(first, images[1])
-    reason = "the seed's image is the second of two" if is_reversed else "a batch changes what the seed draws"
-    return [*checks, ServerCheck(name, Status.FAILED, reason, request)]
+def field_checks(endpoint: Endpoint, job: DrawJob) -> list[ServerCheck]:
+    """Return whether an images endpoint refuses unknown fields and impossible values. The requests are sent now."""
+    return [
+        _unknown_field_check(endpoint, job),
+        *(_impossible_check(endpoint, job, name, value) for name, value in _IMPOSSIBLE),
+    ]
 
 
 def _unknown_field_check(endpoint: Endpoint, job: DrawJob) -> ServerCheck:
@@ -221,6 +223,8 @@ def _refusal(endpoint: Endpoint, body: dict[str, Any], name: str, otherwise: str
         return ServerCheck(name, Status.FAILED, str(error), request)
     if answer.is_refusal:
         return ServerCheck(name, Status.PASSED, f"HTTP {answer.status}", request)
+    if answer.is_busy:
+        return ServerCheck(name, Status.UNCLEAR, answer.complaint[:160], request)
     if answer.status == 200:
         return ServerCheck(name, Status.FAILED, f"HTTP 200: {otherwise}", request)
     return ServerCheck(name, Status.FAILED, f"{answer.complaint[:160]}, which is no refusal (4xx)", request)
@@ -283,6 +287,15 @@ def _is_resized(first: ReadImage, other: ReadImage) -> bool:
 
 def missing(*images: ReadImage) -> str | None:
     return next((image.reason for image in images if not image.is_there), None)
+
+
+def _leaves_no_doubt(reference_db: float, db: float) -> bool:
+    """Return whether a value changes the reference's image, but not this one."""
+    return reference_db < ROUNDING_DB and (math.isinf(db) or reference_db < db - _FURTHER_DB)
+
+
+def psnr_of(a: ReadImage, b: ReadImage) -> float:
+    return _psnr(a.pixels, b.pixels) if a.size == b.size else 0.0
 
 
 def are_equal(a: ReadImage, b: ReadImage) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vivace.proofs.proof import Proof
 
 MAX_ROWS = 12
+MAX_EQUAL_ROWS = 4  # where there is nothing to see
 MAX_BYTES = 12_000_000
 _WINDOW = 4  # the marked place is a fourth of the image's sides
 
@@ -60,7 +61,8 @@ def rows_of(proof: Proof) -> list[PageRow]:
     """Return the rows of the page, the worst first."""
     rows: list[PageRow] = []
     left = MAX_BYTES
-    for pair in sorted(proof.pairs, key=lambda pair: _order(pair, proof))[:MAX_ROWS]:
+    number = MAX_EQUAL_ROWS if _are_all_equal(proof) else MAX_ROWS
+    for pair in sorted(proof.pairs, key=lambda pair: _order(pair, proof))[:number]:
         row = _row(pair, proof)
         left -= sum(len(image.embedded.uri) for image in row.images if image.embedded is not None)
         if rows and left < 0:
@@ -85,6 +87,10 @@ def place_of(a: Pixels, b: Pixels) -> MarkedPlace | None:
         round(100 * wide / width, 2),
         round(100 * tall / height, 2),
     )
+
+
+def _are_all_equal(proof: Proof) -> bool:
+    return all(math.isinf(pair.against.get("psnr_db", 0.0)) for pair in proof.pairs)
 
 
 def _order(pair: PairFigures, proof: Proof) -> tuple[int, float]:
@@ -168,4 +174,6 @@ def counts(proof: Proof) -> list[tuple[str, int]]:
 def order_in_words(rows: Sequence[PageRow], proof: Proof) -> str:
     """Return a sentence on which rows the page has."""
     total = len(proof.pairs)
+    if total > len(rows) and _are_all_equal(proof):
+        return f"All {total} pairs are equal; {len(rows)} of them."
     return "The worst first." if len(rows) == total else f"The worst {len(rows)} of {total}."

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vivace.measure.damage.details import blurred, resized
-from vivace.measure.image_metrics import match, pixels
+from vivace.measure.image_metrics import luminance, match, pixels
 from vivace.proofs.alterations import altered
 from vivace.proofs.image_findings import ImageFinding
 from vivace.proofs.pair_figures import PairFigures
-from vivace.proofs.patterns import patterns, seams
+from vivace.proofs.patterns import fixed, patterns, seams
 from vivace.proofs.proof_store import KeptImage
 from vivace.proofs.same import OwnDistances
 
@@ -23,6 +23,7 @@ Pixels = NDArray[np.float64]
 OWN = OwnDistances(({"psnr_db": np.inf, "match": 1.0},), ({"psnr_db": 12.0, "match": -0.5},))
 SIDE = 96
 NUM_PAIRS = 12
+FIXED_NOISE = np.random.default_rng(7).normal(0, 3, (SIDE, SIDE, 1))
 
 
 def scene(seed: int) -> Pixels:
@@ -49,10 +50,16 @@ def compared(change: Callable[[Pixels, int], Pixels]) -> list[ImageFinding]:
             label=f"image {seed}", against=against, a=images[0], b=images[1], is_complete=True
         )
         pairs.append(cast(PairFigures, pair))
-    findings = []
-    for search in (patterns, altered, seams):
-        findings = findings or search(pairs, OWN, lambda pair: "")
-    return findings
+
+    def request_of(pair: PairFigures) -> str:
+        return ""
+
+    return (
+        patterns(pairs, request_of)
+        or altered(pairs, OWN, request_of)
+        or fixed(pairs, request_of)
+        or seams(pairs, OWN, request_of)
+    )
 
 
 def encoded(image: Pixels, seed: int) -> Pixels:
@@ -64,6 +71,32 @@ def encoded(image: Pixels, seed: int) -> Pixels:
 def marked(image: Pixels, seed: int) -> Pixels:
     image = image.copy()
     image[-12:-4, -30:-6] = 255 - image[-12:-4, -30:-6]
+    return image
+
+
+def zoomed(image: Pixels, seed: int) -> Pixels:
+    picture = Image.fromarray(image.astype(np.uint8))
+    return pixels(picture.crop((2, 2, SIDE - 2, SIDE - 2)).resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+
+
+def grey_by(image: Pixels, share: float) -> Pixels:
+    light = luminance(image)[..., None]
+    return light + (1 - share) * (image - light)
+
+
+def of_a_palette(image: Pixels, seed: int) -> Pixels:
+    return pixels(Image.fromarray(image.astype(np.uint8)).quantize(64).convert("RGB"))
+
+
+def with_red_moved(image: Pixels, seed: int) -> Pixels:
+    image = image.copy()
+    image[..., 0] = np.roll(image[..., 0], 1, axis=1)
+    return image
+
+
+def faintly_marked(image: Pixels, seed: int) -> Pixels:
+    image = image.copy()
+    image[-12:-4, -30:-6] += 4
     return image
 
 
@@ -88,6 +121,14 @@ def tiled(image: Pixels, seed: int) -> Pixels:
         (encoded, "encoded as JPEG (quality 85)"),
         (lambda image, seed: image // 4 * 4, "64 levels of each colour"),
         (marked, "the difference is at one place, bottom right, as of a watermark"),
+        (faintly_marked, "the difference is at one place, bottom right, as of a watermark"),
+        (of_a_palette, "at most 64 colours in an image"),
+        (with_red_moved, "red is moved by 1 pixel right"),
+        (zoomed, "enlarged by 4.0 %"),
+        (lambda image, seed: grey_by(image, 0.1), "their saturation is 90 % of A's"),
+        (lambda image, seed: image + np.array((5, 0, -5)), "+5 (red), +0 (green) and -5 (blue) levels"),
+        (lambda image, seed: image // 2 * 2, "128 levels of each colour"),
+        (lambda image, seed: image + FIXED_NOISE, "the same is added to every image, 2.9 levels strong"),
         (tiled, "seams at column 48"),
         (lambda image, seed: image + 3 * (-1.0) ** np.indices(image.shape)[:2].sum(axis=0), "a checkerboard"),
     ],

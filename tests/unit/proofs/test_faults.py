@@ -146,18 +146,19 @@ def test_images_as_webp_and_as_addresses_are_read_and_noted(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "exit_code"),
     [
-        ("elsewhere", "another host, from which nothing is fetched"),
-        ("redirects", "it redirects to http://127.0.0.1:9"),
-        ("no image", "it is not an image: it begins with b'<html>oops"),
+        ("elsewhere", "another host, from which nothing is fetched", 4),
+        ("redirects", "it redirects to http://127.0.0.1:9", 4),
+        ("no image", "it is not an image: it begins with b'<html>oops", 1),
     ],
 )
-def test_what_is_no_answer_is_one_line(tmp_path: Path, fault: str, reason: str) -> None:
+def test_what_is_no_answer_is_one_line(tmp_path: Path, fault: str, reason: str, exit_code: int) -> None:
     proof = against_server(tmp_path, fault, seeds=1)
     assert reason in proof["failures"][0]["reason"]
     assert "not asked for, after 5 failures in a row" in proof["failures"][-1]["reason"]
-    assert proof["exit_code"] == 4
+    assert proof["exit_code"] == exit_code
+    assert ("an answer of status 200 has the image" in failed(proof)) == (exit_code == 1)
 
 
 def test_a_server_that_is_not_there_is_said_to_be_before_anything_is_drawn(tmp_path: Path) -> None:

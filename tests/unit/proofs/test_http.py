@@ -51,13 +51,21 @@ def test_a_busy_server_is_waited_for_as_long_as_it_says() -> None:
     assert waits == [7, 1.0, 60]
 
 
+def test_a_server_that_says_to_come_back_at_once_gets_more_time_each_time() -> None:
+    waits: list[float] = []
+    with answering([*[raw("429 Busy", b"", "Retry-After: 0")] * 4, raw("200 OK", b"{}")]) as url:
+        answer = send_patiently(url, {}, 5, sleep=waits.append)
+    assert answer.status == 200
+    assert waits == [0.1, 0.2, 0.4, 0.8]
+
+
 def test_a_server_that_stays_busy_is_an_answer_in_the_end() -> None:
     waits: list[float] = []
-    with answering([raw("429 Busy")] * 6) as url:
+    with answering([raw("429 Busy")] * 8) as url:
         answer = send_patiently(url, {}, 5, sleep=waits.append)
     assert answer.status == 429
     assert not answer.is_refusal
-    assert waits == [0.5, 1, 2, 4, 8]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 32]
 
 
 def test_a_server_that_sends_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
