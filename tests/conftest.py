@@ -3,10 +3,10 @@
 import gc
 import itertools
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
@@ -84,45 +84,34 @@ def _temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _workers_last() -> Iterator[None]:
-    """Share one worker process between the benches of many tests, because starting one takes seconds.
+def _workers_last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Share one worker process between the benches of many tests: see tests/shared_worker.py.
 
-    It only imports, so it keeps no state of an earlier test. It reads the environment variables, so each environment
-    gets its own worker. Tests of a worker's start and end use their own.
+    Tests of a worker's start and end use their own.
     """
+    from tests.shared_worker import SharedWorker, module_of
     from vivace.benchmark import cache_calibration, pairs, profiles, studies
     from vivace.benchmark.worker_requests import WORKER
     from vivace.measure.this_environment import DRIVER
-    from vivace.processes.launcher import Launcher
     from vivace.tuning import tuner
 
-    class Lasting(Launcher):
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    # A quality pass would import these for seconds in each of its forks.
-    warm = (
-        sys.executable,
-        "-c",
-        "import torchmetrics; from vivace.benchmark.worker import main; main()",
-    )
     start = studies.start_launcher
-    kept: dict[object, Lasting] = {}
+    shared: list[SharedWorker] = []
 
-    def start_or_take(device: str, worker: Sequence[str] = WORKER) -> Launcher:
-        if device != "cpu" and DRIVER.exists():
+    def start_or_share(device: str, worker: Sequence[str] = WORKER) -> Any:
+        if (device != "cpu" and DRIVER.exists()) or os.environ.get("VIVACE_NO_FORK"):
             return start(device, worker)
-        surroundings = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-        key = (tuple(worker), tuple(sorted(surroundings.items())))
-        if key not in kept:
-            while len(kept) > 1:  # each holds half a gigabyte
-                kept.pop(next(iter(kept))).close()
-            kept[key] = Lasting(warm if worker == WORKER else worker, tries_gpu=False)
-        return kept[key]
+        try:
+            module = module_of(tuple(worker))
+        except KeyError:
+            return start(device, worker)
+        if not shared:
+            shared.append(SharedWorker(tmp_path_factory.mktemp("shared-worker")))
+        return shared[0].launcher(module)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         for user in (studies, cache_calibration, pairs, profiles, tuner):
-            monkeypatch.setattr(user, "start_launcher", start_or_take)
+            monkeypatch.setattr(user, "start_launcher", start_or_share)
         yield
-    for resident in kept.values():
+    for resident in shared:
         resident.close()

@@ -75,8 +75,13 @@ def _hang(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[
     return {}
 
 
-if __name__ == "__main__":
+def set_up() -> None:
+    """Add the technique to this process."""
     TECHNIQUES["fault"] = Fault
+
+
+if __name__ == "__main__":
+    set_up()
     from vivace.benchmark.worker import main
 
     main()

@@ -315,12 +315,17 @@ def make_all_small(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-if __name__ == "__main__":
+def set_up() -> None:
+    """Make every architecture small, in this process."""
     architectures, entries = small_models()
     ARCHITECTURES.update(architectures)
     CATALOGUE.update(entries)
     for small_area in small_areas():
         setattr(*small_area)
+
+
+if __name__ == "__main__":
+    set_up()
     from vivace.benchmark.worker import main
 
     main()

@@ -14,12 +14,11 @@ from tests.faulty_worker import COMMAND, Fault
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import run_vivace as run
 from tests.unit.cli.test_commands import QUICK
-from vivace.benchmark import Store, Timing
+from vivace.benchmark import Store, Timing, studies
 from vivace.benchmark import round as rounds
 from vivace.benchmark.fitting import largest, reduce_until
 from vivace.benchmark.runner import ask_largest_batch, run_trials
 from vivace.benchmark.stored_images import image_path
-from vivace.benchmark.studies import start_launcher
 from vivace.benchmark.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.errors import Unsupported, WorkerError, WorkloadError
 from vivace.processes.launcher import Ending
@@ -260,7 +259,7 @@ def test_a_rehearsal_reports_where_memory_ran_out(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.soak
 def test_a_rehearsal_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TECHNIQUES, "fault", Fault)
-    with start_launcher("cpu", COMMAND) as launcher:
+    with studies.start_launcher("cpu", COMMAND) as launcher:
 
         def rehearsed(recipe: str) -> Ending:
             return launcher.run(RehearsalRequest(trial=of_tiny_sd(recipe), timing=TIMING), timeout_s=100)

@@ -11,7 +11,7 @@ import pytest
 
 import vivace
 from tests.faulty_worker import COMMAND, Fault
-from vivace.benchmark import Store, Timing
+from vivace.benchmark import Store, Timing, studies
 from vivace.benchmark.studies import start_launcher
 from vivace.benchmark.worker_requests import WORKER, EnvironmentRequest
 from vivace.errors import WorkerError
@@ -33,7 +33,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Launcher]:
-    with start_launcher("cpu", COMMAND) as launcher:
+    with studies.start_launcher("cpu", COMMAND) as launcher:
         yield launcher
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.benchmark import planned
+from vivace.benchmark import planned, studies
 from vivace.benchmark.planned import machine_of, plan_again
-from vivace.benchmark.studies import start_launcher
 from vivace.cli import main
 from vivace.errors import WorkerError
 from vivace.memory.predict import predict_trial
@@ -63,7 +62,7 @@ def test_each_measured_record_is_compared_with_its_prediction() -> None:
     fine = on_a_gpu(make_record("tiny_vae", make_round(0), make_round(1)), **measured)
     crashed = on_a_gpu(make_record("bf16", make_round(0, outcome=Outcome.CRASHED, reason="it did")))
     elsewhere = on_a_gpu(make_record("baseline", make_round(0), make_round(1)), model="org/repo")
-    with start_launcher("cpu") as launcher:
+    with studies.start_launcher("cpu") as launcher:
         compared = plan_again([fine, crashed, elsewhere], launcher)
     assert [comparison.record for comparison in compared] == [fine, elsewhere], (
         "only measured trials are predicted"
