@@ -67,7 +67,7 @@ def _row(row: Row) -> ContributedRow:
 
 
 def anonymous(record: Record) -> Record:
-    """Return a record without prompts, images, texts of techniques, variables and the place of the machine."""
+    """Return a record without prompts, images, techniques' messages, environment variables and the machine's place."""
     trial = record.trial
     workload = trial.workload.model_copy(update={"prompts": prompt_names(len(trial.workload.prompts))})
     return Record(

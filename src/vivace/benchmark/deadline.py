@@ -1,4 +1,4 @@
-"""The deadline of a comparison: its result is then made of what has been measured."""
+"""The deadline of a comparison, after which its result consists of the rounds measured so far."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _RECIPES = 2
 def outlook(
     max_s: float, num_pairs: int, max_pairs: int, pair_s: float | None, timing: Timing, *, begun: bool = False
 ) -> str | None:
-    """Return a warning that no verdict can come in time, or may not; None if one is likely.
+    """Return a warning if no verdict can, or may, be reached in time; None if one is likely.
 
     Args:
         max_s: after which no pair is begun.

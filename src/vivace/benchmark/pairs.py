@@ -36,14 +36,14 @@ OnNote = Callable[[str], None]
 
 
 class OnPair(Protocol):
-    """Called after each pair with the decision on the pairs so far, and with the records."""
+    """Called after each pair with the decision so far and the records."""
 
     def __call__(self, decision: Decision, records: Sequence[Record]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How two recipes compare.
+    """The result of comparing two recipes.
 
     Attributes:
         decision: None if a recipe could not be measured; its record says why.
@@ -61,7 +61,7 @@ class Paired:
         return rows_of(list(self.records))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data: what `vivace compare --format json` prints."""
+        """Return the result as plain data, as `vivace compare --format json` prints it."""
         fields: dict[str, Any] = {
             "recipes": [record.trial.title for record in self.records],
             "model": self.records[0].trial.model.name,
@@ -232,7 +232,7 @@ def _sequential(
 
 
 def samples_of(records: Sequence[Record]) -> tuple[list[list[float]], list[list[float]]] | None:
-    """Return the seconds of both recipes by round, of rounds that both have; None if one was not measured."""
+    """Return the seconds of both recipes by round, for rounds that both have; None if either was not measured."""
     if len(records) < 2 or any(record.outcome is not Outcome.MEASURED for record in records):
         return None
     by_round = [{r.index: [s.total_s for s in r.samples] for r in record.rounds} for record in records]

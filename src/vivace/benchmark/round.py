@@ -160,7 +160,7 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
 
 
 def explain(error: Exception) -> tuple[Outcome, str]:
-    """Return the outcome that an exception of a round means, and the reason in one line or vivace's own message."""
+    """Return the outcome of a round's exception, and the reason: one line, or vivace's own message."""
     import torch
 
     text = str(error).strip()

@@ -29,7 +29,7 @@ _ASK_TIMEOUT_S = 600.0
 
 
 def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Environment:
-    """Return the environment, determined by a worker, so that this process imports no torch and touches no GPU."""
+    """Return the environment, determined by a worker, so that this process does not import torch or touch a GPU."""
     request = EnvironmentRequest(device=device, threads=threads)
     return Environment.model_validate(ask(launcher, request, _ASK_TIMEOUT_S))
 
@@ -145,7 +145,8 @@ def run_trials(
 
 
 def _rivals_after(todo: Sequence[tuple[int, int]], rivals: Collection[int]) -> list[tuple[int, int]]:
-    """Return the rounds with rivals of step caches last in the first round: they run only where a cache can."""
+    """Return the rounds with rivals of step caches last in the first round: they run only where the cache itself
+    can."""
     if not todo:
         return []
     first = todo[0][1]

@@ -1,4 +1,4 @@
-"""Which rounds a comparison still needs, and which stored rounds it is made of.
+"""Choose the rounds that a comparison still needs, and the stored rounds that it consists of.
 
 A speed-up compares a recipe's round with the baseline's round of the same index. Both are measured in one sitting:
 where a recipe is added to a store, the baseline is measured again beside it, under new indices.
@@ -122,7 +122,7 @@ def _paired(of: Stored, partners: set[int], timing: Timing | None = None) -> lis
 
 
 def _alone(of: Stored, partners: set[int], begun: set[int], num_rounds: int, timing: Timing) -> list[int]:
-    """Return the latest rounds of a trial that only lack the baseline's, as many as it lacks pairs."""
+    """Return the latest rounds of a trial without a round of the baseline's, as many as pairs are missing."""
     pairs = len([index for index in _paired(of, partners, timing) if index in partners])
     lonely = [index for index in sorted(of) if index in begun - partners and _is_measured(of[index], timing)]
     return lonely[max(0, len(lonely) - max(0, num_rounds - pairs)) :]

@@ -223,7 +223,7 @@ class Store:
         return replace(run, purpose=purpose_of_earlier(run.command, run.rounds, workload))
 
     def comparisons(self, *, repeated: bool = False) -> Iterator[Compared]:
-        """Yield what was compared, the newest first. Runs without a finished round are left out.
+        """Yield the comparisons, the newest first. Runs without a finished round are left out.
 
         Args:
             repeated: also yield the earlier ones of runs that were repeated or resumed.
@@ -239,7 +239,7 @@ class Store:
                 yield Compared(tuple(records), quality, run)
 
     def goes_on(self, keys: Sequence[str]) -> bool:
-        """Return whether the last run of these trials goes on where one of the same trials stopped.
+        """Return whether the last run of these trials continues an interrupted one.
 
         It does not if another comparison with the same baseline came between them.
         """
@@ -295,7 +295,7 @@ class Store:
             return None if row is None else NoiseFloor.model_validate_json(row[0])
 
     def quality_pass(self, run: Invocation) -> QualityPass:
-        """Return what the quality pass of an invocation stored."""
+        """Return the stored quality pass of an invocation."""
         return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
 
     def _version(self) -> int:

@@ -162,7 +162,7 @@ class _Comparing:
         return self._spread(self.settings.pool, command)
 
     def _here(self, command: str) -> Compared:
-        """Run it with this process's worker; the largest batch is searched first, if the study asks for it."""
+        """Run it with this process's worker; the largest batch is searched for first, if the study requests it."""
         timing = self._timing()
         environment = ask_environment(self.launcher, self.study.device, timing.threads)
         trials = self._trials(environment.device)

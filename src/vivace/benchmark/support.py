@@ -42,7 +42,7 @@ class Support:
     def refusals(
         self, recipes: Sequence[Recipe], keeps: Callable[[Technique], bool] = lambda _: False
     ) -> dict[str, str]:
-        """Return why recipes are not worth a trial: they cannot work, or are as good without a technique.
+        """Return why recipes need no trial: they cannot work, or a technique changes nothing.
 
         Args:
             keeps: whether a technique was asked for, and may change nothing.
@@ -90,7 +90,7 @@ def ask_support(
 def support_of(
     model: str, recipes: Sequence[str], device: str, task: Task | None = None, batch: int | None = None
 ) -> Support:
-    """Return what `ask_support` asks. Runs in the worker.
+    """Answer `ask_support`. Runs in the worker.
 
     Techniques judge the machine and a pipeline on the meta device. Of a model that cannot be built without its weights
     they judge the machine alone. In a recipe of several each judges what those before it have made of the pipeline.
@@ -175,7 +175,7 @@ class _Rehearsal(Session):
 
 
 def pipeline_without_weights(model: str, task: Task | None, device: str) -> tuple[object | None, ModelFacts]:
-    """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built.
+    """Return the pipeline on the meta device with its facts; no pipeline if it cannot be built.
 
     Args:
         device: see `built_for`.

@@ -32,7 +32,8 @@ _POLL_S = 1.0
 
 
 class RayPlace:
-    """What runs in an actor: a worker, its environment, and its rounds. Only texts and bytes pass through Ray."""
+    """The code that runs in an actor: a worker, its environment, and its rounds. Only texts and bytes pass through
+    Ray."""
 
     def __init__(self, device: str, threads: int | None, worker: Sequence[str]) -> None:
         import ray
@@ -121,7 +122,7 @@ class RayNodes:
         self._threads: int | None = None
 
     def environments(self, threads: int | None) -> list[Environment]:
-        """Return the environments of the nodes that are alive, without place; found by an actor on each."""
+        """Return the environments of the live nodes, without place, as reported by an actor on each."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
         self._threads = threads
@@ -240,6 +241,6 @@ def _done(text: str) -> Done:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return the line of one of Ray's errors that says what happened: the last one of a traceback, else the first."""
+    """Return the telling line of a Ray error: the last one of a traceback, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
