@@ -91,7 +91,7 @@ def devices_of(tables: Iterable[EvidenceTable], kind: Kind) -> dict[tuple[object
 
 
 def only_compiled(recipe: Recipe, capability: tuple[int, int] | None) -> list[str]:
-    """Return the techniques of a recipe whose kernels were compiled for a GPU of this capability, and not measured."""
+    """Return the techniques of a recipe whose kernels were compiled for this compute capability but not measured."""
     compiled = compiled_recipes(capability)
     return [
         technique.text

@@ -1,4 +1,4 @@
-"""The nouns of evidence: a table is one source's comparison of recipes on one model and device."""
+"""The types of evidence: a table is one source's comparison of recipes on one model and device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ others published; or a prediction."""
 
 
 class JudgedQuality(Spec):
-    """What is known of a recipe's images.
+    """The judgement of a recipe's images.
 
     Attributes:
         gate: the verdict; None if nothing judged them.
@@ -56,7 +56,7 @@ class CallSpread(Spec):
 
 
 class CallParts(Spec):
-    """What a call on a GPU is made of, to estimate one of another number of steps.
+    """The parts of a call on a GPU, to estimate a call of another number of steps.
 
     Attributes:
         steps: that were timed.
@@ -73,7 +73,7 @@ class CallParts(Spec):
 
 
 class EvidenceRow(Spec):
-    """One recipe of a table, with its figures. What is unknown is None.
+    """One recipe of a table, with its figures. Unknown figures are None.
 
     Attributes:
         recipe: in canonical form.
