@@ -161,7 +161,7 @@ def _joined(checks: Sequence[Check]) -> str:
 
 
 def within(ratio: Interval, at_least: float | None, at_most: float | None) -> bool | None:
-    """Return whether a value lies between two limits; None if its interval leaves that open."""
+    """Return whether a value lies between two limits; None if its interval cannot tell."""
     low = ratio.point if ratio.low is None else ratio.low
     high = ratio.point if ratio.high is None else ratio.high
     if (at_least is not None and high < at_least) or (at_most is not None and low > at_most):

@@ -154,7 +154,7 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
 
 
 def _standing(case: Case, published: str | None) -> Case:
-    """Return a case with the recipe that replaces its own, if another one does."""
+    """Return a case with the recipe that replaces its own, if there is one."""
     return case if published in (None, case.recipe) else replace(case, stands_for=published)
 
 
@@ -208,7 +208,7 @@ def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], 
 
 
 def _combined(label: str, text: str, make: object) -> Case:
-    """Return the case of a combination; conflicting techniques make a case too, with the reason."""
+    """Return the case of a combination; conflicting techniques also make a case, with the reason."""
     assert callable(make)
     try:
         return Case(label, make().text)

@@ -39,14 +39,14 @@ class SpeedUp:
 
     @property
     def baseline_s(self) -> float | None:
-        """The baseline's time, if the first of the two is one, measured beside the second."""
+        """The baseline's time, if `before` is a baseline that was measured beside `after`."""
         return self.times[0] if self.times is not None else None if self.beside is None else self.beside[1][0]
 
 
 def speed_up(
     before: Row, after: Row, baselines: Sequence[Row] = (), spread: Spread = DEFAULT_SPREAD
 ) -> SpeedUp | None:
-    """Return the speed-up of `after` over `before`; None if nothing connects them.
+    """Return the speed-up of `after` over `before`; None if the two have no baseline in common.
 
     Rows that were measured in the same rounds of one GPU are compared directly. Others, e.g. of a resumed study or of
     several GPUs, are compared through their baselines, which were measured beside them.

@@ -1,4 +1,4 @@
-"""The measurements of a study, as a file that can be committed, and the run that its sittings form together.
+"""The measurements of a study as a file to commit, and the run that its sittings form together.
 
 A sitting is what was measured of one model without a pause: one round of the baseline and of each recipe beside it, in
 one environment. A study may take many, on different days. A row is compared with the baseline of its own sittings;
@@ -66,7 +66,7 @@ class Sitting(Spec):
     ceilings: Ceilings | None = None
 
     def row(self, recipe: str) -> SittingRow | None:
-        """Return the row of a recipe in canonical form; None if there is none."""
+        """Return the row of a recipe in canonical form; None if it has none."""
         return next((row for row in self.rows if unpinned(row.recipe.text) == unpinned(recipe)), None)
 
     def with_row(self, row: SittingRow) -> Sitting:
