@@ -21,7 +21,7 @@ def texts_of(recipe: Recipe) -> frozenset[str]:
 
 
 def failure_probabilities(history: Sequence[Result]) -> dict[frozenset[str], float]:
-    """Return which techniques, alone or in pairs, probably make recipes fail, with the probability.
+    """Return the probability that each technique, alone or in pairs, makes recipes fail.
 
     Of a recipe whose images are ruined these are the techniques that were in no recipe whose quality does not fail.
     """

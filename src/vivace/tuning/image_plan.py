@@ -87,7 +87,8 @@ class ImagePlan:
         return sure_of_each(SURE_PASS, self.sizes)
 
     def prompts_at(self, look: int) -> float:
-        """Return the number of prompts that a look's images count as: further seeds of a prompt count as their root."""
+        """Return the effective number of prompts of a look's images: further seeds of a prompt count as their square
+        root."""
         return math.sqrt(self.num_prompts[look] * self.sizes[look])
 
     def num_images(self, look: int) -> int:

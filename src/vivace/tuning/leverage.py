@@ -1,4 +1,4 @@
-"""Reach of a technique beside others, which change the share of the time that it works on.
+"""The share of the time that a technique works on, which depends on the other techniques.
 
 Effects are logarithms of gains over the baseline, which add up only while shares stay as they are. A tiny VAE takes 5 %
 off a call of 25 steps and 30 % off one of 4. Measured stages say what share is left to each component. And `steps`
@@ -21,7 +21,7 @@ _LARGEST_SHARE = 0.9
 _LEAST, _MOST = 0.1, 10.0
 """Bounds of a weight: shares of single calls are noisy."""
 _BESIDE_STEPS = 0.3
-"""Remaining effect of trained weights where `steps` sets another number: most of them need no guidance."""
+"""Remaining effect of distilled weights where `steps` sets another number: most of them need no guidance."""
 
 
 @dataclass(frozen=True)

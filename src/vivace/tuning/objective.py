@@ -73,7 +73,7 @@ class Objective:
         return technique.same_picture or not self.same_picture_only
 
     def keeps(self, technique: Technique) -> bool:
-        """Whether the user keeps a technique with `keep`."""
+        """Whether a technique is one that the user keeps with `keep`."""
         return technique.name in self.kept_names
 
     def has_kept(self, recipe: Recipe) -> bool:

@@ -26,7 +26,7 @@ class Peaks:
     predicted: dict[Recipe, float | None] = field(default_factory=dict)
 
     def ask(self, recipes: Sequence[Recipe]) -> None:
-        """Predict all missing peaks at once: starting the process that does it is most of the time."""
+        """Predict all missing peaks at once: most of the time is spent on starting the process."""
         missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.predicted]
         if missing:
             self.predicted.update(zip(missing, self.predict(missing), strict=True))

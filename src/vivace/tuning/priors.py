@@ -29,24 +29,24 @@ from vivace.tuning.regression import Datum, Prior
 from vivace.tuning.space import is_recommended
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
-"""Standard errors of a recorded gain as a prediction of this model's on this GPU."""
+"""Standard errors of a recorded gain as a prediction for this model on this GPU."""
 _NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
 SAME = 0.1
 """Largest error of a gain of this model: only other models' or families' measurements have a larger one."""
 _MUCH_SLOWER = -0.3
-"""The gain below which a combination says nothing of its parts: what one part repairs, another has broken (fp32 and
+"""The gain below which a combination says nothing about its parts: one part may repair what another breaks (fp32 and
 tf32 on a bf16 model)."""
 _NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
 _REPLACED_SHARE = 0.3
-"""The same of trained weights that replace a component, whose share of the time is measured."""
+"""The same for trained weights that replace a component, whose share of the time is measured."""
 _ON_A_CPU_SD, _SAVING_ON_A_CPU_SD = 0.1, 0.2
-"""Of what keeps the image without compiling it: a CPU does not wait for launches, so the same arithmetic takes about
-the same time. What saves memory computes in another precision, which some CPUs are fast at."""
+"""For techniques that keep the image without compiling: a CPU has no launch gaps, so the same arithmetic takes about
+the same time. Those that save memory compute in another precision, which some CPUs do fast."""
 _TRAINED_SHARE, _LEAST_TRAINED_SD = 0.2, 0.05
-"""Standard deviation of the gain of weights trained for fewer steps: in shares of the gain, and at least. Guidance may
-go, too, and calls have overheads."""
+"""Standard deviation of the gain of weights trained for fewer steps: as a share of the gain, and its minimum. They may
+also drop guidance, and calls have overheads."""
 
 
 @dataclass(frozen=True)

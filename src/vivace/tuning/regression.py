@@ -44,7 +44,7 @@ class Datum:
 
 
 def merged(data: Sequence[Datum]) -> list[Datum]:
-    """Return one figure for each recipe: the mean, weighted by precision, with the least of the errors.
+    """Return one figure for each recipe: the mean, weighted by precision, with the smallest of the errors.
 
     Sources share models and methods, so that they agree does not make them more precise.
     """
@@ -96,7 +96,7 @@ class Regression:
         self._inverse = None
 
     def reweigh(self, weight_of: Weight) -> None:
-        """Replace the weights of effects: they follow the share of the time that a recipe's other techniques leave."""
+        """Replace the weights of effects, which depend on the time left by a recipe's other techniques."""
         self.weight_of = weight_of
         self._rows.clear()
         self._inverse = None
@@ -162,7 +162,7 @@ class Regression:
         return [(float(mean), float(sd)) for mean, sd in zip(means, deviations, strict=True)]
 
     def _inverted(self, design: Array, variances: Array) -> Array:
-        """Return the inverse of the covariance of the data; it stays the same until other data are learnt."""
+        """Return the inverse of the covariance of the data; it is kept until new data are learnt."""
         if self._inverse is None:
             covariance = (design * variances) @ design.T + np.diag(self._noise())
             self._inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)

@@ -17,7 +17,7 @@ from vivace.stats.intervals import Interval, student_t
 from vivace.tuning.objective import Objective
 
 RUINED = 0.15
-"""Gap to the limit on a few images, beyond which a recipe is not measured further."""
+"""Gap to the limit on a few images beyond which a recipe is dropped."""
 _LEAST_ERROR = 0.01
 _UNKNOWN_ERROR = 0.08  # of one round without an interval
 _DISTURBED_ERROR = 0.10
@@ -31,7 +31,7 @@ class Rung(IntEnum):
     SCREENED = 0
     """A few calls; steps reduced where the technique does the same in each step. No quality."""
     JUDGED = 1
-    """Full steps, as many prompts as the gate needs at least."""
+    """Full steps, and the fewest prompts that the gate accepts."""
     PROVEN = 2
     """Interleaved with the baseline in several rounds; quality by the images of the final."""
 
@@ -167,7 +167,7 @@ def slack_of(
     *,
     of_the_final: bool = False,
 ) -> tuple[float | None, float]:
-    """Return by how much a row's figures exceed their limits, the least of them, and its error; None without any.
+    """Return the smallest margin of a row's figures above their limits, with its error; None without figures.
 
     For the arguments see `expected_low`.
     """
@@ -251,7 +251,7 @@ def _own_error(seconds: Interval) -> float:
 
 
 def gain_of(result: Result) -> float:
-    """Return the gain of a result; the least gain if it was not measured."""
+    """Return the gain of a result; the smallest possible if it was not measured."""
     return -math.inf if result.gain is None else result.gain
 
 

@@ -132,7 +132,7 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:
-    """Refuse a limit of memory that no recipe is predicted to keep.
+    """Refuse a memory limit that no recipe is predicted to keep.
 
     Raises:
         UsageError: naming the least that is predicted.
@@ -170,7 +170,7 @@ def check_baseline(base: Result | None, bench: Bench) -> None:
 
 
 def check_of_calls(minutes: float | None, bench: Bench, began: float) -> Callable[[float, float], None]:
-    """Return a function that refuses minutes too few for the final, by the least and the likely seconds of a call.
+    """Return a function that refuses too few minutes for the final, from the shortest and the likely seconds of a call.
 
     Raises (the function):
         UsageError: naming the minutes that suffice.

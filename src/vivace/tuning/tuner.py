@@ -233,7 +233,7 @@ def _bench(
 
 
 def _measured_baseline(bench: Bench, minutes: float | None, began: float) -> Result:
-    """Measure the baseline; its first calls tell whether the minutes can suffice."""
+    """Measure the baseline; its first calls show whether the minutes can suffice."""
     run = bench.run
     bench.run = replace(run, progress=FirstCalls(run.progress, check_of_calls(minutes, bench, began)))
     base = bench.start()
@@ -272,7 +272,7 @@ def _sampler(
 
 
 def _stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
-    """Describe the store's content: results of the same search, which count, and figures to learn from."""
+    """Describe the store's content: results of the same search, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
     parts = []
