@@ -1,4 +1,4 @@
-"""The Accept header: whether a client wants the bytes of an image, and of which format."""
+"""The Accept header: whether a client requests the bytes of an image, and their format."""
 
 from __future__ import annotations
 

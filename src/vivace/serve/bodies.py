@@ -1,4 +1,4 @@
-"""JSON of requests, read strictly: a name that is given twice is an error, and so is what is no JSON."""
+"""JSON of requests, read strictly: a duplicate name is an error."""
 
 from __future__ import annotations
 

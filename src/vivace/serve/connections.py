@@ -1,4 +1,4 @@
-"""Connections: one whose client takes too long to send the headers of a request is closed.
+"""Connections, which are closed if the client takes too long to send the headers of a request.
 
 uvicorn closes those that wait for another request, and waits for the first one, and for the rest of headers, for ever.
 """

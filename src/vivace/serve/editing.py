@@ -1,4 +1,4 @@
-"""A worker's images from images: image-to-image and inpainting, or editing by weights that are trained for it."""
+"""Draw from source images in a worker: image-to-image and inpainting, or editing by weights trained for it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class LoraFolder:
     unfit: dict[str, str] = field(default_factory=dict)
     _loaded: tuple[str | int, ...] | None = None
     _scale: float = _NONE
-    """Not a number while it is unknown, after an exchange that failed."""
+    """NaN while unknown, after a failed exchange."""
 
     @property
     def technique(self) -> str:
@@ -123,6 +123,7 @@ def _without_folder(path: str, error: VivaceError) -> str:
 
 
 def _identity(path: str) -> tuple[str | int, ...]:
-    """Return what changes with a file's content: its times too, since an editor may keep that of its last change."""
+    """Return an identity that changes with a file's content. It has all of its times, since editors may keep the
+    modification time."""
     status = Path(path).stat()
     return path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

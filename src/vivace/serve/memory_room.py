@@ -1,4 +1,4 @@
-"""Whether a model with its recipe fits a GPU's memory, asked before it is loaded."""
+"""Check before loading whether a model with its recipe fits a GPU's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of the routes when replicas are Ray Serve's: the same line and the same counts as on one machine.
+"""The pool of the routes when replicas are Ray Serve's: with the same waiting line and counts as on one machine.
 
 Images wait here, in the order of `waiting`, and as many are sent as there are replicas. A replica that is lost with its
 node takes no image with it: it is drawn again by another, from the same seed, and its client gets one answer.

@@ -154,7 +154,7 @@ class Replica:
             LOG.info("worker %d: %s, images at once gain %s; formed: %s", self.number, size, gains, allowed)
 
     async def _draw_jobs(self) -> bool:
-        """Draw until the worker ends; return True if it was unloaded and is wanted again."""
+        """Draw until the worker ends; return True if it was unloaded and is needed again."""
         assert self._process is not None
         self.phase = Phase.READY
         reading = asyncio.create_task(self._process.event())
@@ -277,8 +277,8 @@ class Replica:
                 await self.line.put(job, first=True)
 
     async def _lose_sent(self) -> None:
-        """Let the jobs of a worker that died be drawn again; those that it drew once, those that waited for them as if
-        they had never been sent."""
+        """Put back the jobs of a worker that died: those it was drawing get one more try, those that waited count as
+        never sent."""
         lost, self._sent = self._sent, []
         for number, sent in enumerate(lost):
             self._leave(sent)

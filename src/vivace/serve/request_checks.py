@@ -104,7 +104,8 @@ def _not_this_machine(header: str, value: str) -> str:
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -> None:
-    """Refuse a body, having read what a client sends before it listens, unless it waits to be asked for it."""
+    """Refuse a body. First read what the client is sending, so that it sees the answer, unless it waits for "100
+    Continue"."""
     is_sent = all(name.lower() != b"expect" for name, _ in scope["headers"])
     total, until = 0, time.monotonic() + _LONGEST_PAUSE_S
     while is_sent and total < _DRAINED and time.monotonic() < until:
@@ -119,7 +120,7 @@ async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -
 
 
 def _bounded(receive: Receive, largest: int) -> Receive:
-    """Return `receive`, which refuses a body that is too large or does not come."""
+    """Return a `receive` that refuses a body that is too large or does not arrive."""
     total, is_whole, until = 0, False, time.monotonic() + _LONGEST_BODY_S
 
     async def bounded() -> Message:

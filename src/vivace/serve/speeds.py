@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _TIMED_STEPS = 4
 _LEAST_GAIN = 1.1
-"""Ratio of a batch's images a second to those of single images, below which no batch is formed."""
+"""Smallest ratio of a batch's images per second to those of single images for which batches are formed."""
 _CALLS = 2
 """Number of calls, the fastest of which counts."""
 _PROMPT = "a photograph of a red apple"

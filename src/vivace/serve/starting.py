@@ -65,7 +65,7 @@ class PastStarts:
         return [start for start in self._all() if start.key == self.key]
 
     def add(self, seconds: float, phases: Mapping[str, float]) -> None:
-        """Store a start. A failure to store it is logged, and harms nothing else."""
+        """Store a start. A failure to store it is only logged."""
         rounded = {name: round(each, 3) for name, each in phases.items()}
         start = PastStart(self.key, round(seconds, 3), rounded)
         others = [each for each in self._all() if each.key != self.key]

@@ -1,4 +1,4 @@
-"""The waiting line: short jobs first, and none for ever."""
+"""The waiting line: short jobs first, without starving the long ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LEAST_AGE_S = 5.0
 _NEWEST = 0.1
 """The weight of the last image in the measured pace."""
 _PACES = (0.1, 10.0)
-"""The least and the most that an image tells of it: the first of an unusual size takes much longer."""
+"""Bounds of what one image may contribute to the pace: the first of an unusual size takes much longer."""
 _AGE = 4.0
-"""A job that has waited this many times its own seconds, and `_LEAST_AGE_S`, is next whatever its length."""
+"""A job that has waited this many times its own seconds, and at least `_LEAST_AGE_S`, is next whatever its length."""
 
 
 class QueueFull(Exception):
-    """More waits than is allowed.
+    """The waiting line is full.
 
     Attributes:
         retry_after_s: until there is probably room.
@@ -50,7 +50,7 @@ class WaitingLine:
     clock: Callable[[], float] = time.monotonic
     _jobs: list[ImageJob] = field(default_factory=list)
     _taken: dict[str, tuple[ImageJob, float | None]] = field(default_factory=dict)
-    """Jobs that workers have, and since when they are drawn; None for one that waits at its worker."""
+    """Jobs that workers have, with the time when drawing began; None for a job that waits at its worker."""
     _takers: list[Callable[[], bool]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -68,7 +68,7 @@ class WaitingLine:
         return (waiting + running) / max(1, self.num_workers)
 
     def note_drawn(self, predicted_s: float, seconds: float) -> None:
-        """Take the seconds of an image into the pace."""
+        """Update the pace with the seconds of an image."""
         low, high = _PACES
         measured = min(max(seconds / max(predicted_s, 1e-3), low), high)
         self.pace *= (measured / self.pace) ** _NEWEST
@@ -124,7 +124,7 @@ class WaitingLine:
             return jobs
 
     async def look_again(self) -> None:
-        """Let workers that wait see that one of them has become idle."""
+        """Wake waiting workers, since one of them has become idle."""
         async with self._changed:
             self._changed.notify_all()
 

@@ -114,7 +114,7 @@ class Drawing:
         return int(defaults["width"]), int(defaults["height"])
 
     def warm(self, width: int, height: int) -> None:
-        """Draw so that later images of this size compile nothing, and keep how long they take."""
+        """Draw once at a size, so that later images compile nothing, and keep the times."""
         timed = time_size(self.session, width, height)
         self.speeds[width, height] = timed.step_s, timed.rest_s
         if self.projection is None and timed.latents is not None:
@@ -214,7 +214,7 @@ class Drawing:
 
 
 def keep_prompts_out_of_logs() -> None:
-    """Let diffusers log errors alone: its warnings have the part of a prompt that a text encoder cuts off.
+    """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off.
 
     Notes of the answer say that something is cut off. Who sets diffusers' own variable wants its logs.
     """
@@ -237,7 +237,7 @@ def _unread(pipe: Any, prompt: str) -> str:
 
 
 def _arguments(request: Draw) -> dict[str, Any]:
-    """Return the arguments of the pipeline's call; those of a single image are what a caller of a session gives."""
+    """Return the arguments of the pipeline's call; for a single image these are the arguments of a session's call."""
     import torch
     from PIL import Image
 
