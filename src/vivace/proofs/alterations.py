@@ -1,4 +1,4 @@
-"""What was done to B's images: red and blue swapped, upside down, moved, other tones, softened, encoded as JPEG.
+"""Detect alterations of B's images: red and blue swapped, upside down, moved, other tones, softened, encoded as JPEG.
 
 Each alteration is done to A's images, with its amount fitted to all of them together. It is named if it explains most
 of the squared difference to B's images, in most of the images that differ. Rounding, another scheduler and another
@@ -24,7 +24,7 @@ from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 
 _MOST_PAIRS = 12
-"""Pairs that are looked at, evenly chosen of those that differ."""
+"""Number of differing pairs that are examined, evenly chosen."""
 _LEAST_PAIRS = 3
 _MOST_OF_THEM = 0.75
 _LEFT = 0.15
@@ -44,7 +44,7 @@ class _Two(NamedTuple):
 
 @dataclass(frozen=True)
 class Alteration:
-    """Something that may have been done to images.
+    """A possible alteration of images.
 
     Attributes:
         left: share of the squared difference that it may leave unexplained.
@@ -57,7 +57,7 @@ class Alteration:
     margin: int = 0
 
     def explains(self, two: _Two) -> float:
-        """Return the share of the squared difference that is left; infinite if the image would get another size."""
+        """Return the share of the squared difference that remains; infinite if the size would change."""
         altered = self.change(two.a)
         if altered.shape != two.b.shape:
             return float("inf")
@@ -83,7 +83,7 @@ _EXACT = (
 
 
 def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return what was done to B's images, if one alteration explains most of those that differ from A's.
+    """Return the alteration that explains most of B's images that differ from A's, if there is one.
 
     That they are encoded as JPEG is nothing new of files that say so.
     """
@@ -136,7 +136,7 @@ def _as_jpeg(image: Pixels, quality: int, subsampling: int) -> Pixels:
 
 
 def _move(twos: Sequence[_Two]) -> Alteration | None:
-    """Return the move by whole pixels that fits most of the images; None if it is none."""
+    """Return the move by whole pixels that fits most of the images; None if they were not moved."""
     moves = Counter(_moved_by(two) for two in twos)
     (y, x), _ = moves.most_common(1)[0]
     if (y, x) == (0, 0):

@@ -121,7 +121,7 @@ class Endpoint:
         return ServedImages(contents, answer.seconds, notes)
 
     def ask(self, body: dict[str, Any]) -> HttpAnswer:
-        """Send a request and return the answer, whatever it is.
+        """Send a request and return any answer.
 
         Raises:
             NoAnswer: there is none.
@@ -129,7 +129,7 @@ class Endpoint:
         return send_patiently(self.url, body, self._timeout_s, self._key)
 
     def cancelled(self, body: dict[str, Any], after_s: float) -> bool:
-        """Send a request and hang up after so many seconds; return whether that was before its answer."""
+        """Send a request and hang up after some seconds; return whether that was before the answer."""
         try:
             send(self.url, body, after_s, self._key)
         except NoAnswer:

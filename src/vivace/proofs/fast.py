@@ -85,7 +85,7 @@ def speed(
 
 
 def untimed(prepared: Prepared) -> str | None:
-    """Return why the latency of a side is not known; None if it is."""
+    """Return why the latency of a side is unknown; None if it is known."""
     for source in (prepared.a, prepared.b):
         if isinstance(source.side, FolderSide):
             return f"{source.side.text} is a folder, of which nothing says how long its images took"

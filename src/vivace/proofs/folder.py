@@ -64,7 +64,7 @@ class FolderImages:
         }
 
     def by_order(self, pairs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Path]:
-        """Return the images by prompts and seeds, which are in their order.
+        """Return the images by prompts and seeds, in this order.
 
         Raises:
             UsageError: there are more or fewer.
@@ -125,7 +125,7 @@ def read_folder(name: str) -> FolderImages:
 
 
 def _facts(path: Path) -> dict[str, str]:
-    """Return the text of a PNG file; empty for all other files, and for damaged ones, which are named later."""
+    """Return the text of a PNG file; empty for other files, and for damaged ones, which are reported later."""
     from PIL import Image
 
     try:

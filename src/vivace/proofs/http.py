@@ -33,7 +33,7 @@ class NoAnswer(Exception):
 
 
 class NoConnection(NoAnswer):
-    """There is no server."""
+    """No connection to the server."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
 
 
 def _read(reply: Any, until: float) -> bytes:
-    """Return the body. The limit of the socket is for each piece alone, so a server could send for ever."""
+    """Return the body. The time limit of the socket holds for each piece, so a server could send for ever."""
     content = bytearray()
     while piece := reply.read1(_CHUNK_BYTES):
         content += piece

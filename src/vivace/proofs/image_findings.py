@@ -17,7 +17,7 @@ from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _SURELY = 0.98
-"""Match from which a single image counts as another one's; below it, simple images may be alike by chance."""
+"""Match from which an image counts as the same as another; below it, simple images may be alike by chance."""
 RequestOf = Callable[[PairFigures], str]
 """Returns the request that drew an image, or ""."""
 
@@ -57,7 +57,7 @@ def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
 
 
 def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
-    """Return which of B's images are equal though A's differ, and which setting B seems to ignore."""
+    """Return the images of B that are equal though A's differ, and the setting that B seems to ignore."""
     groups: dict[str, list[PairFigures]] = {}
     for pair in pairs:
         if pair.b.is_there and not pair.b.faults:
@@ -107,7 +107,7 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
 
 
 def mixed(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return whether a few images of B are other ones, where the rest are A's own to the last bit but rounding."""
+    """Return whether a few images of B are different, while the rest equal A's up to rounding."""
     compared = [pair for pair in pairs if pair.against]
     levels = [nearness(pair.against, own) for pair in compared]
     odd = [k for k, level in enumerate(levels) if level in (Nearness.ANOTHER, Nearness.CHANGED)]
@@ -159,7 +159,7 @@ def _original_of(
 
 
 def _differ(images: Sequence[ReadImage]) -> bool:
-    """Return whether images are not all the same; images that are missing tell nothing."""
+    """Return whether images are not all the same; missing images do not count."""
     return len({image.digest for image in images if image.is_there}) != 1
 
 

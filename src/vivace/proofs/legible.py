@@ -83,7 +83,7 @@ def num_asking(prompts: Sequence[str]) -> int:
 
 
 def check_words_can_be_read(prompts: Sequence[str], reader: TextReader | None) -> None:
-    """Raise what is missing for the claim that words are legible.
+    """Raise an error if the claim "legible" cannot be checked.
 
     Raises:
         UsageError: no prompt asks for words.

@@ -1,4 +1,4 @@
-"""Patterns that B's images have at fixed places and A's have not: seams, the grid of JPEG, checkerboards, few levels.
+"""Patterns that B's images have at fixed places and A's do not: seams, the grid of JPEG, checkerboards, few levels.
 
 A decoder that works in tiles leaves seams, an encoder of 8 by 8 pixels a grid, a wrong upsampling a checkerboard. They
 are at the same place in every image, so the mean over images shows what no single image does.
@@ -18,10 +18,10 @@ from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 
 _LEAST_PAIRS = 10
-"""With fewer, chance alone would put a step at the same place of nearly all of them."""
+"""With fewer, nearly all may have a step at the same place by chance."""
 _NEARLY_ALL = 0.9
 _STRONG = 0.15
-"""What a seam adds at least, of the mean step between neighbours."""
+"""The least that a seam adds, as a share of the mean step between neighbours."""
 _STRONG_GRID = 0.03  # the mean of many edges
 _LEAST_EDGES = 4
 _AROUND = 7  # columns
@@ -37,7 +37,7 @@ _PLACE_CELLS = 4
 
 
 def patterns(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return the patterns that most of B's images have and A's have not: few levels, a checkerboard, a watermark."""
+    """Return the patterns that most of B's images have and A's do not: few levels, a checkerboard, a watermark."""
     chosen = _comparable(pairs, own)
     if not chosen:
         return []
@@ -47,13 +47,13 @@ def patterns(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
 
 
 def seams(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return the lines along which B's images have steps that A's have not, which images that are moved have too."""
+    """Return the lines along which B's images have steps that A's do not; moved images have such lines too."""
     chosen = [pair for pair in _comparable(pairs, own) if not is_lossy(pair.b)]
     return _findings(chosen, own, [*_seams(_lights(chosen))], request_of) if chosen else []
 
 
 def _comparable(pairs: Sequence[PairFigures], own: OwnDistances) -> list[PairFigures]:
-    """Return the pairs of the commonest size; none if they are few, or none of them differs."""
+    """Return the pairs of the most common size; empty if they are few, or all are equal."""
     sound = [pair for pair in pairs if pair.is_complete and not (pair.a.faults or pair.b.faults)]
     sizes = [pair.a.size for pair in sound]
     size = max(set(sizes), key=sizes.count, default=None)
@@ -109,7 +109,7 @@ def _added_steps(lights: Sequence[tuple[Pixels, Pixels]]) -> Pixels:
 
 
 def _is_in_most(added: Pixels, strong: float) -> NDArray[np.bool_]:
-    """Return of each column of values whether nearly all images have more there.
+    """Return for each column whether nearly all images have larger values there.
 
     Images differ too much in what they show for a mean.
     """

@@ -83,7 +83,7 @@ class ImageSource:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Its settings, as far as they are known."""
+        """Its settings, where known."""
         if self.located is not None:
             return self.located.defaults
         return {} if self.images is None else self.images.settings.call

@@ -51,7 +51,7 @@ class KeptImage:
 
 
 class ProofStore:
-    """The images of both sides. `since` is when the first was drawn, `num_resumed` how many were before.
+    """The images of both sides. `since` is the time of the first, `num_resumed` the number drawn by earlier runs.
 
     Args:
         folder: of all proofs.
@@ -100,7 +100,7 @@ class ProofStore:
         )
 
     def keep_file(self, image: DrawnImage) -> KeptImage:
-        """Store only the file of an image, which is drawn anew each time."""
+        """Store only the file of an image that is drawn anew each time."""
         sha256 = hashlib.sha256(image.content).hexdigest()
         path = self._path(sha256, image.suffix)
         write_new(path, image.content)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vivace.proofs.drawing import Drawer
 
 OnProgress = Callable[[Letter, int, int], None]
-"""Called with the side, how many of its images are done, and their number."""
+"""Called with the side, the number of its finished images, and the number of all."""
 _MOST_IN_A_ROW = 5
 """Consecutive failures after which a side is not asked for the rest."""
 
@@ -201,7 +201,7 @@ def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> 
 
 
 def _seconds_again(prepared: Prepared, store: ProofStore, options: Options) -> list[float | None] | None:
-    """Return A's seconds when it was drawn again after B; None if that is not claimed."""
+    """Return A's seconds when it was drawn again after B; None without the claim "fast"."""
     if "fast" not in options.claims:
         return None
     images = [store.image("a", job) for job in timing_jobs(prepared)]
@@ -209,7 +209,7 @@ def _seconds_again(prepared: Prepared, store: ProofStore, options: Options) -> l
 
 
 def _resumed(prepared: Prepared, store: ProofStore) -> list[str]:
-    """Return which side was drawn by several processes, as after an interruption; each has its own latency."""
+    """Return the side that was drawn by several processes after an interruption; each process has its own latency."""
     letters: tuple[Letter, ...] = ("a", "b")
     notes = []
     for letter in letters:

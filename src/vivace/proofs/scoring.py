@@ -65,7 +65,7 @@ def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | Non
 
 
 def _find_clip(prepared: Prepared, scorer: str | None) -> tuple[LocatedScorer | None, list[str]]:
-    """Return the CLIP model, and why there is none."""
+    """Return the CLIP model, or None with the reason."""
     if scorer is None:
         return None, []
     if scorer != "auto":

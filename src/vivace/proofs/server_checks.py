@@ -34,11 +34,11 @@ _NAMES = {
     "end of a long prompt": "the end of a long prompt",
 }
 _BY_REFERENCE_ALONE = ("guidance_scale", "case of letters", "end of a long prompt")
-"""What good models may ignore; only against a reference that does not can it be said to be wrong."""
+"""Settings that good models may ignore; ignoring them is a fault only if the reference does not."""
 _OF_THE_SAME_MODEL = ("case of letters", "end of a long prompt")
-"""What another model than the reference's may ignore."""
+"""Settings that a model other than the reference's may ignore."""
 _THE_SAME_DB, _OTHER_DB = 54.0, 40.0
-"""PSNR from which an image is the reference's beyond doubt, and below which it is not, though its neighbour is."""
+"""PSNR from which an image is certainly the reference's, and below which it is certainly not, while another one is."""
 _OFF_DB = 46.0  # where its neighbour is equal to the last bit
 _RESIZED = 0.95
 """Match from which an image is another one, resized or cut."""
@@ -227,7 +227,7 @@ def _refusal(endpoint: Endpoint, body: dict[str, Any], name: str, otherwise: str
 
 
 def _leaves_reference(first: ReadImage, changed: ReadImage, reference: tuple[ReadImage, ReadImage]) -> bool:
-    """Return whether one image is the reference's to the last bits, and the other one surely not."""
+    """Return whether one image equals the reference's to the last bits, and the other certainly does not."""
     if (
         missing(*reference) is not None
         or reference[0].size != first.size

@@ -166,6 +166,6 @@ def counts(proof: Proof) -> list[tuple[str, int]]:
 
 
 def order_in_words(rows: Sequence[PageRow], proof: Proof) -> str:
-    """Return a sentence on which rows the page has."""
+    """Describe the choice and order of the page's rows."""
     total = len(proof.pairs)
     return "The worst first." if len(rows) == total else f"The worst {len(rows)} of {total}."

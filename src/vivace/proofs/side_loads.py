@@ -49,7 +49,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class SideLoad:
-    """A load on a side; or why there is none."""
+    """A load on a side, or the reason why there is none."""
 
     side: Literal["A", "B"]
     row: LoadRow | None

@@ -1,4 +1,4 @@
-"""Witnesses of quality that need no model: the first things to notice when a decoder, a scale or a dtype is wrong.
+"""Witnesses of quality that need no model and react first when a decoder, a scale or a dtype is wrong.
 
     sharpness    variance of the Laplacian of the luminance (see `measure.image_metrics`); a blurring decoder lowers it
     contrast     standard deviation of the luminance
@@ -31,7 +31,7 @@ _GAIN = 6.0  # standard deviation of the difference of two Laplacians, for white
 
 @dataclass(frozen=True)
 class ImageWitness:
-    """A figure of an image, and how far its mean may move.
+    """A figure of an image, with the margin for its mean.
 
     Attributes:
         margin: of the logarithm of the ratio, or of the difference.
