@@ -51,7 +51,7 @@ def recommend(
     task: Task | None = None,
     store: str | Path | Sequence[str | Path] | None = None,
 ) -> Recommendation:
-    """Return the best recipe by the records at hand: the store's, those that ship with vivace, published numbers.
+    """Return the best recipe by the existing records: the store's, those that ship with vivace, published numbers.
 
     Recipes are compared within a source, against its baseline. The model's own records on this GPU come first; what
     other models of the family or other GPUs say is marked. Nothing is measured, loaded or downloaded.
@@ -110,7 +110,8 @@ def checked_gpu(name: str, recorded: Iterable[str]) -> str:
 
 
 def _own_task(model: str) -> Task:
-    """Return the task that a model of the catalogue is published for; unknown for others without looking at files."""
+    """Return the task that a model of the catalogue is published for; unknown for other models, whose files are not
+    read."""
     entry = CATALOGUE.get(model.strip().lower().removeprefix(SYNTHETIC))
     return "text" if entry is None else own_task(entry.pipeline)
 

@@ -33,7 +33,7 @@ _UNITS = {
 
 
 class Criteria(Spec):
-    """The criteria of a question.
+    """The requirements that a recommended recipe must meet, and the goal.
 
     Attributes:
         model: a name of the catalogue, `synthetic:NAME`, or whatever the records call it.

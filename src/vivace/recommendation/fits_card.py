@@ -1,4 +1,5 @@
-"""What fits a card, for `vivace plan`: the ranking of `vivace recommend`, and its first recipe predicted to fit.
+"""Find recipes that fit a card, for `vivace plan`: the ranking of `vivace recommend`, and its first recipe predicted to
+fit.
 
 The ranking's memory is recorded, or estimated to a few percent. Before a recipe is proposed, its memory is predicted as
 `vivace plan --recipe` does, which takes seconds.
@@ -36,7 +37,7 @@ _ESTIMATE_ERROR = 0.03
 
 @dataclass(frozen=True)
 class Fitting:
-    """What fits a card.
+    """The recipes that fit a card.
 
     Attributes:
         answer: the ranking, the chosen recipe first.
@@ -63,7 +64,7 @@ class Fitting:
 def fitting(
     model: Weightless, published: Prediction, card: Card, on_attempt: Callable[[str], None]
 ) -> Fitting | None:
-    """Return the recipes that fit a card too small for the published model; None if none of the ranking does.
+    """Return the ranked recipes that fit a card too small for the published model; None if none does.
 
     Args:
         published: the prediction of the model without a recipe.
@@ -123,7 +124,7 @@ def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
 
 
 def _is_of(table: EvidenceTable, name: str, published: Prediction) -> bool:
-    """Whether a table has the planned size and number of images. A model's own size has all its tables."""
+    """Whether a table has the planned size and number of images. At the model's own size all of its tables count."""
     size, shipped = (published.height, published.width), footprints().get(name.removeprefix(SYNTHETIC))
     is_own_size = shipped is not None and size == (shipped.height, shipped.width)
     return published.batch == 1 and (is_own_size or (table.height, table.width) in ((None, None), size))

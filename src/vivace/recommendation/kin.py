@@ -1,4 +1,4 @@
-"""Models that are alike: the same architecture, or the same kind as an embedded model, whose images are judged."""
+"""Similar models: of the same architecture, or of the kind of an embedded model, whose images are judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW = 8
 
 @dataclass(frozen=True)
 class Kin:
-    """A model, and how far other models' records apply to it.
+    """A model, with the models whose records apply to it.
 
     Attributes:
         name: without "synthetic:".

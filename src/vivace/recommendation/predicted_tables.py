@@ -59,7 +59,7 @@ class Card:
 
 
 def typical_gpu(num_bytes: float) -> Gpu:
-    """Return a usual GPU of a size of memory: the smallest that has it, or the largest of all."""
+    """Return a usual GPU of a size of memory: the smallest GPU that has it, or the largest of all."""
     by_name = {chip.name: chip for chip in CHIPS}
     usual = [by_name[name] for name in _TYPICAL]
     return Gpu(next((chip for chip in usual if chip.memory_gb[0] * 1e9 >= 0.999 * num_bytes), usual[-1]))
@@ -107,7 +107,7 @@ def predicted_table(
 
 
 def _is_evidence(table: EvidenceTable, kin: Kin, gpu: Gpu) -> bool:
-    """Whether a table's times can be projected: the model's own, of vivace, on another GPU that is known."""
+    """Whether a table's times can be projected: the model's own, measured by vivace, on another known GPU."""
     return (
         table.kind == "committed"
         and table.model == kin.name

@@ -1,4 +1,4 @@
-"""Rank the rows of a table by a goal, and find those that cannot be told from the best."""
+"""Rank the rows of a table by a goal, and find those that are tied with the best."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE = 0.03
 MEMORY_NOISE = 0.01
 """Relative difference below which peaks of an allocator count as equal."""
 MIN_CALLS = 6
-"""Least number of timed calls that tell how much calls differ."""
+"""Smallest number of timed calls from which their spread is known."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def spread_ratio(row: EvidenceRow, *, by_p99: bool) -> float | None:
 
 
 def is_by_p99(table: EvidenceTable) -> bool:
-    """Whether the spreads of a table are compared by p99: if every row that has any has that."""
+    """Whether the spreads of a table are compared by p99: if every row with a spread has that."""
     spreads = [row.spread for row in table.rows if row.spread is not None]
     return bool(spreads) and all(source.p99_s is not None for source in spreads)
 

@@ -20,7 +20,7 @@ def _titled(text: str, label: str) -> str:
 
 
 class RecipeFigures(Spec):
-    """The figures of a recipe in the table of the answer; None where they are not known.
+    """The figures of a recipe in the table of the answer; None if unknown.
 
     Attributes:
         same_picture: whether it keeps the image of the table's baseline.
@@ -85,7 +85,7 @@ class Basis(Spec):
 
     @property
     def is_direct(self) -> bool:
-        """Whether it was measured on the requested GPU, or none was requested."""
+        """Whether it was measured on the requested GPU, or no GPU was requested."""
         return self.near in ("same", "any")
 
 
@@ -141,7 +141,7 @@ class OtherModel(Spec):
 
 
 class Recommendation(Spec):
-    """The best recipe by the records at hand. `print` it for the text; `to_json` returns plain data.
+    """The best recipe by the existing records. `print` it for the text; `to_json` returns plain data.
 
     Attributes:
         model: as it was found, without "synthetic:".
@@ -197,7 +197,7 @@ class Recommendation(Spec):
         return next((figures for figures in self.ranking if figures.recipe == recipe), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as plain data: what `vivace recommend --format json` prints."""
+        """Return the answer as plain data, as `vivace recommend --format json` prints it."""
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
