@@ -1,4 +1,4 @@
-"""How far a row is from the limit of its device, and where the rest of the time goes.
+"""The distance of a row from the limit of its device, and the causes of the difference.
 
 The limit is the time of the recipe's own operations at the measured ceilings, with perfect fusion and without gaps: of
 each component the larger of its operations' time and the time to read its weights once a call.

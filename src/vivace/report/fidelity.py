@@ -1,4 +1,4 @@
-"""Quality: how close a recipe's images are to the baseline's. Whether that is close enough, `gate` decides.
+"""Quality: how close a recipe's images are to the baseline's. `quality_gate` decides whether that is close enough.
 
 Everything here is computed from the stored figures of single images when records are read, so limits can change later.
 """
@@ -15,12 +15,12 @@ from vivace.spec.record import ImageRecord, Record
 from vivace.stats import Interval, mean_interval
 
 CAP = 0.2
-"""At the gate no single image counts for less than 80 % or more than 120 %: how many images suffered says more than
-how much one of them did, and one lost image in 39 should not disappear in the spread of the others."""
+"""At the gate no single image counts for less than 80 % or more than 120 %: the number of damaged images says more than
+the damage of one, and one lost image in 39 should not disappear in the spread of the others."""
 SURE_PASS, SURE_FAIL = 0.95, 0.9
-"""How sure the gate is that what passes reaches the limit, and that what fails does not. A ruined recipe that passes
-misleads; one that fails for nothing costs a second look, and more prompts. Chosen on the calibrated half of
-docs/quality.md, where all from 0.55 to 0.93 judge alike."""
+"""Confidence that a passing recipe reaches the limit, and that a failing one does not. A ruined recipe that passes
+misleads; a good one that fails costs a second look and more prompts. Chosen on the calibrated half of docs/quality.md,
+where all from 0.55 to 0.93 judge alike."""
 ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
 
 
@@ -253,7 +253,7 @@ def _mean_alone(rows: Sequence[ImageFigures], name: str) -> Interval | None:
 
 
 def _over_prompts(values: Sequence[tuple[float, str]]) -> Interval:
-    """Return the mean of values that each have a prompt."""
+    """Return the mean of values over prompts."""
     return mean_interval([value for value, _ in values], [prompt for _, prompt in values])
 
 

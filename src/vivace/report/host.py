@@ -1,4 +1,4 @@
-"""Whether the host's CPU disturbed a measurement: other programs held it up, or its speed changed meanwhile."""
+"""Check whether the host's CPU disturbed a measurement: by other programs, or by a change of its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure a comparison again: the command with its whole workload, and the prompts as a file."""
+"""The command that measures a comparison again, with its whole workload, and the prompts as a file."""
 
 from __future__ import annotations
 

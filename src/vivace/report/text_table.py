@@ -19,7 +19,7 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of texts. Foreign text is safe in it: no cell changes the table, or controls a terminal.
+    """A table of texts. Foreign text is escaped, so that no cell changes the table or controls a terminal.
 
     Attributes:
         left: headings of columns that are aligned to the left; the first one always is.

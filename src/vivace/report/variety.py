@@ -1,4 +1,4 @@
-"""Differences of images from each other, beside those of the baseline's.
+"""The differences among a recipe's images, compared with those among the baseline's.
 
 A recipe whose seeds all give one image is not as good as the baseline, however good that image is. Every image is
 stored with two descriptions: a thumbnail, and the embedding of the CLIP model that scored it. Two images are as far
@@ -37,7 +37,8 @@ SURE_PASS, SURE_FAIL = 0.95, 0.9
 """As in `report.fidelity`."""
 _FARTHEST = math.log(4)
 _ROUNDING = {"colours": 0.5, "shapes": 0.5, "content": 0.01}
-"""Added to both distances of a ratio: what rounding to 8 bits makes of equal images. Of 255; of a unit vector."""
+"""Added to both distances of a ratio: the distance that rounding to 8 bits gives equal images. Out of 255; of a unit
+vector."""
 _COPIES, _FAR = 2.5, 8.0
 """Thumbnails nearer than 2.5 levels of 255 are copies if the baseline's are 8 times as far apart. Noise with a standard
 deviation of 10 levels, on images of 128 pixels, leaves 1.8."""
@@ -64,7 +65,7 @@ class VarietyShare:
 
 @dataclass(frozen=True)
 class Variety:
-    """How much a recipe's images differ from each other, beside the baseline's.
+    """How much a recipe's images differ from each other, compared with the baseline's.
 
     Attributes:
         bounds: of the mean of all shares among seeds, or among prompts where each has one seed.
@@ -80,7 +81,7 @@ class Variety:
 
     @property
     def lowest(self) -> VarietyShare:
-        """The share that is surest to be low."""
+        """The share that is most certain to be low."""
         return min(
             self.shares,
             key=lambda share: share.bounds.point if share.bounds.high is None else share.bounds.high,
@@ -88,7 +89,7 @@ class Variety:
 
 
 def variety(figures: Sequence[ImageFigures], references: Sequence[ImageFigures]) -> Variety | None:
-    """Compare how much images differ; None if any was stored without a thumbnail, or if there is but one.
+    """Compare how much images differ; None if any was stored without a thumbnail, or if there is only one.
 
     Args:
         figures, references: of a recipe's images, and of the baseline's of the same prompts and seeds.
