@@ -1,4 +1,4 @@
-"""Count the floating-point operations of a forward pass while it runs. On meta tensors nothing is computed.
+"""Count the floating-point operations of a forward pass while it runs, or on meta tensors, without computing.
 
 One multiply-add is 2 FLOP. As usual, only matmuls, convolutions and attention are counted; everything else is
 memory-bound. Attention is counted in full even with a causal mask.
@@ -76,7 +76,7 @@ def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
 def count_calls(
     call: Callable[[], Any], modules: Mapping[str, Any], *, stateless: Collection[str] = ()
 ) -> dict[str, Calls]:
-    """Run `call` once without gradients, and count what each of these modules computes in it.
+    """Run `call` once without gradients, and count the operations of each of these modules.
 
     Args:
         modules: by name; none inside another. Their forward hooks count as well.
@@ -131,7 +131,7 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
 
 
 def _shape(value: Any) -> str:
-    """Return an input's shape, or the value itself if it is no tensor."""
+    """Return an input's shape, or the value itself if it is not a tensor."""
     return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
 
 

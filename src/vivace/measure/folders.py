@@ -44,7 +44,7 @@ _MAX_OTHERS = 12
 
 
 def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
-    """Return the names of images that are in both folders, in their natural order, and of those in only one.
+    """Return the names of images in both folders, in natural order, and of those in only one.
 
     Raises:
         UsageError: not a folder, or no common name.

@@ -45,7 +45,7 @@ class DamageKind:
 
 @dataclass(frozen=True)
 class HarmlessChange:
-    """A change that no viewer would mind."""
+    """A change that no viewer would notice or mind."""
 
     name: str
     change: Callable[[Pixels, np.random.Generator], Pixels]
