@@ -1,4 +1,4 @@
-"""Which GPUs a prediction fits, and what to change so that it fits a smaller one."""
+"""Find the GPUs that a prediction fits, and the changes that make it fit a smaller one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RESERVE_BYTES = 1_000_000_000
 An assumption.
 """
 _WORTH_IT = 0.99
-"""Share of the memory below which a change counts."""
+"""Share of the memory that a change must save to count."""
 _SMALLEST = 256
 """Smallest proposed side, pixels."""
 _FREE, _UNKNOWN = 1.0, 0.9
-"""Assumed speed-up of a change of the precision or of the VAE alone, and of others that no record knows."""
+"""Assumed speed-up of a change of precision or of the VAE only, and of other changes without a record."""
 LARGEST_ENCODER = "text_encoder_2"
-"""What techniques call the largest text encoder in the recipes that they propose, since FLUX's and SDXL's is that."""
+"""The name of the largest text encoder in the recipes that techniques propose, as in FLUX and SDXL."""
 SpeedOf = Callable[[str], float | None]
 
 
@@ -47,7 +47,8 @@ class RecipeChange:
 
 
 def fits(prediction: Prediction, card_bytes: float) -> bool:
-    """Whether loading and calling fit, with the reserve. A GPU of N GB counts as N * 10**9 bytes, which all have."""
+    """Whether loading and calling fit, with the reserve. A GPU of N GB counts as N * 10**9 bytes, which every such GPU
+    has."""
     return prediction.needed_bytes + RESERVE_BYTES <= card_bytes
 
 
