@@ -1,4 +1,5 @@
-"""The baseline's images that a witness is calibrated on: drawn once, kept as files, drawn on after an interruption."""
+"""The baseline's images that a witness is calibrated on: drawn once, kept as files, and continued after an
+interruption."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest
 
 OnImage = Callable[[int, int], None]
-"""Called with the number of images that are done, and of all."""
+"""Called with the number of finished images, and of all."""
 
 
 @dataclass(frozen=True)
