@@ -94,7 +94,7 @@ def check_files(
 
 
 def check_places(folder: Path, components: Iterable[str]) -> None:
-    """Raise UnusableModel for anything in a model's folder that is neither a file nor a folder, or leads elsewhere.
+    """Raise UnusableModel for anything in a model's folder that is neither a file nor a folder, or links out of it.
 
     Libraries look for more files than `check_files` is given, and would wait for a pipe, or read a device without end.
     """

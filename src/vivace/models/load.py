@@ -173,7 +173,7 @@ def _from_files(located: LocatedModel, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _lacking(located: LocatedModel) -> Iterator[None]:
-    """Explain that a single file lacks weights: diffusers then fails to copy those that it never read."""
+    """Explain that a single file lacks weights: diffusers fails to copy those it never read."""
     try:
         yield
     except NotImplementedError as error:
@@ -204,7 +204,7 @@ def _check_names(located: LocatedModel, contents: Contents) -> None:
 
 
 def _check_filled(located: LocatedModel, pipe: Any) -> None:
-    """Raise UnusableModel for weights that the model's files do not have; libraries leave them without values."""
+    """Raise UnusableModel for weights missing in the model's files, which libraries leave without values."""
     import torch
 
     for part, component in pipe.components.items():
@@ -219,7 +219,8 @@ def _check_filled(located: LocatedModel, pipe: Any) -> None:
 
 
 def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> None:
-    """Raise UnusableModel if a single file has more of a denoiser than its model; diffusers would leave it out."""
+    """Raise UnusableModel if a single file has more denoiser weights than its model, since diffusers would drop
+    them."""
     num_loaded = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
     if contents.num_values is not None and contents.num_values > num_loaded:
         _check_names(located, contents)

@@ -72,7 +72,7 @@ class _Found:
 
 
 def check_files(task: Task | None, files: Files, strength: float | None) -> Task:
-    """Return the task of a set of files, having checked that they go together.
+    """Check that a set of files go together, and return their task.
 
     Args:
         task: as asked; None if it was not.
@@ -322,7 +322,7 @@ def _check_masks(pictures: Sequence[_Found]) -> None:
 
 
 def _note(each: _Found, index: int, image: Image, height: int, width: int) -> str:
-    """Return how fitting changes a user's image; empty if hardly anything is cut off."""
+    """Describe how fitting changes a user's image; empty if hardly anything is cut off."""
     if each.kind == "mask" or image.size == (width, height):
         return ""
     scale = max(width / image.width, height / image.height)

@@ -17,7 +17,7 @@ from typing import Any
 DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "")
 """Prefixes that tools write before the names of a denoiser's tensors; "net." is NVIDIA's."""
 SD2 = "sd2"
-"""Stands for a catalogue name in rows of SD 2, which the catalogue does not have."""
+"""Placeholder for a catalogue name in rows of SD 2, which the catalogue lacks."""
 SUPPORTED = "supported are single files of SD 1.5, SDXL, SD 3.5, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
 
 _FOLDER = f"give it as a folder in diffusers' format, or as org/repo of the hub ({SUPPORTED})"
