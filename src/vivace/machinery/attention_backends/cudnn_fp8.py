@@ -62,7 +62,7 @@ def attend(
 # Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
 @functools.cache
 def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stride: int, device: int) -> Any:
-    """Return what executes cuDNN's plan for one shape of queries and of keys.
+    """Return a function that executes cuDNN's plan for one shape of queries and keys.
 
     Args:
         keys: of keys and values their number, their heads, and from token to token how many elements.
