@@ -77,7 +77,7 @@ class OffloadedModule:
         return write_copies(self.allocate())
 
     def allocate(self) -> list[Copy]:
-        """Put uninitialised device tensors in the place of all tensors; the caller writes the copies."""
+        """Replace all tensors by uninitialised device tensors; the caller writes the copies."""
         import torch
 
         copies: list[Copy] = []
