@@ -102,15 +102,6 @@ def draw_untimed(
     return drawn
 
 
-def open_trial(trial: Trial) -> Session:
-    """Return the trial's model with its recipe applied, for calls that are not measured.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-    """
-    return OpenTrial(trial).session
-
-
 class OpenTrial:
     """A trial's model with its recipe applied, for calls that are not measured.
 

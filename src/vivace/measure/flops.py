@@ -113,7 +113,7 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
     def remembered(*args: Any, **kwargs: Any) -> Any:
         nonlocal saved
         named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
-        key = tuple(map(_shape, tree_leaves(named)))
+        key = tuple(map(shape_text, tree_leaves(named)))
         if key in counted:
             output, flops = counted[key]
             saved += flops
@@ -130,7 +130,7 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
         module.forward = forward
 
 
-def _shape(value: Any) -> str:
+def shape_text(value: Any) -> str:
     """Return an input's shape, or the value itself if it is not a tensor."""
     return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
 

@@ -66,9 +66,9 @@ class Need:
         return max(self.peak_bytes, self.loading_bytes)
 
 
-def largest_encoder(published: Prediction) -> str | None:
+def largest_encoder(prediction: Prediction) -> str | None:
     """Return the name of the text encoder with the most bytes: T5, or a language model; None if there is none."""
-    encoders = [part for part in published.components if part.name in TEXT_ENCODERS]
+    encoders = [part for part in prediction.components if part.name in TEXT_ENCODERS]
     return max(encoders, key=lambda part: part.num_bytes).name if encoders else None
 
 

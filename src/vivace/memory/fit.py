@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.memory.estimate import largest_encoder
 from vivace.memory.predict import Prediction
 from vivace.memory.remembered import predicted
 from vivace.memory.weightless import Weightless
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.technique import DENOISERS, TEXT_ENCODERS, Stage
+from vivace.technique import DENOISERS, Stage
 from vivace.techniques import TECHNIQUES
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
@@ -146,7 +147,7 @@ def _saving_changes(
         changes.append(RecipeChange("+".join(added) if len(added) > 1 else what, after))
         return after
 
-    for extra in _saving_recipes(speed_of, _largest_encoder(now)):
+    for extra in _saving_recipes(speed_of, largest_encoder(now)):
         if fits(now, card_bytes):
             return changes
         if _touches_vae_only(extra) and now.peak_stage != "vae":
@@ -169,12 +170,6 @@ def _saving_changes(
             break
         now = attempt(f"{width}x{height} pixels", recipe, height=height, width=width) or now
     return changes
-
-
-def _largest_encoder(prediction: Prediction) -> str | None:
-    """Return the name of the text encoder with the most bytes: T5, or a language model; None if there is none."""
-    encoders = [component for component in prediction.components if component.name in TEXT_ENCODERS]
-    return max(encoders, key=lambda component: component.num_bytes).name if encoders else None
 
 
 def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:

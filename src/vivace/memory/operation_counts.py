@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivace.measure.flops import Kind, kind_of, weights_of
+from vivace.measure.flops import Kind, kind_of, shape_text, weights_of
 from vivace.spec.ceilings import ComponentWork, Work
 from vivace.technique import COMPONENTS, Stage, Technique, component_of, working_part
 
@@ -252,7 +252,7 @@ def _repeated(
     @functools.wraps(forward)
     def repeated(*args: Any, **kwargs: Any) -> Any:
         named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
-        key = tuple(map(_shape, tree_leaves(named)))
+        key = tuple(map(shape_text, tree_leaves(named)))
         if key in counted and steps() >= _TRACED_STEPS:
             layout, flop, calls = counted[key]
             operations.repeat(flop)
@@ -287,8 +287,3 @@ class _Layout:
         import torch
 
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-
-
-def _shape(value: Any) -> str:
-    """Return an input's shape, or the value itself if it is not a tensor."""
-    return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     """A tensor on the device, and the host tensor that it is a copy of."""
 
 
+def is_moved_by_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks of accelerate or diffusers move this module between devices."""
+    from diffusers.hooks.group_offloading import _is_group_offload_enabled
+
+    return hasattr(module, "_hf_hook") or bool(_is_group_offload_enabled(module))
+
+
 def write_copies(copies: list[Copy]) -> int:
     """Copy each host tensor to its device tensor on the current stream. Returns the bytes."""
     with no_autograd():
