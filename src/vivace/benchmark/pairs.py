@@ -131,8 +131,8 @@ def compare(
         timing = timing.model_copy(update={"threads": default_threads(comparison.located)})
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
-        if comparison.pictures is not None:
-            save_sources(opened.folder / "sources", comparison.pictures.by_sha)
+        if comparison.sources is not None:
+            save_sources(opened.folder / "sources", comparison.sources.by_sha)
         if launcher is None:
             launcher = stack.enter_context(start_launcher(study.device))
         environment = ask_environment(launcher, study.device, timing.threads)

@@ -122,8 +122,8 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         if pool is None and settings.is_spread:
             pool = stack.enter_context(closing(settings.start_pool(study.device, launcher)))
         for comparison in checked:
-            if comparison.pictures is not None:
-                save_sources(store.folder / "sources", comparison.pictures.by_sha)
+            if comparison.sources is not None:
+                save_sources(store.folder / "sources", comparison.sources.by_sha)
         running = replace(settings, progress=counting, launcher=launcher, pool=pool)
 
         def measure(rounds: int) -> Run:

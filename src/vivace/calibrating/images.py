@@ -72,7 +72,7 @@ def images_of(prepared: CheckedRequest, store: Path) -> CalibrationImages:
     except OSError as error:
         raise StoreError(f"--store {store} cannot be written: {error.strerror or error}") from None
     replace(folder / "of.json", (identity + "\n").encode())
-    return CalibrationImages(folder, tuple(prompt for _, prompt, _ in workload.pictures()))
+    return CalibrationImages(folder, tuple(prompt for _, prompt, _ in workload.images()))
 
 
 def draw_missing(
@@ -94,7 +94,7 @@ def draw_missing(
     missing = images.missing
     if not missing:
         return
-    calls = {k: (k, prompt, seed) for k, prompt, seed in prepared.workload.pictures()}
+    calls = {k: (k, prompt, seed) for k, prompt, seed in prepared.workload.images()}
     total = len(calls)
     with explained(prepared.located), quiet():
         session = prepared.open(device)

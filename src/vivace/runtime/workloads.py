@@ -151,7 +151,7 @@ def check_size(located: LocatedModel, workload: Workload) -> None:
             )
     if workload.pixel_steps > MAX_PIXEL_STEPS:
         raise WorkloadError(
-            f"{workload.num_pictures} images of {workload.width}x{workload.height} at "
+            f"{workload.num_images} images of {workload.width}x{workload.height} at "
             f"{workload.num_inference_steps} steps are {workload.pixel_steps:.1e} pixel steps, more than "
             f"{MAX_PIXEL_STEPS:.0e}; give fewer or smaller images"
         )

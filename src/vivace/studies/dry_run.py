@@ -134,7 +134,7 @@ def estimates(
                 and record.trial.workload == workload
             ]
             # Random weights have no images: only the timed calls are made.
-            images = workload.num_pictures if model_part.study.quality.enabled else 0
+            images = workload.num_images if model_part.study.quality.enabled else 0
             estimates.append(
                 _estimate(about, workload, model_part.study.timing, images, mine, predict, on_gpu)
             )

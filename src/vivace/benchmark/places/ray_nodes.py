@@ -231,7 +231,7 @@ def _sources_of(job: Job) -> dict[str, bytes]:
     """Return the files of the images that a job's trials start from, by the sha256 of their pixels."""
     if job.sources is None:
         return {}
-    shas = {sha for trial in job.trials for source in trial.workload.sources for sha in source.pictures}
+    shas = {sha for trial in job.trials for source in trial.workload.sources for sha in source.hashes}
     return {sha: image_path(Path(job.sources), sha).read_bytes() for sha in sorted(shas)}
 
 
