@@ -47,15 +47,15 @@ class Tuned:
     """The answer of `vivace.tune`. `print(tuned)` shows it; `recipe` is the pick's text.
 
     Attributes:
-        pick: the recipe that won; None if none was shown to be better than the baseline.
+        pick: the winning recipe; None if none was shown to be better than the baseline.
         rows: the final: the baseline, the pick and the runner-up, interleaved.
         history: every result, the most thorough of each recipe.
         cut: options that were left out, with the reason.
         options: steps, size and images that are not the model's own, as options of `vivace generate`.
-        task: what was drawn from.
-        notes: what a reader must know: what quality rests on, which limit could not be met.
+        task: the task of the images.
+        notes: remarks for the reader, such as the basis of the quality verdict, or a limit that could not be met.
         explanation: the posterior of each technique, and its sources.
-        expected: logarithm of the gain that is expected of the pick with one technique less, by recipe.
+        expected: logarithm of the expected gain of the pick with one technique less, by recipe.
         command: the command line of the search.
     """
 

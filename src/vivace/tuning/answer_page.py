@@ -1,6 +1,6 @@
 """The page of one search as a self-contained HTML file: the answer, its proof, its images, and all attempts.
 
-It is about that search alone: the rows of its final and the recipes that it tried, not what else the store holds.
+It covers that search only: the rows of its final and the recipes that it tried, nothing else in the store.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
 def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Recipe]:
     """Return the pick with tried techniques that are expected to make it faster, if the budget allows.
 
-    What is tried is tried for what it tells, and the last trials mostly tell that it fails; this is for the answer.
+    Trials are chosen for their information, and the last ones mostly fail; this recipe is chosen to be the answer.
     """
     recipe = search.sampler.assembled(pick.recipe, search.history)
     if recipe in {pick.recipe, *(result.recipe for result in others)}:
@@ -54,9 +54,9 @@ def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Re
 def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
     """Replace the last of three finalists by their common part, if that may be as fast.
 
-    Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such
-    as `tf32` in bf16, and no belief tells it from a gain of 1 %. Measured beside them, the common part is the
-    answer if it is as fast.
+    Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such as `tf32`
+    in bf16, which the model cannot tell from a gain of 1 %. The common part, measured beside them, is the answer if it
+    is as fast.
     """
     shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
     common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))

@@ -27,7 +27,7 @@ def useful(samples: NDArray[np.float64], floor: float, number: int, least: float
     Args:
         samples: gains (samples, candidates), no more than `floor` where a candidate does not pass.
         floor: the gain that a proposal has to exceed.
-        least: what the first has to add to it.
+        least: the improvement that the first candidate must add.
     """
     reached = np.full(len(samples), floor)
     chosen: list[int] = []

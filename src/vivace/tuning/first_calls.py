@@ -19,7 +19,7 @@ class FirstCalls(Forwarding):
 
     Attributes:
         progress: receives everything.
-        check: takes the least seconds of later calls, and their likely seconds. What it raises ends the round.
+        check: takes the least seconds of later calls, and their likely seconds. An error that it raises ends the round.
     """
 
     check: Callable[[float, float], None]

@@ -29,7 +29,7 @@ class QualityJudge:
         trusts: whether quality is taken from another model.
         reason: why there is no CLIP model; "" if there is one, or if images show nothing anyway.
         usual: the CLIP model that would judge this model's images.
-        limits_from: where the limits of the models that judge come from, in sentences.
+        limits_from: sentences about the sources of the judging models' limits.
     """
 
     quality: QualityRequest = field(default_factory=QualityRequest)
@@ -63,7 +63,7 @@ class QualityJudge:
     def notes(self, command: str) -> list[str]:
         """Describe the search without a judge, what a judge would add, and the command for it.
 
-        With a judge, where its limits come from.
+        With a judge, describe the source of its limits.
         """
         if not self.reason:
             return list(self.limits_from)
@@ -91,7 +91,7 @@ def judge_of(
         shows_nothing: the images show nothing, though the model's weights are its own.
 
     Raises:
-        UsageError: a limit or a judge that cannot be asked for here.
+        UsageError: a limit or a judge that does not apply here.
         UnknownModel, Unsupported: there is no such scorer or witness.
     """
     is_synthetic = located.model.is_synthetic

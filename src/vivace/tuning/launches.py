@@ -1,8 +1,7 @@
 """Expected gain of CUDA graphs before they are tried, from the launch gaps in a trace.
 
-A GPU that waits for the CPU to launch its kernels gains from a replay, which is one launch, about the time that it
-waits. That depends on the host, so another host's records of captured recipes count less where this one is
-slow.
+A GPU that waits for the CPU to launch its kernels gains about the waiting time from a replay, which is a single launch.
+The gain depends on the host, so records of captured recipes from other hosts count less where this one is slow.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def wait_of(result: Result, targets: Sequence[str] = ()) -> float:
 def over_the_usual_baseline(history: Sequence[Result]) -> list[Result]:
     """Return the results, with gains relative to the baseline's usual time where that is more precise.
 
-    A baseline that waits for the CPU takes 3.4 s in one comparison and 6.5 in the next on a shared host. A recipe that
-    keeps the GPU busy takes the same each time, so its gain over the baseline beside it is the baseline's noise.
+    On a shared host, a baseline that waits for the CPU took 3.4 s in one comparison and 6.5 s in the next. A recipe
+    that keeps the GPU busy takes the same time in both, so the difference between its gains is the baseline's noise.
     """
     beside = {
         round(math.log(result.seconds) + result.gain, 6)

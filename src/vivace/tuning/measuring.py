@@ -52,8 +52,8 @@ class Bench:
         time: when the parts of the search have to end.
         finals: comparisons of finalists with the baseline, with all images that were drawn of them.
         left_out: finalists that the last final had no time for.
-        peaks: what `vivace plan` predicts.
-        pace: how long measurements take here.
+        peaks: predictions of `vivace plan`.
+        pace: estimates of the times of measurements.
     """
 
     model: str
@@ -350,7 +350,7 @@ class Bench:
     def rung_of(self, run: Invocation, workload: Workload) -> tuple[Rung | None, float]:
         """Return the rung of this search that a stored run measured, None for none, and the steps that it left out.
 
-        A comparison that was typed counts as a final if it is as thorough.
+        A comparison that the user ran counts as a final if it is as thorough.
         """
         rung = RUNGS.get(run.purpose)
         if run.purpose is Purpose.COMPARISON and (run.rounds or 1) >= FINAL_ROUNDS:

@@ -21,8 +21,8 @@ def parts_of(technique: Technique) -> frozenset[str]:
 def path_of(recipe: Recipe) -> tuple[str, ...] | None:
     """Return the techniques that decide on the path of the latents: those that change the image, except for the VAE's.
 
-    What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
-    errors is then the same with it and without.
+    Techniques that only round leave the path as it is, and so does another decoder. The interaction of the techniques
+    on the path is then the same with and without them.
     """
     changing = sorted(t.text for t in recipe if not t.same_picture and t.targets != ("vae",))
     return tuple(changing) or None

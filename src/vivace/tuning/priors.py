@@ -30,13 +30,13 @@ from vivace.tuning.space import is_recommended
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction for this model on this GPU."""
-_NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
+_NO_GPU = 0.2  # larger where no GPU is known: all records are of GPUs
 SAME = 0.1
 """Largest error of a gain of this model: only other models' or families' measurements have a larger one."""
 _MUCH_SLOWER = -0.3
 """The gain below which a combination says nothing about its parts: one part may repair what another breaks (fp32 and
 tf32 on a bf16 model)."""
-_NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
+_NOT_THE_BASELINE = 0.1  # larger for a gain over a recipe that is not the baseline
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
 _REPLACED_SHARE = 0.3
@@ -88,7 +88,7 @@ def _effect_of_training(
 ) -> Prior | None:
     """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they save.
 
-    Of other techniques that leave work out the gain could be counted as well. But a search that expects it tries the
+    The gain of other techniques that leave work out could be counted as well. But a search that expects it tries the
     most reckless of them first, and finds less (docs/tuning.md).
     """
     if objective.measures_memory:
@@ -115,7 +115,7 @@ def _effect(
     if objective.measures_memory:
         return Prior(0.2, 0.3) if saves_memory else Prior(0.0, 0.08)
     reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
-    # What changes the image does so to skip work. What saves memory mostly pays with time.
+    # Techniques that change the image do so to skip work. Those that save memory mostly cost time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
     sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
     if not is_recommended(technique):
@@ -138,8 +138,8 @@ def known_sources(
 ) -> tuple[PriorSource, ...]:
     """Return the gains of recipes in vivace's records, contributions and published studies, for a device.
 
-    What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
-    work out is taken over: it gains on any device.
+    The records are of GPUs. A CPU compiles, rounds and multiplies differently, so it takes over only techniques that
+    leave work out, which gain on any device.
 
     Args:
         without: sources to leave out: "records", or the number of a study, e.g. "000". A replay leaves out what it

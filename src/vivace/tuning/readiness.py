@@ -99,7 +99,7 @@ def check_ready(
 def _located(name: str) -> tuple[LocatedModel | None, str | None]:
     """Return the model's parts on this machine, and the repositories of the others; "" if they are unknown.
 
-    A name that is no model's is reported where it is looked up.
+    An unknown model name is reported where it is looked up.
     """
     try:
         located = find_model(name, download=False)

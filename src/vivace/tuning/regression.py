@@ -46,7 +46,7 @@ class Datum:
 def merged(data: Sequence[Datum]) -> list[Datum]:
     """Return one figure for each recipe: the mean, weighted by precision, with the smallest of the errors.
 
-    Sources share models and methods, so that they agree does not make them more precise.
+    Sources share models and methods, so their agreement does not make them more precise.
     """
     by_recipe: dict[Recipe, list[Datum]] = {}
     for datum in data:
@@ -67,9 +67,9 @@ class Regression:
         effects: of techniques, by text or by name, and by name@component; others have `usual`.
         knob_share: standard deviation of a knob's effect, in shares of its technique's.
         pair_sd: of the effect of a pair.
-        own_sd: what single recipes differ from the sum of their effects.
-        kind_sd: what recipes of one kind differ from it together.
-        kind_of: what recipes of one kind have in common; None for a recipe that has no kind.
+        own_sd: deviation of single recipes from the sum of their effects.
+        kind_sd: common deviation of recipes of one kind.
+        kind_of: returns the kind of a recipe, or None.
         shared_sd: error that all figures share, because all are relative to the baseline.
         weight_of: a technique's effect in a recipe, in shares of its effect on the baseline; see `reweigh`.
     """
@@ -211,7 +211,7 @@ class Regression:
                 for name, value in technique.values.items()
                 if value != technique.knobs()[name].default
             ]
-            # A technique's effect on one component says nothing of its effect on another.
+            # A technique's effect on one component says nothing about its effect on another.
             for where in technique.targets or ("",):
                 reach = self.effects.get(f"{technique.name}@{where}", effect)
                 weight = self.weight_of(recipe, technique, (where,) if where else ())

@@ -21,7 +21,7 @@ RUINED = 0.15
 _LEAST_ERROR = 0.01
 _UNKNOWN_ERROR = 0.08  # of one round without an interval
 _DISTURBED_ERROR = 0.10
-_PROVEN_ERROR = 0.004  # of a slack: what another build of the same library, or another seed, changes
+_PROVEN_ERROR = 0.004  # error of a slack: what another build of a library, or another seed, makes of it
 _SURE = 0.95  # of the bounds that a judgement before the final has
 
 
@@ -43,8 +43,8 @@ class Result:
     Attributes:
         gain: logarithm of the goal's improvement over the baseline beside it: time or memory, more is better.
         error: its standard error.
-        slack: by how much quality exceeds its limit at the lower bound of its interval; negative: by how much less. Of
-            few images, as it is to be expected of all that the final draws.
+        slack: the margin of quality above its limit at the lower bound of its interval; negative below it. For few
+            images, as expected for all images of the final.
         slack_error: its standard error, as a prediction of the final's.
         own_error: standard error of the logarithm of its own figure, beside others of its comparison; 0 if unknown.
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
@@ -103,9 +103,9 @@ def result_of_row(
 
     Args:
         steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
-        final_prompts: by which quality is going to be decided; 0: no more than these. Further seeds of a prompt count
+        final_prompts: the number that will decide on quality; 0 for only these. Further seeds of a prompt count
             as the root of their number, since images of one prompt suffer together.
-        sure: how sure each look of the final has to be that a recipe passes; a final's row has its bounds at that.
+        sure: confidence of each look of the final that a recipe passes, at which a final's row has its bounds.
     """
     recipe = recipe_of(row.record)
     if recipe is None:
@@ -211,7 +211,7 @@ def expected_low(
     Args:
         prompts, images: that the bounds are of.
         final: prompts of the final.
-        sure: how sure each look of the final has to be.
+        sure: confidence of each look of the final.
         of_the_final: these are the first of its images, with bounds as sure as that; else it draws others.
     """
     if bounds.low is None:

@@ -1,10 +1,10 @@
 """The search: screen promising recipes, judge the better half, prove the best beside the baseline.
 
 With a time limit it has an answer in the first half: a final of recipes of which one almost certainly passes.
-What is bolder replaces the answer only where another final proves it.
+A bolder recipe replaces the answer only where another final proves it.
 
-What is measured goes through a `Measurer`, which is the benchmark, or in tests a recorded grid. The history is all that
-the search knows; it comes from the store, so an interrupted search goes on where it stopped.
+All measurements go through a `Measurer`: the benchmark, or in tests a recorded grid. The search knows only the history,
+which comes from the store, so an interrupted search goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Search:
 
     Attributes:
         judges: whether quality is judged; if not, screening is followed by the final.
-        history: everything that is known; results of an earlier run come first.
+        history: all results; those of an earlier run come first.
         proven: the rows of the last final.
     """
 
@@ -89,7 +89,7 @@ class Search:
         """Screen and judge recipes until `stops` says so, or only the final still fits."""
         number = self.budget.number
         if self.judges and number >= _MANY:
-            number -= 1  # for what a final has shown to pass, with all that works; see `_assembled`
+            number -= 1  # for recipes that passed a final, with all techniques that work; see `_assembled`
         while (
             not self.exhausted
             and self.num_trials < number
@@ -155,7 +155,7 @@ class Search:
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
         """Judge the better half of the screened recipes that can still win, and techniques whose quality is unknown.
 
-        What ruins the image is then known before more recipes are made of it.
+        Techniques that ruin the image are then known before more recipes use them.
         """
         if not self.judges:
             return
@@ -248,7 +248,7 @@ class Search:
         """Return the candidates, the most promising first.
 
         Args:
-            screened: also what was not judged yet.
+            screened: also recipes that were not judged yet.
         """
         floor = floor_of(self.history, self.objective)
         candidates = [
@@ -267,7 +267,7 @@ class Search:
     def _prove(self) -> Result | None:
         """Measure finalists beside the baseline until one passes and no other promises more; return the best.
 
-        Finals after the first that found a pick are extra: they are held only while the budget lasts.
+        Finals after the first with a pick are extra, and are held only while the budget lasts.
         """
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
@@ -284,7 +284,7 @@ class Search:
                 finalists += assembled(self, pick, first)
             if not finalists or set(finalists) <= tried:
                 break
-            if pick is not None:  # what is compared is measured side by side
+            if pick is not None:  # compared recipes are measured side by side
                 if not self.budget.allows_rounds(first[:1] or [pick]):
                     break
                 finalists = [pick.recipe, *finalists]
@@ -315,7 +315,7 @@ class Search:
         """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
 
         Args:
-            least_chance: to pass, of a finalist; what is less likely is left for the end.
+            least_chance: probability of passing that a finalist needs; less likely recipes are left for the end.
         """
         while undecided := self._undecided(least_chance):
             if until_one_passes and self.pick() is not None:
@@ -353,7 +353,7 @@ class Search:
         """Return the finalists of a search without an answer, so that one of them almost certainly passes, if
         possible."""
         every = self._candidates(screened=True)
-        # What has passed, but was not shown to be faster, gets more rounds where there is nothing else.
+        # Recipes that passed but were not shown to be faster get more rounds if there is nothing else.
         candidates = [result for result in every if result.rung < Rung.PROVEN] or every
         if not candidates:
             return []
@@ -370,7 +370,7 @@ class Search:
         each posterior sample, so one of them represents all.
 
         Args:
-            over: what they have to beat.
+            over: the gain that they must exceed.
         """
         if not candidates:
             return []

@@ -123,13 +123,13 @@ class Space:
     """The recipes of a search.
 
     Attributes:
-        options: what recipes are made of.
+        options: the options of recipes.
         cut: options that are left out before anything is timed, with the reason, by their text.
         judges: whether images are compared with the baseline's.
         trusted: recipes whose quality is known to be kept; techniques that change the image may then be combined only
             as in one of them. None: no such rule.
         components: that the model has: options name no others. None if unknown.
-        combined: options that do not work alone, and do with others.
+        combined: options that work only with others.
     """
 
     objective: Objective
@@ -245,7 +245,7 @@ class Space:
     ) -> list[Recipe]:
         """Return promising recipes: the neighbours of `around`, and the ends of repeated improvement by `value`.
 
-        What is kept is one of them by itself.
+        The kept techniques by themselves are one of them.
 
         Args:
             value: returns the estimated value of each recipe, an array of floats.

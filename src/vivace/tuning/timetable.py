@@ -27,7 +27,7 @@ _LONG_SHARE = 1 / 60  # of a search's time: the baseline's timed calls in a roun
 _LEAST_TIMEOUT_S = 20.0
 _LATE = 2.0
 """Factor of a round's expected time at which it is stopped."""
-_ROOM_TO_DECIDE = 1.5  # a search that had too little time was on a busy machine
+_ROOM_TO_DECIDE = 1.5  # a search ran out of time on a busy machine
 _OF_THE_BASELINE = 0.5  # share of its time for a finalist without results
 _GRACE = 0.05
 """Share of a search's time by which the final's quality pass may exceed it."""
@@ -40,7 +40,7 @@ class Timetable:
     Attributes:
         judges: whether images are compared with the baseline's.
         ends_at, total_s: of the clock, when the search has to end, and how long it may last; None for no limit.
-        starting_s: what passed before the baseline was measured.
+        starting_s: seconds before the baseline was measured.
         looks: how many batches of a final's images there are of each recipe.
         results: the last result of each recipe.
     """
@@ -93,7 +93,7 @@ class Timetable:
     def seconds_of_final(self, finalists: Sequence[Result]) -> float:
         """Estimate the seconds of a final with the usual number of further images.
 
-        Without any finalist: of the least that is a final.
+        Without any finalist, the estimate is of the smallest possible final.
         """
         seconds = self.seconds_of_rounds(finalists)
         undecided = [

@@ -85,8 +85,8 @@ def tune(
 ) -> Tuned:
     """Find the best recipe for a model on this machine, within limits, by measuring little.
 
-    What has been measured is kept in the store: the same call goes on where an interrupted one stopped, and a second
-    one starts from all that is known.
+    Measurements are kept in the store: the same call goes on where an interrupted one stopped, and a later one starts
+    from its results.
 
     Args:
         model: what `vivace.load` takes.
@@ -110,7 +110,7 @@ def tune(
         launcher: a running launcher; None to start one.
 
     Raises:
-        UsageError: options that contradict each other; the message names the limit and what is nearest.
+        UsageError: options that contradict each other; the message names the limit and the nearest possible value.
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
     run = RunSettings(store=store, progress=progress or SILENT, command=command, launcher=launcher, gpus=gpus)
