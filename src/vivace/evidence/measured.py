@@ -92,7 +92,7 @@ def evidence_row_of(
 
     Args:
         latency, gain, verdict: instead of the row's own, where its times were scaled to more steps.
-        is_disturbed: other programs held up the process or the baseline's, or the CPU's speed changed between them.
+        is_disturbed: other programs delayed the process or the baseline's, or the CPU's speed changed between them.
     """
     record, recipe = row.record, row.record.trial.recipe
     outcome, reason = record.outcome.value, record.reason or ""

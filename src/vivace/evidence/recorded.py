@@ -52,8 +52,8 @@ class RecordedFigures:
 def recorded_figures(model: str, recipe: str, height: int, width: int, steps: int) -> RecordedFigures | None:
     """Return the record whose number of steps is nearest; None if there is none of this recipe and size.
 
-    Of several devices, the one with the most recipes of this model and size: estimates of its recipes are then
-    of one device, as far as possible.
+    Among several devices, the one with the most recipes of this model and size is used, so that estimates are of one
+    device as far as possible.
     """
     figures = all_recorded().get((model, recipe, height, width), ())
     numbers = _recipes_by_device(model, height, width)

@@ -71,7 +71,7 @@ def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list
     """Return a claim for each choice of each technique on a device.
 
     Args:
-        name: of the GPU, as its driver gives it; of a CPU any.
+        name: of the GPU, as its driver reports it; any for a CPU.
         tables: the user's own, those that ship with vivace, and those that others contributed.
     """
     records = _records(tables)
