@@ -23,7 +23,7 @@ from vivace.spec.workload import Workload
 class Comparison:
     """Recipes to compare on one model at one batch size; the first recipe is the baseline. Checked, not started.
 
-    A recipe that is given twice is measured twice, for a comparison with itself.
+    A repeated recipe is measured twice, for a comparison with itself.
 
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.

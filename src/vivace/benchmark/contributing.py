@@ -31,7 +31,7 @@ def contribution_of(stores: Sequence[Path]) -> tuple[Contribution, list[str]]:
     """Return the comparisons of stores as a contribution, and what is left out, with the reasons.
 
     Raises:
-        StoreError: a folder is no store, or none has a comparison to give.
+        StoreError: a folder is not a store, or none has a comparison to contribute.
     """
     made: list[Contributed] = []
     left_out: list[str] = []

@@ -113,7 +113,7 @@ def compare(
         max_pairs, max_minutes: limits, after which the verdict may be unclear. No pair is begun after `max_minutes`.
         store: the folder of the store; created if there is none.
         command: the command line to store with the run; None for the equivalent `vivace compare`.
-        on_pair, progress: receive what was measured.
+        on_pair, progress: receive the measurements.
         on_note: called if no verdict can come within `max_minutes`, before that time is spent.
         launcher: a running launcher; None to start one.
         fields: the fields of `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`, as for
@@ -206,7 +206,7 @@ def _sequential(
         on_time: called after the first new pair with the number of pairs, and its seconds.
     """
     steps = looks(max_pairs)
-    num_looks = len(steps) + 1  # one more where time runs out
+    num_looks = len(steps) + 1  # one more if time runs out
     started = time.monotonic()
     number = min(max_pairs, max(1, num_stored))
     is_timed = False

@@ -106,7 +106,7 @@ def run_trials(
             says so in its reason.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         deadline: by which the rounds have to end; those that do not fit are left out.
-        canaries: measure the baseline briefly once more in each round, which tells how the machine moved.
+        canaries: also measure the baseline briefly in each round, to follow the machine's speed.
     """
     keys = [trial.key(environment) for trial in trials]
     stored = [store.rounds(key) for key in keys]

@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS noise_floors (
 ) STRICT;
 """
 # Version 1 had no figures; version 2 stored them without prompt and scorer. They are computed again when next needed.
-# Version 3 did not store how many rounds a run asked for, version 4 not what it was for.
+# Version 3 did not store the requested rounds of a run, version 4 not its purpose.
 _UPGRADES = {
     2: ("DROP TABLE IF EXISTS figures", "ALTER TABLE runs ADD COLUMN scorer TEXT"),
     3: ("ALTER TABLE runs ADD COLUMN rounds INTEGER",),
@@ -241,7 +241,7 @@ class Store:
     def goes_on(self, keys: Sequence[str]) -> bool:
         """Return whether the last run of these trials continues an interrupted one.
 
-        It does not if another comparison with the same baseline came between them.
+        It does not after another comparison with the same baseline in between.
         """
         before = [run.keys for run in self.runs() if run.keys[0] == keys[0]]
         return before[-2:] == [tuple(keys)] * 2

@@ -76,7 +76,7 @@ def bench(
         gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
-            what the machine did meanwhile is taken off, or widens the interval. In one place only.
+            the machine's changes are corrected for, or widen the interval. In one place only.
         until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
             several with | between them. `Run.answers` has them.
         max_minutes: with `until`, start no round that would end later.

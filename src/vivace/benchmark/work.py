@@ -68,8 +68,8 @@ def add_work(
 ) -> list[Record]:
     """Store the ceilings of the records' device and the operations of each recipe with the latest round of each trial.
 
-    Call it after all timing: it takes seconds a recipe, but no GPU. Nothing is done if no ceilings of this device were
-    measured on this machine (`vivace doctor --measure`), or if they are stored already. What is not counted by the
+    Call it after all timing: it takes seconds a recipe, but no GPU. Does nothing if no ceilings of this device were
+    measured on this machine (`vivace doctor --measure`), or if they are stored already. Work not counted by the
     deadline is left out.
 
     Returns:

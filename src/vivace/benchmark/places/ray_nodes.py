@@ -147,7 +147,7 @@ class RayNodes:
         exceptions = self._ray.exceptions
         arriving: dict[Any, Any] = {}  # the reference of its environment -> the actor
         measuring: dict[Any, tuple[Any, Ticket]] = {}  # the stream of its rounds -> the actor, and its work
-        broken: list[str] = []  # why the last actors in a row did not say where they are
+        broken: list[str] = []  # the reasons why the last actors in a row did not report their place
         try:
             while spread.waiting or measuring:
                 while len(arriving) < spread.waiting and len(broken) < MAX_ATTEMPTS:
@@ -197,8 +197,8 @@ class RayNodes:
     def _actor(self, **options: Any) -> Any:
         """Return a new actor with a GPU of its own, or a CPU.
 
-        Ray neither restarts it nor repeats its calls: rounds that it repeated on another node would be taken for those
-        of the first one.
+        Ray neither restarts it nor repeats its calls: rounds repeated on another node would be taken for those of the
+        first.
         """
         resource = {"num_gpus": 1} if self._device == "cuda" else {"num_cpus": 1}
         kind = self._ray.remote(**resource, max_restarts=0, max_task_retries=0)(RayPlace)

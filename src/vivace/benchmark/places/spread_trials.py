@@ -85,7 +85,7 @@ class SpreadTrials:
 
     Args:
         trials: the first is the baseline.
-        live: the environments of the pool's places, without the place. What was measured in another one is stale.
+        live: the environments of the pool's places, without the place. Measurements in other environments are stale.
         num_places: see `Pool`.
         rerun: measure stored trials again.
     """

@@ -51,7 +51,7 @@ class Job(Spec):
 class Done:
     """A finished round of the job's trial with that index, and the end of its log.
 
-    `is_update`: it was yielded before, and has a canary now.
+    `is_update`: it was yielded before, and now has a canary.
     """
 
     trial: int
