@@ -160,7 +160,7 @@ def check_size(located: LocatedModel, workload: Workload) -> None:
 def default_threads(located: LocatedModel) -> int:
     """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores.
 
-    It is fixed because the last bits of an image depend on it, so it is not found by timing. Small models are as fast
+    It is fixed, and not found by timing, because the last bits of an image depend on it. Small models are as fast
     on one thread, and many times as fast where other programs are busy.
     """
     if located.entry is not None and located.entry.threads is not None:
