@@ -77,7 +77,7 @@ def fitting(
         try:
             prediction = prediction_of(model, resolve(figures.recipe), published, figures.peak_bytes)
         except (NoEffect, RecipeError, Unsupported, WorkloadError):
-            continue  # what records of another model have, or an estimate takes for granted
+            continue  # values from records of another model, or assumed by an estimate
         if fits(prediction, card.num_bytes):
             return Fitting(answer, figures, prediction, card.num_bytes)
     return None
@@ -88,8 +88,8 @@ def prediction_of(
 ) -> Prediction:
     """Return the prediction of a recipe; an upper estimate where none can be made, as for CUDA graphs.
 
-    That is the recipe without the technique, with a step's activations once more, which a graph's pool keeps; or what
-    is recorded, if it is more.
+    The estimate is the recipe without the technique plus a step's activations, which a graph's pool keeps; or the
+    recorded memory, if that is larger.
 
     Raises:
         Unpredictable: more than one technique of the recipe cannot be predicted.

@@ -23,7 +23,7 @@ class Kin:
         pipeline: the class in diffusers; "" if unknown.
         steps: its usual number of steps; None if unknown.
         is_embedded: whether it is one of the small models that ship with vivace, or as small: full models' times say
-            nothing of it.
+            nothing about it.
     """
 
     name: str
@@ -75,7 +75,7 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
         if name in recorded:
             return Kin(name)
         if "/" in name and not name.startswith((".", "/", "~")):
-            return Kin(name)  # of the hub, and not downloaded: nothing is known of it
+            return Kin(name)  # on the hub, and not downloaded: its architecture is unknown
         if _is_path(name):
             raise
         raise UnknownModel(

@@ -25,7 +25,7 @@ class Ranked:
     """A row with its score by the goal, relative to the table's baseline; more is better.
 
     Attributes:
-        noise: scores without an interval that differ by less, relatively, are taken for the same.
+        noise: relative difference below which scores without an interval count as equal.
     """
 
     row: EvidenceRow
@@ -38,9 +38,9 @@ class Selection:
     """The best row, and the rows that lost against it.
 
     Attributes:
-        chosen: the simplest of those that cannot be told from the best.
+        chosen: the simplest of those that are tied with the best.
         best: the one with the highest score.
-        tied: those that cannot be told from the best, the chosen one left out.
+        tied: the others that are tied with the best.
         ranking: all, the highest score first.
     """
 
@@ -88,7 +88,7 @@ def is_tie(ranked: Ranked, other: Ranked) -> bool:
     """Whether two scores cannot be told apart.
 
     Their intervals overlap; without an interval they differ by no more than the noise, and after a single process by no
-    more than what drift alone makes.
+    more than drift can explain.
     """
     a, b = ranked.score, other.score
     apart = abs(math.log(a.point / b.point))

@@ -37,7 +37,7 @@ class RowFilter:
         kin: the requested model.
         gpu: the requested GPU; None for any.
         card: its memory, which is a limit as well; None if it is not known.
-        is_small: whether the model as published is known not to fit it.
+        is_small: whether the published model is known not to fit it.
     """
 
     criteria: Criteria
@@ -73,7 +73,7 @@ class RowFilter:
     def judgement_of(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
         """Return the judgement of a row's images: its own, or that of an embedded model of the kind.
 
-        A recipe is one with another if the techniques that change the image are the same.
+        Two recipes count as equal if the techniques that change the image are the same.
         """
         keeps = self.keeps(row, table)
         judged = row.judged

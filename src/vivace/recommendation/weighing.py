@@ -27,7 +27,7 @@ class RankedTable:
     Attributes:
         order: of evidence, the best first.
         choice: None if no row is allowed.
-        num_ranked: rows that have the figure that was asked for, allowed or not.
+        num_ranked: rows with the requested figure, allowed or not.
     """
 
     table: EvidenceTable
@@ -66,7 +66,7 @@ class RankedTable:
     def gain_over(self, other: RankedTable) -> float:
         """Return the ratio of the chosen row's score to that of another table's.
 
-        Both over the baseline, if they have one recipe as theirs; else over the model as published.
+        Both are over the baseline if the tables share it, else over the model as published.
         """
         if self.choice is None or other.choice is None:
             return 0.0
@@ -134,8 +134,8 @@ def _order(table: EvidenceTable, nearness: Near, is_own_model: bool, judge: RowF
     same GPU before those that are transferred from another one, and before times that were taken under a profiler. The
     family's records come last. Peak memory hardly depends on the GPU, so all GPUs' are looked at together for that.
 
-    What is predicted for the GPU comes after what was measured on it, if the model as published does not fit it: other
-    GPUs' gains are over what cannot run there. If it fits, a prediction is for models that no record is of.
+    If the published model does not fit the GPU, predictions for it come after measurements on it, since other GPUs'
+    gains are over a model that cannot run there. If it fits, predictions are only for models without a record.
     """
     kind = {"own": 0, "committed": 1, "community": 2, "published": 3, "predicted": 4}[table.kind]
     if table.kind == "predicted":
@@ -159,11 +159,11 @@ def followed(weighed: Sequence[RankedTable]) -> RankedTable | None:
     Tables with other baselines than the model as published are compared by their times, or peaks, where another table
     has the published model with the same workload, or another number of its steps; where none has it, they come last.
 
-    A record that ships with vivace, and has nothing better than the published model, says nothing of recipes that it
+    A record that ships with vivace and has nothing better than the published model says nothing about recipes that it
     lacks. A source about the same GPU whose best recipe it lacks is then followed: of the model, or of its family.
 
-    vivace's record of another GPU of the same generation is followed where its recipe is faster than what was measured
-    on this one: two GPUs of one compute capability run the same programs.
+    vivace's record of another GPU of the same generation is followed if its recipe is faster than those measured on
+    this one: two GPUs of one compute capability run the same programs.
     """
     first = _first(weighed)
     if (
