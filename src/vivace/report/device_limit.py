@@ -26,7 +26,7 @@ class Limit:
         kernels_s: in which the GPU is busy beyond the limit; None on a CPU.
         gaps_s: in which the GPU waits for the next kernel while a component is called; None on a CPU.
         outside_s: the pipeline's own work outside of its components; None on a CPU.
-        problem: why the figures cannot be right.
+        problem: the reason why the figures must be wrong.
         reason: why there is no limit.
     """
 

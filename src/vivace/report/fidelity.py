@@ -64,13 +64,12 @@ class Fidelity:
     """How close images are to the baseline's images of the same prompts and seeds.
 
     Means over all images; an identical image counts as SSIM 1, similarity 100 and LPIPS 0. `psnr_db` is the mean over
-    the images that differ; None if none does. Intervals count prompts, whose images suffer together. `clip` is the
-    share of the baseline's CLIP margin that is kept (see spec.limits), paired by prompt and seed; None without scores.
-    `witness` is the same by a second model, and `match` the share of the baseline's contrast (see
+    the images that differ; None if none does. Intervals count prompts, since the images of one prompt are correlated.
+    `clip` is the share of the baseline's CLIP margin that is kept (see spec.limits), paired by prompt and seed; None
+    without scores. `witness` is the same by a second model, and `match` the share of the baseline's contrast (see
     measure.image_metrics); None if an image has no `match`. `variety` is how much the images differ from each other,
-    beside the baseline's; None if any was stored by a version that did not look (then `has_thumbnails` is false), or
-    nothing can be compared.
-    `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+    beside the baseline's; None if any was stored without thumbnails (then `has_thumbnails` is false), or nothing can be
+    compared. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
 
     Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
     mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None

@@ -136,7 +136,7 @@ def grid(rows: Sequence[Row], read_image: ImageReader, max_bytes: int) -> Grid:
 def _pictures(row: Row) -> dict[ImageKey, ImageRecord]:
     """Return a row's images by index, prompt and seed, since only images of the same prompt and noise are comparable.
 
-    A retried trial may have generated its images in a later round than the first.
+    A retried trial may have generated its images in a later round.
     """
     images = next((r.pictures for r in row.record.rounds if r.pictures), ())
     return {(p.index, p.prompt, p.seed): p for p in images}

@@ -1,6 +1,6 @@
 """The timed calls of each recipe in order, round by round, so that outliers and drift are visible.
 
-All recipes share one scale, in percent of their own time: an unsteady recipe looks unsteady, however fast it is.
+All recipes share one scale, in percent of their own time: an unsteady recipe looks unsteady at any speed.
 """
 
 from __future__ import annotations

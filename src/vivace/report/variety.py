@@ -1,8 +1,8 @@
 """The differences among a recipe's images, compared with those among the baseline's.
 
-A recipe whose seeds all give one image is not as good as the baseline, however good that image is. Every image is
-stored with two descriptions: a thumbnail, and the embedding of the CLIP model that scored it. Two images are as far
-apart as these are. Three distances see different collapses:
+A recipe that draws one image for all seeds is worse than the baseline, however good that image is. Every image is
+stored with two descriptions: a thumbnail, and the embedding of the CLIP model that scored it. The distance of two
+images is that of their descriptions. Three distances see different collapses:
 
     colours   of the thumbnails
     shapes    of the thumbnails without their mean colour: a copy that is brighter is a copy
@@ -10,8 +10,8 @@ apart as these are. Three distances see different collapses:
 
 Distances differ between pairs of images by a hundred times, so each is compared with the baseline's distance of the
 same prompts and seeds, by the logarithm of the ratio, as far as a quarter or four times. The share kept is 1 plus its
-mean over log 4: 1 if both differ as much, 0 if the recipe's are four times nearer, 2 the other way round. A recipe
-whose images are others but differ as much keeps 1 on average, since exchanging the two sides turns the sign.
+mean over log 4: 1 if both differ as much, 0 if the recipe's are four times nearer, 2 the other way round. A recipe with
+other images that differ as much keeps 1 on average, since exchanging the two sides changes the sign.
 
 The mean over all pairs of seeds sees images that are all nearer to each other; that of the closest pair of a prompt
 sees that some are copies. The same is done for prompts: images of different prompts must differ too.
