@@ -1,8 +1,8 @@
 """Detect alterations of B's images: red and blue swapped, upside down, moved, other tones, softened, encoded as JPEG.
 
 Each alteration is done to A's images, with its amount fitted to all of them together. It is named if it explains most
-of the squared difference to B's images, in most of the images that differ. Rounding, another scheduler and another
-seed are explained by none.
+of the squared difference to B's images, in most of the images that differ. Rounding, another scheduler and another seed
+are not alterations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST_PAIRS = 3
 _MOST_OF_THEM = 0.75
 _LEFT = 0.15
 """Share of the squared difference that an alteration may leave unexplained."""
-_LEFT_OF_JPEG = 0.35  # the encoder's tables are not known
+_LEFT_OF_JPEG = 0.35  # the encoder's tables are unknown
 _REACH = 16  # pixels by which an image may be moved
 _SUBSAMPLINGS = (0, 2)  # of colours, as PIL counts them: none, and by 2 in both directions
 _QUALITIES = (50, 60, 70, 75, 80, 85, 90, 95)
@@ -85,7 +85,7 @@ _EXACT = (
 def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
     """Return the alteration that explains most of B's images that differ from A's, if there is one.
 
-    That they are encoded as JPEG is nothing new of files that say so.
+    JPEG encoding is no finding for files that are JPEGs anyway.
     """
     sound = [pair for pair in pairs if pair.against and not (pair.a.faults or pair.b.faults)]
     differ = [pair for pair in sound if nearness(pair.against, own) is not Nearness.ITSELF]

@@ -1,7 +1,7 @@
 """A folder of images as one side of a proof, with each image's prompt and seed.
 
-Images that `vivace generate` wrote say so themselves. All others are counted: image k, in the order of their names,
-is of prompt k, and after the last prompt the next seed begins.
+Images written by `vivace generate` contain prompt and seed. Others are counted: image k, in the order of names, is of
+prompt k, and after the last prompt the next seed begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HTTP with the standard library: bounded answers, patience with busy servers, and no redirects.
 
 A redirect would send the prompt to a host that the user did not name. Answers 429 and 503 are tried again, after the
-time that the server asks for with Retry-After, or longer each time.
+time in Retry-After, or longer each time.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | Non
     """Send one request, a POST of JSON if there is a body, and return the answer, whatever its status.
 
     Args:
-        key: that the request bears.
+        key: sent with the request.
 
     Raises:
-        NoAnswer: the server is not there, is too slow, or answers too much.
+        NoAnswer: the server cannot be reached, is too slow, or sends too much.
     """
     headers = {"Accept": "application/json, image/*"}
     if body is not None:

@@ -1,6 +1,6 @@
 """Images that are drawn besides those of the prompts: repetitions, other seeds, and other settings.
 
-They answer two questions: how near the reference is to itself, and whether a source does what it is asked for.
+They answer two questions: how near the reference is to itself, and whether a source follows its requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Probe:
     """Two images that should differ, or of which the second should have its own size.
 
     Attributes:
-        name: what differs; see `checks`.
+        name: the difference; see `server_checks`.
         base: usually the first image.
         is_of_reference: whether A draws both too, since not every model has guidance, more than one step, or reads
             every word.

@@ -54,9 +54,9 @@ class Options:
     """Settings of a proof's judgement.
 
     Attributes:
-        claims: that decide the exit code; empty for those that apply.
+        claims: those that decide the exit code; empty for all that apply.
         fail_under: limits on the means of metrics.
-        loads: what was measured of endpoints under load.
+        loads: measurements of endpoints under load.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -112,7 +112,7 @@ def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore, warm:
     """Draw and keep one image; return whether there is one.
 
     Args:
-        warm: settings of the images drawn so far. The first image of each is a warm-up, whose seconds say nothing.
+        warm: settings of the images drawn so far. The first image of each is a warm-up, whose seconds do not count.
     """
     try:
         image = drawer.draw(job.prompt, job.seed, job.settings)

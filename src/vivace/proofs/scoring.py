@@ -23,7 +23,7 @@ class Judges:
 
     Attributes:
         reader: None if it is not installed, or no prompt asks for words.
-        notes: why one is missing, and where the limits come from.
+        notes: reasons for missing models, and the sources of the limits.
         model: NAME@REVISION of A, or of B if only that is a model on this machine; "" if neither is.
     """
 

@@ -66,7 +66,7 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
     """Return whether a source follows its requests.
 
     Args:
-        findings: what is wrong with its images as a set.
+        findings: faults of its images as a set.
     """
     failed = [check for check in checks if check.status is Status.FAILED]
     passed = [check for check in checks if check.status is Status.PASSED]
@@ -84,7 +84,7 @@ def repeat_check(repeats: Sequence[tuple[str, ReadImage, ReadImage, str]]) -> Se
     """Check that the same prompt and seed give the same image.
 
     Args:
-        repeats: what was drawn twice, its first and second image, and its request. The first was drawn first of all.
+        repeats: images that were drawn twice: the first, the second, and the request. The first was drawn first of all.
     """
     name = "the same seed twice gives the same image"
     levels = [(_repeat_level(first, again), what, request) for what, first, again, request in repeats]

@@ -32,7 +32,7 @@ def together_check(endpoint: Endpoint, drawn: Sequence[Drawn], read: ReadDrawn) 
     """Check that several requests at once give each its own image.
 
     Args:
-        drawn: what was drawn alone, the first of it first.
+        drawn: images that were drawn alone, in order.
     """
     chosen = [(job, image) for job, image in drawn if image.is_there][:_AT_ONCE]
     name = f"{'four' if len(chosen) == _AT_ONCE else len(chosen)} requests at once give each its own image"

@@ -7,8 +7,8 @@
     noise        standard deviation of the noise in the calmest tenth of the image's blocks, in grey levels
                  (Immerkaer 1996, Fast noise variance estimation: the difference of two Laplacians)
 
-The first three are compared as ratios, the last two as differences. The margins are what is visible side by side, wide
-enough that another seed's images of the same prompts stay within them on average.
+The first three are compared as ratios, the last two as differences. The margins are differences visible side by side,
+wide enough that another seed's images of the same prompts stay within them on average.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ImageWitness:
     Attributes:
         margin: of the logarithm of the ratio, or of the difference.
         worse: the direction that is worse.
-        lower, higher: what an image with a lower or higher value is.
+        lower, higher: words for an image with a lower or higher value.
     """
 
     name: str

@@ -27,7 +27,7 @@ class Workflow:
     """A workflow in ComfyUI's API format.
 
     Raises:
-        UsageError: it is no such file, or it is not known where the prompt and the seed go.
+        UsageError: it is not such a file, or the inputs for prompt and seed are unknown.
     """
 
     def __init__(self, file: str) -> None:
