@@ -1,8 +1,8 @@
 """The trials of a study, with an estimate of time and memory for each, where there is any evidence.
 
 In this order: the store's own rounds of the trial; vivace's committed records of the architecture, on the GPU that they
-name; for time, roughly what its baseline takes there; for memory on a GPU, what `vivace plan` predicts. What none of
-them knows is unknown.
+name; for time, roughly what its baseline takes there; for memory on a GPU, the prediction of `vivace plan`. Everything
+else is unknown.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Estimate:
         call_s: seconds per image; None if unknown.
         trial_s: seconds of all its rounds; None if unknown.
         peak_bytes: None if unknown.
-        time_from, memory_from: where the estimates come from, or why there is none.
-        refused: why its techniques do not go together; then it is not measured.
+        time_from, memory_from: the sources of the estimates, or the reason why there is none.
+        refused: why its techniques conflict; then it is not measured.
         rounds_left: rounds that the store lacks.
         is_rough: whether the time is that of the baseline, as if the recipe changed only the number of steps
             that are computed.

@@ -58,7 +58,7 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColum
         verdicts.append(verdict)
         if column.kind == "measured" and all(check.is_absent for check in checks):
             unknown.append(verdict)
-    # A device that measured nothing of a claim has no say in it, unless no other has.
+    # A device without measurements for a claim does not count, unless no device has any.
     others = [verdict for verdict in verdicts if verdict.kind == "measured" and verdict not in unknown]
     return [verdict for verdict in verdicts if not others or verdict not in unknown]
 
