@@ -1,6 +1,7 @@
 """Connections, which are closed if the client takes too long to send the headers of a request.
 
-uvicorn closes those that wait for another request, and waits for the first one, and for the rest of headers, for ever.
+uvicorn closes connections that wait for another request, but waits for ever for the first one and for the rest of
+headers.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class Editing:
         """Return the sessions that draw from images.
 
         Args:
-            session: that was opened for `task`.
-            task: that alone is served; None for all that the weights do.
+            session: opened for `task`.
+            task: the only one to serve; None for all tasks of the weights.
         """
         editing = cls(located.pipeline)
         opened = task or own_task(located.pipeline)

@@ -49,7 +49,7 @@ class LoraFolder:
         """Load each file once beside the layers of the session; what is refused is unfit.
 
         Raises:
-            UnusableModel: none can be used.
+            UnusableModel: no file can be used.
         """
         for lora in hot_loras(session.pipe):
             lora.keep_bytes = _KEPT_BYTES
@@ -82,7 +82,7 @@ class LoraFolder:
         """Load a file with its factor, unless it is loaded.
 
         Raises:
-            Unsupported: it is gone, or not what it was at the start.
+            Unsupported: it is gone, or has changed since the start.
         """
         try:
             identity = _identity(path)
@@ -102,7 +102,7 @@ def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
     """Return the files that fit a pipeline that no technique has changed.
 
     Raises:
-        UnusableModel: none does.
+        UnusableModel: no file fits.
     """
     folder = LoraFolder()
     components = Lora.default_targets

@@ -78,7 +78,7 @@ class DrawerEvent:
     """An event of an order: a partial image after a step, then the image or the error.
 
     Attributes:
-        ended: what the worker said of the finished image: phases, steps, memory.
+        ended: the worker's report on the finished image: phases, steps, memory.
         restarts, exchanges: of the worker, since the drawer was started.
     """
 

@@ -40,7 +40,7 @@ class Checks:
     """ASGI middleware.
 
     Args:
-        api_key: that requests must bear; None for none, and then only those that name this machine are answered.
+        api_key: the key of requests; None for none, and then only requests that name this machine are answered.
         hosts: names of this machine, beside those of its loopback.
     """
 
@@ -125,7 +125,7 @@ def _bounded(receive: Receive, largest: int) -> Receive:
 
     async def bounded() -> Message:
         nonlocal total, is_whole
-        if is_whole:  # what comes now is that the client has gone
+        if is_whole:  # the next message is that the client has gone
             return await receive()
         pause = min(_LONGEST_PAUSE_S, until - time.monotonic())
         try:

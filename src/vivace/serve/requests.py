@@ -29,7 +29,7 @@ class RequestError(Exception):
     """A request that cannot be served.
 
     Attributes:
-        field: that is wrong.
+        field: the wrong one.
     """
 
     def __init__(self, field: str | None, message: str) -> None:
@@ -133,7 +133,7 @@ def jobs_of(
         source: None for the prompt alone.
 
     Raises:
-        RequestError: it asks for what this server does not do.
+        RequestError: it asks for something that this server does not do.
     """
     if source is None:
         if not state.draws_text:

@@ -13,7 +13,7 @@ def parsed_json(text: str | bytes) -> Any:
     """Parse a JSON text strictly.
 
     Raises:
-        JSONDecodeError, UnicodeDecodeError: it is no JSON.
+        JSONDecodeError, UnicodeDecodeError: it is not JSON.
         ValueError: it is too deep, has a number that is too long, or gives a name twice.
     """
     try:

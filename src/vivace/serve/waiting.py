@@ -25,7 +25,7 @@ class QueueFull(Exception):
     """The waiting line is full.
 
     Attributes:
-        retry_after_s: until there is probably room.
+        retry_after_s: seconds until there is probably room.
     """
 
     def __init__(self, message: str, retry_after_s: int) -> None:
@@ -40,7 +40,7 @@ class WaitingLine:
     Attributes:
         max_jobs, max_seconds: bounds; seconds are predicted.
         num_workers: that are taking jobs.
-        pace: how many times their predicted seconds images take, of late.
+        pace: recent ratio of the actual to the predicted seconds of images.
     """
 
     max_jobs: int
@@ -105,7 +105,7 @@ class WaitingLine:
         """Wait for the next job of a worker, or for several that one call draws.
 
         Args:
-            lora: that the worker will have loaded.
+            lora: the one that the worker will have loaded.
             is_idle: whether the worker would begin at once; one that still draws lets idle ones go first.
             batches: numbers of images that are drawn at once with a job.
         """

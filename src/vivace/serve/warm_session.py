@@ -41,8 +41,8 @@ class Drawing:
     Attributes:
         session: that was opened; `editing` has those of other tasks, which share its weights.
         speeds: seconds of a step and of the rest, by (width, height).
-        batching: what several images at once gain, for each size.
-        projection: of latents to colours; None where the model's latents are of another layout.
+        batching: the gain of several images at once, for each size.
+        projection: of latents to colours; None for latents of an unknown layout.
     """
 
     session: Session
@@ -216,7 +216,7 @@ class Drawing:
 def keep_prompts_out_of_logs() -> None:
     """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off.
 
-    Notes of the answer say that something is cut off. Who sets diffusers' own variable wants its logs.
+    The answer's notes say that something is cut off. Users who set diffusers' own variable get its logs.
     """
     if _VERBOSITY not in os.environ:
         logging.getLogger("diffusers").setLevel(logging.ERROR)
