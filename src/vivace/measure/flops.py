@@ -81,7 +81,7 @@ def count_calls(
     Args:
         modules: by name; none inside another. Their forward hooks count as well.
         stateless: names of modules that compute the same whenever their inputs have the same shapes. Each shape is
-            computed once and its count used again, with the same output: for tensors without values.
+            computed once, and its count and output are used again: for tensors without values.
     """
     calls = {name: Calls() for name in modules}
 

@@ -16,7 +16,7 @@ def choose_device(device: str) -> str:
     """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
 
     Raises:
-        Unsupported: a GPU was asked for and there is none.
+        Unsupported: a GPU was requested and there is none.
     """
     import torch
 
@@ -43,7 +43,7 @@ def check_works(device: str) -> None:
     """Check that a device works before a model is loaded for it.
 
     Raises:
-        Unsupported: PyTorch sees the device, and cannot use it: another build, or a driver that does not fit.
+        Unsupported: PyTorch sees the device but cannot use it, because of its build or the driver.
     """
     import torch
 

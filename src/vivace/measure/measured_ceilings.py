@@ -136,7 +136,7 @@ def known_ceilings(environment: Environment) -> Ceilings | None:
     try:
         text = read_bytes(_file(identity), _MAX_BYTES)
         ceilings = Ceilings.model_validate_json(text)
-    except (OSError, ValueError):  # none yet, or a file of another version
+    except (OSError, ValueError):  # no file yet, or one of another version
         return None
     return ceilings if ceilings.identity == identity else None
 

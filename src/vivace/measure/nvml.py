@@ -22,7 +22,7 @@ INTERVAL_S = 0.2
 LEAST_WINDOW_S = 1.0
 """Seconds of the shortest window: the counter moves about ten times a second, and a shorter one is off by a few per
 cent."""
-# NVML's bits of `nvmlDeviceGetCurrentClocksThrottleReasons`. An idle GPU's low clocks are no throttling.
+# NVML's bits of `nvmlDeviceGetCurrentClocksThrottleReasons`. An idle GPU's low clocks are not throttling.
 _THROTTLES = {
     0x4: "power cap",
     0x8: "hardware slowdown",

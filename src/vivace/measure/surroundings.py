@@ -30,7 +30,7 @@ class Surroundings:
 
     Attributes:
         gpu: name of the NVIDIA GPU that PyTorch can use; None without one.
-        gpu_bytes: its memory; None if it is not known.
+        gpu_bytes: its memory; None if unknown.
         may_have_gpu: another maker's GPU may be there, which only PyTorch can tell.
         why_no_gpu: why PyTorch has no GPU, in words.
         memory_bytes: of the machine, or of its container.
@@ -112,7 +112,7 @@ def surroundings() -> Surroundings:
 class Connecting:
     """A connection attempt to the host of an address, or to the proxy on the way to it.
 
-    Looking up a name may take half a minute where there is no network, so a thread does it and is left behind.
+    Looking up a name may take half a minute without a network, so a thread does it and is left running.
     """
 
     def __init__(self, address: str) -> None:

@@ -24,7 +24,7 @@ class DamageKind:
     """A kind of damage.
 
     Attributes:
-        like: what does it in accelerated drawing.
+        like: the cause of such damage in accelerated drawing.
         unit: of the strengths.
     """
 
