@@ -60,7 +60,8 @@ def check_loads(prepared: Prepared, request: LoadRequest) -> None:
     """Raise an error for an invalid request before anything is drawn.
 
     Raises:
-        UsageError: a side is not an images endpoint. StoreError: a folder has no run of AIPerf.
+        UsageError: a side is not an images endpoint.
+        StoreError: a folder has no run of AIPerf.
     """
     endpoints = [source for source in (prepared.a, prepared.b) if isinstance(source.side, EndpointSide)]
     if request.num_requests is not None and not endpoints:

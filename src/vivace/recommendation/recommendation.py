@@ -162,8 +162,8 @@ class Recommendation(Spec):
         elsewhere: the advice of other sources.
         other_model: of the family, with fewer steps.
         limit: the shortest time of the model's steps on the GPU; None if unknown.
-        card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if unknown. missing: the
-            missing evidence.
+        card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if unknown.
+        missing: the missing evidence.
         sure: the confidence in this answer; `doubts` explain why it is not higher.
         next: command lines to run next.
     """

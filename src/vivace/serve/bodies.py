@@ -22,7 +22,8 @@ async def read_object(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request's body.
 
     Raises:
-        RequestError: it is not a JSON object. JobError: the client went away.
+        RequestError: it is not a JSON object.
+        JobError: the client went away.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != _KIND and not (kind.startswith(_LIKE_JSON[0]) and kind.endswith(_LIKE_JSON[1])):

@@ -30,8 +30,9 @@ class ServeSettings:
         batches: numbers of images that may be drawn at once, beside one; empty for none.
         any_size: whether requests may have other sizes, whose first image takes longer.
         loras: names and files of LoRAs that requests may name.
-        max_queue: maximum number of waiting images. max_wait_s: maximum predicted seconds of waiting. timeout_s:
-            maximum seconds of a request, which may set less.
+        max_queue: maximum number of waiting images.
+        max_wait_s: maximum predicted seconds of waiting.
+        timeout_s: maximum seconds of a request, which may set less.
         idle_unload_s: idle seconds after which workers end and free the GPU; None for never.
         api_key: the key of requests; None for none.
         hosts: names in requests' Host and Origin that are answered without a key, beside those of the loopback.
@@ -89,7 +90,8 @@ class EditState:
     """The model's tasks with images.
 
     Attributes:
-        tasks: the served ones of "image", "inpaint" and "edit". refused: why the others are not, by task.
+        tasks: the served ones of "image", "inpaint" and "edit".
+        refused: why the others are not, by task.
         takes: arguments of the tasks' calls that requests may set.
         strength: of a call that names none; None if these calls have none.
         rounds_up: whether a part of a step counts as one.
