@@ -104,7 +104,7 @@ def result_of_row(
     Args:
         steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
         final_prompts: the number that will decide on quality; 0 for only these. Further seeds of a prompt count
-            as the root of their number, since images of one prompt suffer together.
+            as the root of their number, since images of one prompt are correlated.
         sure: confidence of each look of the final that a recipe passes, at which a final's row has its bounds.
     """
     recipe = recipe_of(row.record)

@@ -1,8 +1,8 @@
 """Signatures of published files of weights, by tensors that they have: one table.
 
-The first row whose tensors a file all has says what it is. So kinds that contain another's tensors come first: Chroma
-and FLUX.2 before FLUX.1, whole models before single components. A row reads a file only by what the file has; nothing
-is taken for a model because it lacks something.
+The first row whose tensors are all in a file identifies it. So kinds that contain another's tensors come first: Chroma
+and FLUX.2 before FLUX.1, whole models before single components. A row matches only by tensors that the file has, never
+by missing ones.
 
 The names are those of the authors' own files, of ComfyUI's `model_detection.py` and of diffusers'
 `single_file_utils.py`.
