@@ -56,7 +56,7 @@ async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
     """Return the text fields of a form, and its images.
 
     Raises:
-        RequestError: it is not a form, or its parts are of the wrong kind.
+        RequestError: it is no form, or its parts are of the wrong kind.
         HTTPException: it is damaged.
         JobError: the client went away.
     """

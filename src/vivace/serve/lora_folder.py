@@ -49,7 +49,7 @@ class LoraFolder:
         """Load each file once beside the layers of the session; what is refused is unfit.
 
         Raises:
-            UnusableModel: no file can be used.
+            UnusableModel: none can be used.
         """
         for lora in hot_loras(session.pipe):
             lora.keep_bytes = _KEPT_BYTES
@@ -102,7 +102,7 @@ def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
     """Return the files that fit a pipeline that no technique has changed.
 
     Raises:
-        UnusableModel: no file fits.
+        UnusableModel: none does.
     """
     folder = LoraFolder()
     components = Lora.default_targets
@@ -123,7 +123,6 @@ def _without_folder(path: str, error: VivaceError) -> str:
 
 
 def _identity(path: str) -> tuple[str | int, ...]:
-    """Return an identity that changes with a file's content. It has all of its times, since editors may keep the
-    modification time."""
+    """Return what changes with a file's content: its times too, since an editor may keep that of its last change."""
     status = Path(path).stat()
     return path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

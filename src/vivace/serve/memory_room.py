@@ -1,4 +1,4 @@
-"""Check before loading whether a model with its recipe fits a GPU's memory."""
+"""Whether a model with its recipe fits a GPU's memory, asked before it is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_fits(
 ) -> None:
     """Raise Unsupported if a model with a recipe needs more memory than a GPU has, as `vivace plan` predicts.
 
-    Predicting takes seconds and is skipped for a model of the catalogue that fits as published. A model that cannot be
+    Predicting takes seconds, and is left out for a model of the catalogue that fits as it is published. What cannot be
     predicted is loaded.
 
     Args:
@@ -36,7 +36,7 @@ def check_fits(
     width, height = max(sizes, key=lambda size: size[0] * size[1], default=(None, None))
     published = footprints().get(name.removeprefix("synthetic:"))
     if published is not None and (width or 0) * (height or 0) > published.width * published.height:
-        published = None  # it says nothing about larger images
+        published = None  # it says nothing of larger images
     if published is not None and fits(published, gpu_bytes):
         return
     if published is not None and recipe.text == BASELINE:

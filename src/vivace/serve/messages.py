@@ -19,7 +19,7 @@ class Load:
         loras: files that requests may name; slots are reserved for them in the model.
         folder: where images are put, in memory.
         task: the only one to serve; None for all tasks of the weights.
-        batches: batch sizes to time.
+        batches: numbers of images at once that are timed.
     """
 
     model: str

@@ -23,7 +23,7 @@ _OPTIONS: dict[str, dict[str, int]] = {
     "jpeg": {"quality": 92},
     "webp": {"quality": 90, "method": 0},
 }
-"""Encoders' quickest options without larger files (results/encoding-cpu.json)."""
+"""Encoders' quickest options without larger files (results/encoding-cpu.json). In photographs only runs save."""
 _KEPT_S = 3600.0
 _KEPT_BYTES = 256_000_000
 _ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encode")
