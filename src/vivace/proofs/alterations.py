@@ -29,7 +29,7 @@ _LEAST_PAIRS = 3
 _MOST_OF_THEM = 0.75
 _LEFT = 0.15
 """Share of the squared difference that an alteration may leave unexplained."""
-_LEFT_OF_JPEG = 0.35  # the encoder's tables are unknown
+_LEFT_OF_JPEG = 0.35  # the encoder's tables are not known
 _REACH = 16  # pixels by which an image may be moved
 _SUBSAMPLINGS = (0, 2)  # of colours, as PIL counts them: none, and by 2 in both directions
 _QUALITIES = (50, 60, 70, 75, 80, 85, 90, 95)
@@ -136,7 +136,7 @@ def _as_jpeg(image: Pixels, quality: int, subsampling: int) -> Pixels:
 
 
 def _move(twos: Sequence[_Two]) -> Alteration | None:
-    """Return the move by whole pixels that fits most of the images; None if they were not moved."""
+    """Return the move by whole pixels that fits most of the images; None if it is none."""
     moves = Counter(_moved_by(two) for two in twos)
     (y, x), _ = moves.most_common(1)[0]
     if (y, x) == (0, 0):

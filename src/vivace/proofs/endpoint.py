@@ -29,7 +29,7 @@ class ServedImages:
     """The images of one answer.
 
     Attributes:
-        notes: remarks on the answer.
+        notes: what was remarkable about the answer.
     """
 
     contents: tuple[bytes, ...]

@@ -1,7 +1,7 @@
 """HTTP with the standard library: bounded answers, patience with busy servers, and no redirects.
 
 A redirect would send the prompt to a host that the user did not name. Answers 429 and 503 are tried again, after the
-time in Retry-After, or longer each time.
+time that the server asks for with Retry-After, or longer each time.
 """
 
 from __future__ import annotations

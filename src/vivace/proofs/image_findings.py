@@ -17,7 +17,7 @@ from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _SURELY = 0.98
-"""Match from which an image counts as the same as another; below it, simple images may be alike by chance."""
+"""Match from which a single image counts as another one's; below it, simple images may be alike by chance."""
 RequestOf = Callable[[PairFigures], str]
 """Returns the request that drew an image, or ""."""
 

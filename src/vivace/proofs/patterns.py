@@ -21,7 +21,7 @@ _LEAST_PAIRS = 10
 """With fewer, nearly all may have a step at the same place by chance."""
 _NEARLY_ALL = 0.9
 _STRONG = 0.15
-"""The least that a seam adds, as a share of the mean step between neighbours."""
+"""What a seam adds at least, of the mean step between neighbours."""
 _STRONG_GRID = 0.03  # the mean of many edges
 _LEAST_EDGES = 4
 _AROUND = 7  # columns
@@ -37,7 +37,7 @@ _PLACE_CELLS = 4
 
 
 def patterns(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return the patterns that most of B's images have and A's do not: few levels, a checkerboard, a watermark."""
+    """Return the patterns that most of B's images have and A's have not: few levels, a checkerboard, a watermark."""
     chosen = _comparable(pairs, own)
     if not chosen:
         return []
@@ -47,13 +47,13 @@ def patterns(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
 
 
 def seams(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return the lines along which B's images have steps that A's do not; moved images have such lines too."""
+    """Return the lines along which B's images have steps that A's have not, which images that are moved have too."""
     chosen = [pair for pair in _comparable(pairs, own) if not is_lossy(pair.b)]
     return _findings(chosen, own, [*_seams(_lights(chosen))], request_of) if chosen else []
 
 
 def _comparable(pairs: Sequence[PairFigures], own: OwnDistances) -> list[PairFigures]:
-    """Return the pairs of the most common size; empty if they are few, or all are equal."""
+    """Return the pairs of the commonest size; none if they are few, or none of them differs."""
     sound = [pair for pair in pairs if pair.is_complete and not (pair.a.faults or pair.b.faults)]
     sizes = [pair.a.size for pair in sound]
     size = max(set(sizes), key=sizes.count, default=None)

@@ -124,7 +124,7 @@ def _of_settings(prepared: Prepared, first: DrawJob, names: set[str]) -> list[Pr
 
 
 def _of_prompts(first: DrawJob) -> list[Probe]:
-    """Return the probes of how a prompt is read: its upper case, and its end."""
+    """Return the probes of what is read of a prompt: its case, and its end."""
     listed = []
     if (swapped := first.prompt.swapcase()) != first.prompt:
         job = replace(first, prompt=swapped)

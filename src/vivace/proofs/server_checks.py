@@ -34,9 +34,9 @@ _NAMES = {
     "end of a long prompt": "the end of a long prompt",
 }
 _BY_REFERENCE_ALONE = ("guidance_scale", "case of letters", "end of a long prompt")
-"""Settings that good models may ignore; ignoring them is a fault only if the reference does not."""
+"""What good models may ignore; only against a reference that does not can it be said to be wrong."""
 _OF_THE_SAME_MODEL = ("case of letters", "end of a long prompt")
-"""Settings that a model other than the reference's may ignore."""
+"""What another model than the reference's may ignore."""
 _THE_SAME_DB, _OTHER_DB = 54.0, 40.0
 """PSNR from which an image is certainly the reference's, and below which it is certainly not, while another one is."""
 _OFF_DB = 46.0  # where its neighbour is equal to the last bit

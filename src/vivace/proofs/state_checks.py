@@ -24,7 +24,7 @@ _CANCELLED_AFTER = 0.3
 """Of the time of an image."""
 _LEAST_S = 0.002
 _NEARER = 0.25
-"""Share of the distance to A's image that another strength may leave."""
+"""Of the distance to A's image, what another strength may leave of it."""
 Drawn = tuple[DrawJob, ReadImage]
 
 

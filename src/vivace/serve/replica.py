@@ -277,8 +277,8 @@ class Replica:
                 await self.line.put(job, first=True)
 
     async def _lose_sent(self) -> None:
-        """Put back the jobs of a worker that died: those it was drawing get one more try, those that waited count as
-        never sent."""
+        """Let the jobs of a worker that died be drawn again; those that it drew once, those that waited for them as if
+        they had never been sent."""
         lost, self._sent = self._sent, []
         for number, sent in enumerate(lost):
             self._leave(sent)
