@@ -28,7 +28,7 @@ import click
 
 from benchmarks.command import run
 from benchmarks.record_files import read_lines
-from vivace.benchmark.round import open_trial
+from vivace.benchmark.round import OpenTrial
 from vivace.benchmark.worker import import_all
 from vivace.benchmark.workload_calls import draw
 from vivace.errors import StoreError, UnknownModel, nearest
@@ -111,7 +111,7 @@ def harness(name: str, device: str, backend: str | None, output: str, steps: int
         ),
         device=device,
     )
-    session = open_trial(trial)
+    session = OpenTrial(trial).session
     timer = PipelineTimer(session.pipe, device)
     (call,) = trial.workload.calls()
     inputs = encode(session, [_PROMPT])

@@ -230,7 +230,7 @@ def _family(family: Family) -> list[str]:
     lines = [
         f"## {family.name}\n",
         f"{workload.width}x{workload.height}, {workload.num_inference_steps} steps, guidance "
-        f"{workload.guidance_scale:g}; {workload.num_pictures} images a recipe ({len(workload.prompts)} prompts at "
+        f"{workload.guidance_scale:g}; {workload.num_images} images a recipe ({len(workload.prompts)} prompts at "
         f"{len(workload.seeds)} seed{'s' if len(workload.seeds) > 1 else ''}). "
         + (
             "The plot shows measured speed-ups.\n"

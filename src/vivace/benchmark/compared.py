@@ -17,7 +17,7 @@ class Compared:
     """The records of one comparison, the baseline first, and the metrics of their images.
 
     Attributes:
-        run: that measured them, for the last time; None if they are from no store.
+        run: the last one that measured them; None if they are not from a store.
     """
 
     records: tuple[Record, ...]
@@ -28,8 +28,8 @@ class Compared:
     def rows(self, limits: Limits = DEFAULT_LIMITS) -> list[Row]:
         """Return each record with its statistics, compared with the baseline and judged by the quality limits.
 
-        Limits that are not set are those that `vivace calibrate witness` chose on this machine, if it did, and if the
-        records are from a store: what is published is judged alike everywhere.
+        For records from a store, limits that are not set are those that `vivace calibrate witness` chose on this
+        machine, if any. Published records are judged the same everywhere.
         """
         if limits not in self._rows:
             used = limits

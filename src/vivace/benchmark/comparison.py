@@ -23,7 +23,7 @@ from vivace.spec.workload import Workload
 class Comparison:
     """Recipes to compare on one model at one batch size; the first recipe is the baseline. Checked, not started.
 
-    A recipe that is given twice is measured twice, for a comparison with itself.
+    A repeated recipe is measured twice, for a comparison with itself.
 
     Attributes:
         largest_batch: find the largest batch that fits the GPU with the baseline, and use it for all recipes.
@@ -37,7 +37,7 @@ class Comparison:
     workload: Workload
     largest_batch: bool = False
     judged: bool = True
-    pictures: SourceImages | None = None
+    sources: SourceImages | None = None
     rival_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                     judged=study.quality.enabled
                     and not located.model.is_synthetic
                     and workload.controlnet != RANDOM,
-                    pictures=images,
+                    sources=images,
                     rival_of=owners(recipes, compared_recipes, steps) if study.rivals else {},
                 )
             )

@@ -31,7 +31,7 @@ def contribution_of(stores: Sequence[Path]) -> tuple[Contribution, list[str]]:
     """Return the comparisons of stores as a contribution, and what is left out, with the reasons.
 
     Raises:
-        StoreError: a folder is no store, or none has a comparison to give.
+        StoreError: a folder is not a store, or none has a comparison to contribute.
     """
     made: list[Contributed] = []
     left_out: list[str] = []
@@ -67,7 +67,7 @@ def _row(row: Row) -> ContributedRow:
 
 
 def anonymous(record: Record) -> Record:
-    """Return a record without prompts, images, texts of techniques, variables and the place of the machine."""
+    """Return a record without prompts, images, techniques' messages, environment variables and the machine's place."""
     trial = record.trial
     workload = trial.workload.model_copy(update={"prompts": prompt_names(len(trial.workload.prompts))})
     return Record(

@@ -1,4 +1,4 @@
-"""The deadline of a comparison: its result is then made of what has been measured."""
+"""The deadline of a comparison, after which its result consists of the rounds measured so far."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LEAST_S = 2.0
 class Deadline:
     """Decides which rounds still fit, from estimates that each finished round corrects.
 
-    A round that is under way at the deadline is stopped, and nothing of it is stored. Of the first rounds those of the
-    baseline and of the first recipe are always tried; the others, and all further rounds, begin only if there is time
-    for them. Trials come in the order of their rank, so where not all fit the last ones are left out.
+    A round that is under way at the deadline is stopped, and nothing of it is stored. The first rounds of the baseline
+    and of the first recipe are always tried; all other rounds begin only if there is time. Trials are in the order of
+    their rank, so the last ones are left out first.
 
     Attributes:
         rounds_until, at: of the clock: when rounds end, and when the quality pass does, which follows them.

@@ -15,8 +15,7 @@ from vivace.stats.until import MOST_ROUNDS, Until
 def go_on(run_rounds: Callable[[int], Run], until: Until, least: int, max_minutes: float) -> Run:
     """Add rounds until every recipe has an answer, or the time is over; return the run with them.
 
-    Args:
-        run_rounds: measures what is missing of so many rounds.
+    Args: run_rounds: measures the missing rounds, up to a number.
         least: rounds to begin with.
     """
     start = time.monotonic()

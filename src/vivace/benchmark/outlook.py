@@ -16,18 +16,18 @@ _RECIPES = 2
 def outlook(
     max_s: float, num_pairs: int, max_pairs: int, pair_s: float | None, timing: Timing, *, begun: bool = False
 ) -> str | None:
-    """Return a warning that no verdict can come in time, or may not; None if one is likely.
+    """Return a warning if no verdict can, or may, be reached in time; None if one is likely.
 
     Args:
-        max_s: after which no pair is begun.
-        num_pairs: that there are; the next look at them is what may decide.
+        max_s: seconds after which no pair is begun.
+        num_pairs: existing pairs; the next look at them may decide.
         pair_s: seconds of a pair; None if it is not known yet.
         begun: whether the last of them has been measured within this time, `pair_s` ago.
     """
     steps = looks(max_pairs)
     left = [step for step in steps if step > num_pairs]
     if not left or (num_pairs in steps and not begun):
-        return None  # the pairs that there are may decide
+        return None  # the existing pairs may decide
     missing = left[0] - num_pairs
     before_last = missing - 1 + int(begun)
     if pair_s is not None:
@@ -52,7 +52,7 @@ def outlook(
 def pair_seconds(rounds: Sequence[Sequence[Round]]) -> float | None:
     """Estimate the seconds of a pair from stored rounds of both recipes; None without any.
 
-    It is what the rounds' own calls took, and loading: starting a process comes on top.
+    It includes the rounds' calls and loading, but not the start of a process.
     """
     each = [
         statistics.median(measured)

@@ -36,14 +36,14 @@ OnNote = Callable[[str], None]
 
 
 class OnPair(Protocol):
-    """Called after each pair with the decision on the pairs so far, and with the records."""
+    """Called after each pair with the decision so far and the records."""
 
     def __call__(self, decision: Decision, records: Sequence[Record]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How two recipes compare.
+    """The result of comparing two recipes.
 
     Attributes:
         decision: None if a recipe could not be measured; its record says why.
@@ -61,7 +61,7 @@ class Paired:
         return rows_of(list(self.records))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data: what `vivace compare --format json` prints."""
+        """Return the result as plain data, as `vivace compare --format json` prints it."""
         fields: dict[str, Any] = {
             "recipes": [record.trial.title for record in self.records],
             "model": self.records[0].trial.model.name,
@@ -113,7 +113,7 @@ def compare(
         max_pairs, max_minutes: limits, after which the verdict may be unclear. No pair is begun after `max_minutes`.
         store: the folder of the store; created if there is none.
         command: the command line to store with the run; None for the equivalent `vivace compare`.
-        on_pair, progress: receive what was measured.
+        on_pair, progress: receive the measurements.
         on_note: called if no verdict can come within `max_minutes`, before that time is spent.
         launcher: a running launcher; None to start one.
         fields: the fields of `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`, as for
@@ -131,8 +131,8 @@ def compare(
         timing = timing.model_copy(update={"threads": default_threads(comparison.located)})
     with ExitStack() as stack:
         opened = stack.enter_context(Store.create(Path(store)))
-        if comparison.pictures is not None:
-            save_sources(opened.folder / "sources", comparison.pictures.by_sha)
+        if comparison.sources is not None:
+            save_sources(opened.folder / "sources", comparison.sources.by_sha)
         if launcher is None:
             launcher = stack.enter_context(start_launcher(study.device))
         environment = ask_environment(launcher, study.device, timing.threads)
@@ -206,7 +206,7 @@ def _sequential(
         on_time: called after the first new pair with the number of pairs, and its seconds.
     """
     steps = looks(max_pairs)
-    num_looks = len(steps) + 1  # one more where time runs out
+    num_looks = len(steps) + 1  # one more if time runs out
     started = time.monotonic()
     number = min(max_pairs, max(1, num_stored))
     is_timed = False
@@ -232,7 +232,7 @@ def _sequential(
 
 
 def samples_of(records: Sequence[Record]) -> tuple[list[list[float]], list[list[float]]] | None:
-    """Return the seconds of both recipes by round, of rounds that both have; None if one was not measured."""
+    """Return the seconds of both recipes by round, for rounds that both have; None if either was not measured."""
     if len(records) < 2 or any(record.outcome is not Outcome.MEASURED for record in records):
         return None
     by_round = [{r.index: [s.total_s for s in r.samples] for r in record.rounds} for record in records]

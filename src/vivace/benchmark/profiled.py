@@ -78,7 +78,7 @@ def _profiled(
         plain = timed(0)
 
         def next_call(**overrides: Any) -> Callable[[], Any]:
-            """Return the call; its prompts are made, or forgotten, before it is traced."""
+            """Return the call to trace, with its prompts encoded or forgotten beforehand."""
             return partial(draw, session, call, prompt_arguments(call), **overrides)
 
         def record(part: Path | None) -> Trace:

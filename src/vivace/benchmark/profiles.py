@@ -101,8 +101,8 @@ def profile(
             device=environment.device,
         )
         sources = None
-        if request.pictures is not None:
-            sources = save_sources(folder / "sources", request.pictures.by_sha)
+        if request.sources is not None:
+            sources = save_sources(folder / "sources", request.sources.by_sha)
         file = folder / ("trace.json.gz" if str(trace).endswith(".gz") else "trace.json")
         profile_request = ProfileRequest(
             trial=trial,

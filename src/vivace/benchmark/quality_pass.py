@@ -152,9 +152,7 @@ def draw_noise_floor(
             if event.get("phase") == "pictures":
                 on_progress("drawing the noise floor", event["done"], event["of"])
 
-        on_progress(
-            "drawing the noise floor", 0, min(_MAX_FLOOR_IMAGES, baseline.trial.workload.num_pictures)
-        )
+        on_progress("drawing the noise floor", 0, min(_MAX_FLOOR_IMAGES, baseline.trial.workload.num_images))
         ending = launcher.run(request, limit_s(_TIMEOUT_S, deadline), on_event)
         if ending.timed_out and is_over(deadline):
             return 0

@@ -102,15 +102,6 @@ def draw_untimed(
     return drawn
 
 
-def open_trial(trial: Trial) -> Session:
-    """Return the trial's model with its recipe applied, for calls that are not measured.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-    """
-    return OpenTrial(trial).session
-
-
 class OpenTrial:
     """A trial's model with its recipe applied, for calls that are not measured.
 
@@ -160,7 +151,7 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
 
 
 def explain(error: Exception) -> tuple[Outcome, str]:
-    """Return the outcome that an exception of a round means, and the reason in one line or vivace's own message."""
+    """Return the outcome of a round's exception, and the reason: one line, or vivace's own message."""
     import torch
 
     text = str(error).strip()

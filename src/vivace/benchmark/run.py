@@ -25,7 +25,7 @@ class Run:
     """A study's result. `print(run)` shows tables and verdicts; iterating yields the records of all comparisons.
 
     Attributes:
-        answers: with `until`: a line for each recipe: the answer that it reached, or that it has none.
+        answers: with `until`, a line for each recipe with its answer, or the lack of one.
         planned: the memory that `vivace plan` predicts for each trial, beside what was measured; empty on a CPU, and
             where nothing was measured anew.
     """

@@ -32,7 +32,7 @@ class RunSettings:
         pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
         deadline: by which it has to end, with what has been measured; in one place only.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
-            what the machine did meanwhile is taken off, or widens the interval. In one place only.
+            the machine's changes are corrected for, or widen the interval. In one place only.
         until: go on beyond the study's rounds until each recipe has one of these answers; in one place only.
         max_minutes: with `until`, start no round that would end later.
         purpose: what the run is for, as the store keeps it.

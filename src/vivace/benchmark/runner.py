@@ -29,7 +29,7 @@ _ASK_TIMEOUT_S = 600.0
 
 
 def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Environment:
-    """Return the environment, determined by a worker, so that this process imports no torch and touches no GPU."""
+    """Return the environment, determined by a worker, so that this process does not import torch or touch a GPU."""
     request = EnvironmentRequest(device=device, threads=threads)
     return Environment.model_validate(ask(launcher, request, _ASK_TIMEOUT_S))
 
@@ -106,7 +106,7 @@ def run_trials(
             says so in its reason.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         deadline: by which the rounds have to end; those that do not fit are left out.
-        canaries: measure the baseline briefly once more in each round, which tells how the machine moved.
+        canaries: also measure the baseline briefly in each round, to follow the machine's speed.
     """
     keys = [trial.key(environment) for trial in trials]
     stored = [store.rounds(key) for key in keys]
@@ -145,7 +145,8 @@ def run_trials(
 
 
 def _rivals_after(todo: Sequence[tuple[int, int]], rivals: Collection[int]) -> list[tuple[int, int]]:
-    """Return the rounds with rivals of step caches last in the first round: they run only where a cache can."""
+    """Return the rounds with rivals of step caches last in the first round: they run only where the cache itself
+    can."""
     if not todo:
         return []
     first = todo[0][1]

@@ -1,9 +1,9 @@
-"""Which rounds a comparison still needs, and which stored rounds it is made of.
+"""Choose the rounds that a comparison still needs, and the stored rounds that it consists of.
 
 A speed-up compares a recipe's round with the baseline's round of the same index. Both are measured in one sitting:
 where a recipe is added to a store, the baseline is measured again beside it, under new indices.
 
-Within a round the order is random, so that no movement of the machine meets the same recipe every time. The baseline
+Within a round the order is random, so that changes of the machine do not meet the same recipe every time. The baseline
 is the first or the last, and its canary stands at the other end. The order follows from the trials' keys and the
 round's index alone, so a run that is resumed keeps it.
 """
@@ -78,7 +78,7 @@ def comparable(records: Sequence[Record | None], rounds: int | None = None) -> l
     """Return the records with the rounds that are compared: those that a recipe shares with the baseline.
 
     A failed attempt is left out if a later one was measured. Trials without a round are left out. Images belong to the
-    trial: they are kept where the round that stored them is left out.
+    trial: they are kept even if the round that stored them is left out.
 
     Args:
         rounds: the latest so many of each; None for all.
@@ -122,7 +122,7 @@ def _paired(of: Stored, partners: set[int], timing: Timing | None = None) -> lis
 
 
 def _alone(of: Stored, partners: set[int], begun: set[int], num_rounds: int, timing: Timing) -> list[int]:
-    """Return the latest rounds of a trial that only lack the baseline's, as many as it lacks pairs."""
+    """Return the latest rounds of a trial without a round of the baseline's, as many as pairs are missing."""
     pairs = len([index for index in _paired(of, partners, timing) if index in partners])
     lonely = [index for index in sorted(of) if index in begun - partners and _is_measured(of[index], timing)]
     return lonely[max(0, len(lonely) - max(0, num_rounds - pairs)) :]

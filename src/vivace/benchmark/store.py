@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS noise_floors (
 ) STRICT;
 """
 # Version 1 had no figures; version 2 stored them without prompt and scorer. They are computed again when next needed.
-# Version 3 did not store how many rounds a run asked for, version 4 not what it was for.
+# Version 3 did not store the requested rounds of a run, version 4 not its purpose.
 _UPGRADES = {
     2: ("DROP TABLE IF EXISTS figures", "ALTER TABLE runs ADD COLUMN scorer TEXT"),
     3: ("ALTER TABLE runs ADD COLUMN rounds INTEGER",),
@@ -223,7 +223,7 @@ class Store:
         return replace(run, purpose=purpose_of_earlier(run.command, run.rounds, workload))
 
     def comparisons(self, *, repeated: bool = False) -> Iterator[Compared]:
-        """Yield what was compared, the newest first. Runs without a finished round are left out.
+        """Yield the comparisons, the newest first. Runs without a finished round are left out.
 
         Args:
             repeated: also yield the earlier ones of runs that were repeated or resumed.
@@ -239,9 +239,9 @@ class Store:
                 yield Compared(tuple(records), quality, run)
 
     def goes_on(self, keys: Sequence[str]) -> bool:
-        """Return whether the last run of these trials goes on where one of the same trials stopped.
+        """Return whether the last run of these trials continues an interrupted one.
 
-        It does not if another comparison with the same baseline came between them.
+        It does not after another comparison with the same baseline in between.
         """
         before = [run.keys for run in self.runs() if run.keys[0] == keys[0]]
         return before[-2:] == [tuple(keys)] * 2
@@ -295,7 +295,7 @@ class Store:
             return None if row is None else NoiseFloor.model_validate_json(row[0])
 
     def quality_pass(self, run: Invocation) -> QualityPass:
-        """Return what the quality pass of an invocation stored."""
+        """Return the stored quality pass of an invocation."""
         return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
 
     def _version(self) -> int:

@@ -52,7 +52,7 @@ def read_sources(folder: Path, workload: Workload) -> dict[str, Any]:
     """
     images: dict[str, Any] = {}
     for source in workload.sources:
-        for sha256 in source.pictures:
+        for sha256 in source.hashes:
             path = image_path(folder, sha256)
             image = open_image(path)
             if sha256 == source.mask:

@@ -76,7 +76,7 @@ def bench(
         gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
-            what the machine did meanwhile is taken off, or widens the interval. In one place only.
+            the machine's changes are corrected for, or widen the interval. In one place only.
         until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
             several with | between them. `Run.answers` has them.
         max_minutes: with `until`, start no round that would end later.
@@ -122,8 +122,8 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         if pool is None and settings.is_spread:
             pool = stack.enter_context(closing(settings.start_pool(study.device, launcher)))
         for comparison in checked:
-            if comparison.pictures is not None:
-                save_sources(store.folder / "sources", comparison.pictures.by_sha)
+            if comparison.sources is not None:
+                save_sources(store.folder / "sources", comparison.sources.by_sha)
         running = replace(settings, progress=counting, launcher=launcher, pool=pool)
 
         def measure(rounds: int) -> Run:
@@ -162,7 +162,7 @@ class _Comparing:
         return self._spread(self.settings.pool, command)
 
     def _here(self, command: str) -> Compared:
-        """Run it with this process's worker; the largest batch is searched first, if the study asks for it."""
+        """Run it with this process's worker; the largest batch is searched for first, if the study requests it."""
         timing = self._timing()
         environment = ask_environment(self.launcher, self.study.device, timing.threads)
         trials = self._trials(environment.device)

@@ -30,7 +30,7 @@ class Support:
     Attributes:
         reasons: why recipes cannot work, by recipe; those that may work are not in it.
         components: that the model has; None if it cannot be built without its weights.
-        by_model: recipes that the machine allows, and the model as it is does not: with other techniques they may work.
+        by_model: recipes that the machine allows but the unchanged model does not; with other techniques they may work.
         idle: the techniques of a recipe that change nothing after those before them, and why, by recipe and technique.
     """
 
@@ -42,10 +42,10 @@ class Support:
     def refusals(
         self, recipes: Sequence[Recipe], keeps: Callable[[Technique], bool] = lambda _: False
     ) -> dict[str, str]:
-        """Return why recipes are not worth a trial: they cannot work, or are as good without a technique.
+        """Return why recipes need no trial: they cannot work, or a technique changes nothing.
 
         Args:
-            keeps: whether a technique was asked for, and may change nothing.
+            keeps: whether a technique was requested and may therefore change nothing.
         """
         reasons = dict(self.reasons)
         for recipe in recipes:
@@ -90,10 +90,10 @@ def ask_support(
 def support_of(
     model: str, recipes: Sequence[str], device: str, task: Task | None = None, batch: int | None = None
 ) -> Support:
-    """Return what `ask_support` asks. Runs in the worker.
+    """Answer `ask_support`. Runs in the worker.
 
-    Techniques judge the machine and a pipeline on the meta device. Of a model that cannot be built without its weights
-    they judge the machine alone. In a recipe of several each judges what those before it have made of the pipeline.
+    Techniques check the machine and a pipeline on the meta device, or only the machine if the model cannot be built
+    without its weights. In a recipe of several, each checks the pipeline as those before it have left it.
     """
     from vivace.measure.machine import choose_device, this_machine
 
@@ -155,7 +155,9 @@ def why_refused(
         ).idle
     except (Unsupported, NoEffect) as error:
         return Refused(str(error), by_model=True)
-    except RuntimeError:  # of PyTorch, where values are needed: the round tells, and its crash ends no search
+    except (
+        RuntimeError
+    ):  # from PyTorch, where values are needed: the round will show it, and its crash ends no search
         return None
     if not idle:
         return None
@@ -175,7 +177,7 @@ class _Rehearsal(Session):
 
 
 def pipeline_without_weights(model: str, task: Task | None, device: str) -> tuple[object | None, ModelFacts]:
-    """Return the pipeline on the meta device, with what is known of it; no pipeline if it cannot be built.
+    """Return the pipeline on the meta device with its facts; no pipeline if it cannot be built.
 
     Args:
         device: see `built_for`.

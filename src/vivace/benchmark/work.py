@@ -66,10 +66,10 @@ _TOLERATED_HITS = 0.05
 def add_work(
     records: Sequence[Record], store: Store, launcher: Launcher, deadline: Deadline | None = None
 ) -> list[Record]:
-    """Store the ceilings of the records' device, and what each recipe computes, with the latest round of each trial.
+    """Store the ceilings of the records' device and the operations of each recipe with the latest round of each trial.
 
-    Call it after all timing: it takes seconds a recipe, but no GPU. Nothing is done if no ceilings of this device were
-    measured on this machine (`vivace doctor --measure`), or if they are stored already. What is not counted by the
+    Call it after all timing: it takes seconds a recipe, but no GPU. Does nothing if no ceilings of this device were
+    measured on this machine (`vivace doctor --measure`), or if they are stored already. Work not counted by the
     deadline is left out.
 
     Returns:
@@ -99,7 +99,7 @@ def add_work(
 
 
 def work_of(record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S) -> Work:
-    """Return the work of a measured trial, counted by a worker. A failure is a reason: the measurements stay."""
+    """Return the work of a measured trial, counted by a worker. A failure becomes a reason; the measurements stay."""
     hits = round_.evidence.get("cache_hit_rate")
     request = WorkRequest(
         trial=record.trial,

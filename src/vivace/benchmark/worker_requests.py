@@ -121,7 +121,7 @@ class FiguresRequest(WorkerRequest):
 
 
 class PredictionsRequest(WorkerRequest):
-    """Return what `vivace plan` predicts for trials on the GPU of an environment."""
+    """Return the predictions of `vivace plan` for trials on the GPU of an environment."""
 
     kind: Literal["predictions"] = "predictions"
     trials: tuple[Trial, ...]

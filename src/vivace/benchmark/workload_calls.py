@@ -39,8 +39,8 @@ class Arguments:
     def of(self, session: Session) -> PromptArguments:
         """Return a function from a call's index to its prompts, or their embeddings encoded once, and its images.
 
-        It is to be called before each call: a benchmark draws few prompts again and again, and unless the workload says
-        that they are repeated, they count as new each time.
+        Call it before each call: a benchmark draws few prompts many times, and they count as new each time, unless the
+        workload says that they are repeated.
         """
         if self._workload.text != "embeddings":
 

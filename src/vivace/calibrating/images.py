@@ -1,4 +1,5 @@
-"""The baseline's images that a witness is calibrated on: drawn once, kept as files, drawn on after an interruption."""
+"""The baseline's images that a witness is calibrated on: drawn once, kept as files, and continued after an
+interruption."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest
 
 OnImage = Callable[[int, int], None]
-"""Called with the number of images that are done, and of all."""
+"""Called with the number of finished images, and of all."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def images_of(prepared: CheckedRequest, store: Path) -> CalibrationImages:
     except OSError as error:
         raise StoreError(f"--store {store} cannot be written: {error.strerror or error}") from None
     replace(folder / "of.json", (identity + "\n").encode())
-    return CalibrationImages(folder, tuple(prompt for _, prompt, _ in workload.pictures()))
+    return CalibrationImages(folder, tuple(prompt for _, prompt, _ in workload.images()))
 
 
 def draw_missing(
@@ -93,7 +94,7 @@ def draw_missing(
     missing = images.missing
     if not missing:
         return
-    calls = {k: (k, prompt, seed) for k, prompt, seed in prepared.workload.pictures()}
+    calls = {k: (k, prompt, seed) for k, prompt, seed in prepared.workload.images()}
     total = len(calls)
     with explained(prepared.located), quiet():
         session = prepared.open(device)

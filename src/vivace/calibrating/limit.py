@@ -30,7 +30,7 @@ _SURE_FAIL = 0.9
 
 @dataclass(frozen=True)
 class ChosenLimit:
-    """A limit, and what it was chosen on; see `WitnessCalibration` for the attributes."""
+    """A limit, and the images it was chosen on; see `WitnessCalibration` for the attributes."""
 
     limit: float | None
     margin: float
@@ -87,7 +87,7 @@ def choose_limit(
 
 
 def _between(low: float, high: float) -> float:
-    """Return a number midway, rounded to half a percent where that still lies between."""
+    """Return a number midway, rounded to half a percent if that still lies between."""
     middle = (low + high) / 2
     rounded = round(round(middle / _STEP) * _STEP, 4)
     return rounded if low < rounded <= high else middle
@@ -122,7 +122,7 @@ def _shares_of(scores: Sequence[ImageScores], kind: DamageKind) -> list[KeptShar
 
 
 def _kept_share(scores: Sequence[ImageScores], change: str) -> KeptShare:
-    """Return what images keep of the margin after a change, as the gate computes it."""
+    """Return the share of the margin that images keep after a change, as the gate computes it."""
     rows, references = [], []
     for k, row in enumerate(scores):
         assert row.changed is not None, "the image is sound"

@@ -211,10 +211,10 @@ def bench_endpoint(
 ) -> int:
     """Measure an OpenAI images server (vivace's, sglang's, vllm-omni's) under load.
 
-    One client alone, closed loops of several, then users who come at random at fractions of the capacity. Latency of
-    users counts from when they came, whether or not the server was behind. Figures have 95 % intervals.
+    One client alone, closed loops of several, then users who come at random at fractions of the capacity. The latency
+    of users counts from their arrival, even if the server was behind. Figures have 95 % intervals.
 
-    Exit codes: 0 done, 4 some requests brought no image; others as for all commands.
+    Exit codes: 0 done, 4 some requests returned no image; others as for all commands.
 
     \b
         vivace bench --endpoint http://127.0.0.1:8000/v1

@@ -2,8 +2,8 @@
 
     python -m vivace.cli.fresh_part PART FILE ARGUMENTS...
 
-A fresh process goes through the same command line. It prints nothing until it comes to its part, leaves out the parts
-before, which other processes did, does its own, and exits. It makes FILE when the model is read.
+A fresh process goes through the same command line. It prints nothing until its part begins, skips the earlier parts,
+which other processes ran, runs its own, and exits. It makes FILE when the model is read.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def generate(
     from vivace.runtime.workloads import default_threads
 
     prepared = checked_request(model, recipe, workload=workload.model_copy(update={"prompts": (prompt,)}))
-    num_images = prepared.workload.num_pictures
+    num_images = prepared.workload.num_images
     write = _writer(click.get_current_context(), out, output, num_images)
     chosen = device, threads if threads is not None else default_threads(prepared.located)
     return guarded(
@@ -169,7 +169,7 @@ def _draw(
         session = prepared.open(chosen)
         notes = truncation(session.pipe, prompt, session.arguments)
     is_read()
-    notes += [] if prepared.pictures is None else prepared.pictures.notes
+    notes += [] if prepared.sources is None else prepared.sources.notes
     for warning in [*session.warnings, *notes]:
         click.echo(f"note: {warning}", err=True)
     if prepared.located.model.is_synthetic:
@@ -182,7 +182,7 @@ def _draw(
         )
     silence_diffusers()  # it prints every token that it truncates
     took: list[float] = []
-    for index, text, image_seed in workload.pictures():
+    for index, text, image_seed in workload.images():
         with explained(prepared.located, "does not run"):
             arguments = prepared.arguments([(index, text, image_seed)])
             began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Run a command in a separate process that is watched while it reads a foreign model.
 
-A child reads the model and goes on with the command; this process watches it until the model is read, and says what
-happened if it has to be ended.
+A child reads the model and goes on with the command; this process watches it until the model is read, and reports the
+reason if it has to be ended.
 """
 
 from __future__ import annotations

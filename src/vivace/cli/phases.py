@@ -18,7 +18,7 @@ class Phases:
     """Follows a request by its worker's events of phases. Used as a context; it ends with the last phase.
 
     Args:
-        words: for phases that are not called what a reader would call them; {call} is the number of the call.
+        words: names of phases for readers, where they differ; {call} is the number of the call.
     """
 
     def __init__(self, words: Mapping[str, str] | None = None) -> None:

@@ -140,7 +140,7 @@ def fit_of(
     """Return recipes that fit a card: ranked by records and estimates, else one change after the other.
 
     Args:
-        is_ranked: whether to rank what is faster, too, where the model fits as it is published.
+        is_ranked: whether to rank faster recipes even if the published model fits.
     """
     from vivace.memory.fit import changes, fits, use_free_memory
     from vivace.recipes.resolve import resolve

@@ -25,7 +25,8 @@ class CardFit:
     """The recipes that fit a card.
 
     Attributes:
-        changes: each on top of the one before; with a ranking its first recipe, and what uses memory that is free then.
+        changes: each on top of the one before; with a ranking, its first recipe, and a change that uses the memory left
+            free.
         ranking: None where no recipe of it fits, or another recipe than the published model was planned.
         times_of: the GPU whose times the ranking has.
         speeds: of single changes, by records.

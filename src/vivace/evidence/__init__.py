@@ -1,1 +1,1 @@
-"""What was measured, by whom, on what: one type of table, and where tables come from."""
+"""Measurements with their source and device: one type of table, and its sources."""

@@ -14,7 +14,7 @@ def simplest_of_best(
     is_as_good: Callable[[T, T], bool],
     order: Callable[[T], tuple[float, ...]],
 ) -> tuple[T, list[T]]:
-    """Return the simplest of the candidates that cannot be told from the best, and all of these.
+    """Return the simplest of the candidates that are statistically tied with the best, and all that are tied.
 
     Args:
         is_as_good: whether a candidate, the first argument, is as good as the best, as far as its figures tell.

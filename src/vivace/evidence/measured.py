@@ -92,7 +92,7 @@ def evidence_row_of(
 
     Args:
         latency, gain, verdict: instead of the row's own, where its times were scaled to more steps.
-        is_disturbed: other programs held up the process or the baseline's, or the CPU's speed changed between them.
+        is_disturbed: other programs delayed the process or the baseline's, or the CPU's speed changed between them.
     """
     record, recipe = row.record, row.record.trial.recipe
     outcome, reason = record.outcome.value, record.reason or ""
@@ -127,7 +127,7 @@ def evidence_row_of(
 
 
 def parts_of(record: Record) -> CallParts | None:
-    """Return what the calls of a record are made of; None for a CPU, for batches and for trained weights."""
+    """Return the parts of the calls of a record; None for a CPU, for batches and for trained weights."""
     trial = record.trial
     if not trial.model.is_synthetic or trial.workload.batch != 1 or record.environment.device != "cuda":
         return None

@@ -1,4 +1,4 @@
-"""Recipes of records, parsed once: an answer looks at the same few hundred texts again and again."""
+"""Recipes of records, parsed once: an answer looks up the same few hundred texts many times."""
 
 from __future__ import annotations
 

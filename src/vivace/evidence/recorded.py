@@ -1,4 +1,4 @@
-"""Times and memory of full-size models that vivace's own records hold, for estimates before a run."""
+"""Times and memory of full-size models from vivace's own records, for estimates before a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vivace.evidence.tables import CallParts, EvidenceTable
 
 _STUDIES = "results/study-"
 _SKIPPED_WORK = "results/skipped-work-"
-"""Records that are left out: how searches begin was measured without these step caches at fixed shares of hits."""
+"""Records that are left out: the starts of searches were measured without these step caches at fixed shares of hits."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class RecordedFigures:
 def recorded_figures(model: str, recipe: str, height: int, width: int, steps: int) -> RecordedFigures | None:
     """Return the record whose number of steps is nearest; None if there is none of this recipe and size.
 
-    Of several devices, the one with the most recipes of this model and size: estimates of its recipes are then
-    of one device, as far as possible.
+    Among several devices, the one with the most recipes of this model and size is used, so that estimates are of one
+    device as far as possible.
     """
     figures = all_recorded().get((model, recipe, height, width), ())
     numbers = _recipes_by_device(model, height, width)
@@ -75,7 +75,7 @@ def _recipes_by_device(model: str, height: int, width: int) -> Counter[str]:
 
 @cache
 def all_recorded() -> dict[tuple[str, str, int, int], tuple[RecordedFigures, ...]]:
-    """Return all records, by model, recipe, height and width: of each number of steps and device the last one."""
+    """Return all records, by model, recipe, height and width: for each number of steps and device the last one."""
     latest = {(*key, figures.steps, figures.device): figures for key, figures in _figures()}
     by_recipe: dict[tuple[str, str, int, int], tuple[RecordedFigures, ...]] = {}
     for (model, recipe, height, width, *_), figures in latest.items():

@@ -71,7 +71,7 @@ def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list
     """Return a claim for each choice of each technique on a device.
 
     Args:
-        name: of the GPU, as its driver gives it; of a CPU any.
+        name: of the GPU, as its driver reports it; any for a CPU.
         tables: the user's own, those that ship with vivace, and those that others contributed.
     """
     records = _records(tables)
@@ -91,7 +91,7 @@ def devices_of(tables: Iterable[EvidenceTable], kind: Kind) -> dict[tuple[object
 
 
 def only_compiled(recipe: Recipe, capability: tuple[int, int] | None) -> list[str]:
-    """Return the techniques of a recipe whose kernels were compiled for a GPU of this capability, and not measured."""
+    """Return the techniques of a recipe whose kernels were compiled for this compute capability but not measured."""
     compiled = compiled_recipes(capability)
     return [
         technique.text

@@ -1,4 +1,4 @@
-"""The nouns of evidence: a table is one source's comparison of recipes on one model and device."""
+"""The types of evidence: a table is one source's comparison of recipes on one model and device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ others published; or a prediction."""
 
 
 class JudgedQuality(Spec):
-    """What is known of a recipe's images.
+    """The judgement of a recipe's images.
 
     Attributes:
         gate: the verdict; None if nothing judged them.
@@ -24,7 +24,7 @@ class JudgedQuality(Spec):
         clip, match: the bounds that the gate compared with its limits (see `vivace.report.fidelity.Kept`).
         ssim, psnr_db: to the baseline's images.
         num_prompts: of the images; 0 if unknown.
-        is_lost: whether images are broken, or show something else, which fails whatever the limits are.
+        is_lost: whether images are broken or show something else, which fails at any limits.
         of: the embedded model whose images these are; "" for the model's own.
     """
 
@@ -56,10 +56,10 @@ class CallSpread(Spec):
 
 
 class CallParts(Spec):
-    """What a call on a GPU is made of, to estimate one of another number of steps.
+    """The parts of a call on a GPU, to estimate a call of another number of steps.
 
     Attributes:
-        steps: that were timed.
+        steps: the timed number.
         rest_s: seconds outside of the denoising steps; of the whole call where the recipe sets the number of steps,
             which takes as long whatever the workload's is.
         step_s: seconds of a step; 0 where the recipe sets their number.
@@ -73,7 +73,7 @@ class CallParts(Spec):
 
 
 class EvidenceRow(Spec):
-    """One recipe of a table, with its figures. What is unknown is None.
+    """One recipe of a table, with its figures. Unknown figures are None.
 
     Attributes:
         recipe: in canonical form.
@@ -91,8 +91,8 @@ class EvidenceRow(Spec):
         num_rounds: processes that were timed; None if the source does not say.
         timed_steps: the number of steps that was timed, where the time was scaled from fewer to the table's.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
-        measured_s: what that record has.
-        parts: what the timed calls are made of, of single images of random weights on a GPU.
+        measured_s: the time in that record.
+        parts: the parts of the timed calls, for single images of random weights on a GPU.
     """
 
     recipe: str
@@ -139,7 +139,7 @@ class EvidenceTable(Spec):
         rows: the baseline first, if it was measured.
         at: when the newest round started, UTC; "" if unknown.
         profiled: its times are of calls under a profiler, compilation included.
-        note: what must be known of its comparisons.
+        note: a caveat about its comparisons.
     """
 
     kind: Kind

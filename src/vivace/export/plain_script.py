@@ -165,7 +165,8 @@ def _without_invalid_script(step: Step, stages: set[Stage]) -> Step:
 
 
 def _applied_by_vivace(steps: list[Step]) -> list[Step]:
-    """Return the techniques that vivace applies: those without a script, and all between them, to keep the order."""
+    """Return the techniques that vivace applies: those without a script, and all techniques between them, to keep the
+    order."""
     applied = [step for step in steps if step.left_out is None]
     own = [index for index, step in enumerate(applied) if step.script is None]
     if not own:

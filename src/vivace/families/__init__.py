@@ -1,4 +1,4 @@
-"""Families of models: what vivace knows of an architecture, as data. One file each."""
+"""Families of models: what vivace knows about an architecture, as data, one file each."""
 
 from vivace.families.cogview4 import COGVIEW4
 from vivace.families.family import Blocks, Doubled, Family

@@ -32,7 +32,7 @@ class Handles:
 
 Note = Callable[[Any], None]
 Watch = Callable[[Any, Note], Handle]
-"""Calls `note` with a tensor of the transformer's forward, in each forward, until its handle is removed."""
+"""Calls `note` with a tensor of each forward of the transformer, until its handle is removed."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Doubled:
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of an architecture.
+    """The facts about an architecture.
 
     Attributes:
         name: as its publishers write it.

@@ -1,4 +1,4 @@
-"""Facts about diffusers' classes that no attribute tells: read from their source, in one place.
+"""Facts about diffusers' classes that no attribute has: read from their source, all in this file.
 
 Each function names what it looks for. A later diffusers that words it otherwise fails the tests of this file, and not a
 user's image.
@@ -27,7 +27,7 @@ def _source(of: Any) -> str:
 
 
 def names_its_calls(pipe: Any) -> bool:
-    """Whether the pipeline tells caches which call of the denoiser is which; of FLUX's only text-to-image does."""
+    """Whether the pipeline names its calls of the denoiser for caches; of FLUX's pipelines only text-to-image does."""
     return "cache_context" in call_code(pipe)
 
 

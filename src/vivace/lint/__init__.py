@@ -1,1 +1,1 @@
-"""Find impossible and unbelievable rows in tables of latencies, whoever made them."""
+"""Find impossible and doubtful rows in tables of latencies from any source."""

@@ -36,14 +36,14 @@ Marks = Sequence[Mark]
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """What is wrong with a table, and what of it was read."""
+    """The faults of a table, and the coverage of its columns."""
 
     findings: list[Finding]
     coverage: Coverage
 
 
 def lint(files: Sequence[Path], facts: Mapping[str, str] | None = None) -> list[Finding]:
-    """Return what is wrong with the tables of files, in their order.
+    """Return the faults of the tables of files, in their order.
 
     Args:
         facts: "model", "gpu" and "steps" of rows that do not name theirs.
@@ -55,12 +55,12 @@ def lint(files: Sequence[Path], facts: Mapping[str, str] | None = None) -> list[
 
 
 def check_table(table: Table, facts: Mapping[str, str] | None = None) -> list[Finding]:
-    """Return what is wrong with a table."""
+    """Return the faults of a table."""
     return checked(table, facts).findings
 
 
 def checked(table: Table, facts: Mapping[str, str] | None = None) -> CheckedTable:
-    """Return what is wrong with a table, and what of it was read.
+    """Return the faults of a table, and the coverage of its columns.
 
     Where nothing tells whether 1,234 is 1234 or 1.234, only what is wrong in both cases is reported.
     """
@@ -109,7 +109,7 @@ def _key(finding: Finding) -> tuple[str, int | None, str, str]:
 
 
 def _columns(table: Table) -> list[Column | None]:
-    """Return what the columns mean; of several with the same meaning the first is read."""
+    """Return the meaning of the columns; of several with the same meaning the first is read."""
     columns = [_timed(heading, _column(table, heading)) for heading in table.headings]
     keys: set[tuple[str, str, str]] = set()
     for index, column in enumerate(columns):
@@ -138,7 +138,7 @@ def _timed(heading: str, column: Column | None) -> Column | None:
 
 
 def _path(table: Table, index: int, column: Column) -> str:
-    """Return the keys above a time in JSON: times below different keys are of different things."""
+    """Return the keys above a time in JSON: times below different keys measure different things."""
     is_time = column.role in TIMES | {"rate", "throughput"}
     return path_of(table.headings[index]) if table.unit == "row" and is_time else ""
 
@@ -233,7 +233,7 @@ def _row(
 
 
 def _number(column: Column, cell: str, mark: Mark) -> tuple[str, Number] | None:
-    """Return what a cell holds and its number in seconds, bytes or one a second; None if its unit does not fit."""
+    """Return the quantity in a cell, and its number in seconds, bytes or 1/s; None if its unit does not fit."""
     number = read_number(cell, mark)
     if number is None:
         return None

@@ -1,4 +1,4 @@
-"""What the columns of other people's tables mean: a table of synonyms, and the words that headings are made of."""
+"""The meaning of columns in tables from any source: a table of synonyms, and the words in headings."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _OF_A_CALL = frozenset({
     "runtime", "run", "per", "an", "a", "image", "img", "call", "request", "prompt", "pipeline", "of", "the", "value",
     "in", "wallclock",
 })  # fmt: skip
-"""Words beside which a statistic is still that of a whole call's time."""
+"""Words that may stand in a heading of a statistic of a whole call's time."""
 _TIME_WORDS = frozenset({"time", "times", "latency", "duration", "elapsed", "runtime", "wall", "wallclock"})
 _PATH = re.compile(r"([\w .-]*\w)\.(?:\w[\w ]*)?[A-Za-z][\w ]*")
 """A key of nested JSON with those above it."""
@@ -101,12 +101,12 @@ _NEUTRAL = re.compile(
     r"|\d[\d.,]* ?(?:steps?|px|images?|prompts?|runs?|samples?)?|\d+ ?[x×] ?\d+(?: ?px)?"
     r"|\d+ ?% ?(?:ci|interval|confidence interval)|ci|±|std|± ?(?:std|σ|sd)|σ)[^a-z]*$"
 )
-"""Words in brackets beside a heading that do not change what it means."""
+"""Words in brackets that do not change the meaning of a heading."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds.
+    """The meaning of a column.
 
     Attributes:
         role: a key of SYNONYMS.
@@ -121,7 +121,7 @@ class Column:
 
 
 def column_of(heading: str) -> Column | None:
-    """Return what a heading means; None if it is not in the table of synonyms, nor made of words that are."""
+    """Return the meaning of a heading; None if neither it nor its words are in the table of synonyms."""
     text = " ".join(plain_cell(heading).lower().replace("_", " ").split()).strip(" :")
     text = text.rpartition(".")[2] if _PATH.fullmatch(text) else text
     text, kind, factor = _without_unit(text)
@@ -145,7 +145,7 @@ def path_of(heading: str) -> str:
 
 
 def is_of_time(key: str) -> bool:
-    """Return whether figures below a key of JSON are times of a call where nothing else says what they are."""
+    """Return whether figures below a key of JSON are times of a call, unless something else names them."""
     words = set(re.findall(r"[a-z0-9]+", key.lower()))
     return bool(words) and words <= _OF_A_CALL | _ABOVE_TIMES
 
@@ -157,7 +157,7 @@ def says_time(heading: str) -> bool:
 
 
 def role_of_cell(role: str, kind: str | None) -> str | None:
-    """Return what a cell of a column holds by its unit, as "2.3 it/s" in "speed"; None if the unit does not fit."""
+    """Return the meaning of a cell by its unit, such as "2.3 it/s" in "speed"; None if the unit does not fit."""
     if role in TIMES | {"rate", "throughput"}:
         if kind in ("steps a second", "time a step"):
             return "step" if role in ("time", "mean", "step", "rate", "throughput") else None

@@ -13,7 +13,7 @@ from vivace.lint.model_limits import EIGHT_BITS, FULL_PRECISION
 _LABEL = re.compile(r"([^()]+?)\s*(?:\(([\d.]+)\))?((?:\+[^()]+)?)$")
 _MUCH = 1.1
 _HARDLY = 1.02
-"""What a technique adds in one place and does not in another, as times of the time without it."""
+"""Times with a technique over those without: a clear effect in one place, and hardly any in another."""
 _OUT_OF_ORDER = 1.5
 _ORDERED_ROWS = 8
 _ORDERED_SHARE = 0.8

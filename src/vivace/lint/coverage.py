@@ -1,4 +1,4 @@
-"""Which columns and cells of a table were read, and which were not, and why."""
+"""The columns and cells of a table that were read, and the others with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXAMPLES = 3
 
 @dataclass
 class Coverage:
-    """What was read of a table, or of several tables of a file with the same headings.
+    """The coverage of a table, or of several tables of a file with the same headings.
 
     Attributes:
         place: the number of the line or row where the table begins; None for an empty one.
@@ -40,7 +40,7 @@ class Coverage:
 
     @property
     def where(self) -> str:
-        """The file, and where in it the table begins."""
+        """The file, and the line where the table begins."""
         if self.place is None:
             return str(self.file)
         return (
@@ -48,12 +48,12 @@ class Coverage:
         )
 
     def read_in_words(self) -> str:
-        """Return which columns were read, and as what."""
+        """Describe the columns that were read, and their meanings."""
         names = [f"{heading} ({role.replace('_', ' ')})" for heading, role in self.read.items()]
         return f"read {', '.join(names)}"
 
     def warnings(self) -> list[str]:
-        """Return what was not read, and what can be read in two ways."""
+        """Describe the columns and cells that were not read, and those that are ambiguous."""
         lines = []
         by_reason: dict[str, list[str]] = {}
         for what, why in self.unread:

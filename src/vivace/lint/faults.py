@@ -1,4 +1,4 @@
-"""Faults that rules report, and comparisons in which rounding never makes one."""
+"""Faults that rules report, and comparisons that allow for rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Fault:
 
 
 Rule = Callable[[Sequence[Reading]], Iterator[Fault]]
-"""Takes the rows of a table, and yields what is wrong with them."""
+"""Takes the rows of a table, and yields their faults."""
 
 
 def written(reading: Reading, *roles: str) -> str:
@@ -30,5 +30,5 @@ def written(reading: Reading, *roles: str) -> str:
 
 
 def is_above(number: Number, other: Number) -> bool:
-    """Whether one number is larger than another, whatever rounding did to both."""
+    """Whether one number is larger than another, whatever their rounding."""
     return number.least > other.most + 1e-12 * abs(other.value)

@@ -1,4 +1,4 @@
-"""Tables of files, as they were read: headings, rows, and what could not be read."""
+"""Tables read from files: headings, rows, and the parts that could not be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vivace lint` finds, and the rows that rules read."""
+"""The findings of `vivace lint`, and the rows that rules read."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def flops_of(model: str) -> ModelFlops | None:
 
 
 def least_seconds(work: Work, chip: Chip) -> float:
-    """Return the seconds that a call takes at least by a GPU's data sheet.
+    """Return the shortest seconds of a call by a GPU's data sheet.
 
     Matmuls and convolutions in 4 and 8 bits run at the rates of these, all others at that of 16, which fp32 and TF32 do
     not reach either.

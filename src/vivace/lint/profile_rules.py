@@ -85,7 +85,7 @@ def counted_twice(rows: Sequence[Reading]) -> Iterator[Fault]:
 
 
 def tuning_inside(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """Compiling and autotuning do not belong into a measured window."""
+    """Compiling and autotuning do not belong in a measured window."""
     for row in rows:
         name = row.texts.get("label", "")
         if row.has("calls") and any(mark in name for mark in _TUNING):

@@ -80,14 +80,14 @@ def _csv_rows(text: str, delimiter: str) -> list[tuple[int, list[str]]]:
 
 
 def _usual_width(rows: Sequence[tuple[int, Sequence[str]]]) -> int:
-    """Return how many cells most rows have; lines of one cell may be above or below the table."""
+    """Return the number of cells of most rows; lines of one cell may be above or below the table."""
     widths = Counter(len(cells) for _, cells in rows[:200])
     several = Counter({width: number for width, number in widths.items() if width > 1 and number > 1})
     return (several or widths).most_common(1)[0][0]
 
 
 def _fit(rows: Sequence[tuple[int, Sequence[str]]]) -> tuple[bool, float, int]:
-    """Return how well a delimiter divides a file: whether at all, how many rows alike, and into how many cells."""
+    """Return how well a delimiter divides a file: whether at all, the number of equal rows, and their cells."""
     if not rows:
         return False, 0.0, 0
     width = _usual_width(rows)

@@ -30,7 +30,7 @@ _OF_THE_BASELINE: tuple[Callable[[float], float], ...] = (
 
 
 def speedup_fits_times(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """A speed-up is the baseline's time over the row's, or what it is more in percent."""
+    """A speed-up is the baseline's time over the row's, or the increase in percent."""
     groups: dict[tuple[str, ...], list[Reading]] = {}
     for row in rows:
         batch = row["batch"].text if row.has("batch") else ""

@@ -1,4 +1,4 @@
-"""Rules for tables of measurements: times, percentiles, speed-ups, steps, memory, and what a chip can do."""
+"""Rules for tables of measurements: times, percentiles, speed-ups, steps, memory, and the limits of a chip."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _SEVERAL_GPUS = re.compile(
 )
 _FULL_SIZE_BYTES = 2e9
 _LEAST_SHARE, _LEAST_BYTES = 0.003, 40e6
-"""What a call of a full-size model needs at least beside its weights: a feature map of SDXL's first block has 21 MB."""
+"""The least memory that a call of a full-size model needs besides its weights: a feature map of SDXL's first block has
+21 MB."""
 _RUINED = 0.7
 """Share of the model's best CLIP score below which images are ruined."""
 _THRESHOLD = re.compile(r"(\w*cache)\s*\(([\d.]+)\)$", re.IGNORECASE)

@@ -56,7 +56,7 @@ UNITS: dict[str, tuple[str, float]] = (
 
 
 def unit_of(text: str) -> tuple[str, float] | None:
-    """Return the kind of a unit and its factor to seconds, bytes, or one a second; None if it is none that is known.
+    """Return the kind of a unit and its factor to seconds, bytes, or one a second; None if it is unknown.
 
     Kinds: "time", "bytes", "percent", "ratio", "images a second", "steps a second", "time an image", "time a step". A
     call's time is "time".

@@ -176,7 +176,7 @@ def plain_cell(text: str) -> str:
 
 
 def _parsed(body: str, mark: Mark) -> tuple[float, int] | None:
-    """Return a number's value and how many decimals it has."""
+    """Return a number's value and its number of decimals."""
     body = re.sub(f"[{_GAP}]", "", body)
     if body.startswith("0,"):  # no thousands begin with zero
         mark = ","

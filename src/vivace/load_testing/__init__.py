@@ -1,4 +1,4 @@
-"""Load on an OpenAI images server: clients in a loop, and users who come when they like.
+"""Load on an OpenAI images server: clients in a loop, and users who come at random.
 
 target      the server: its URL, model and key, and the body of each request
 exchange    one HTTP exchange on asyncio

@@ -18,7 +18,7 @@ _MAX_HEADERS = 200
 
 
 class ExchangeFailed(Exception):
-    """There is no answer.
+    """The server sent no answer.
 
     Attributes:
         kind: "no connection", "timeout" or "broken answer".

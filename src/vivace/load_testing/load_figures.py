@@ -15,7 +15,7 @@ from vivace.stats.intervals import Interval
 
 PERCENTILES = (50, 90, 95, 99)
 _LEAST_BEYOND = 5
-"""Samples above a percentile; with fewer its interval would be that of the largest sample alone."""
+"""Least number of samples above a percentile; with fewer, the largest sample alone would decide its interval."""
 _DOUBT = 0.025
 
 
@@ -101,7 +101,7 @@ def done_latencies(row: LoadRow) -> NDArray[np.float64]:
 
 
 def lone_latencies(row: LoadRow) -> tuple[float, ...]:
-    """Return the median latency of one client by variant: that of its size, whatever its LoRA."""
+    """Return the median latency of one client by variant: by size, whatever the LoRA."""
     sizes = [size for size, _ in row.request.variants]
     done = [
         (sizes[variant], ended - due)

@@ -20,7 +20,7 @@ _INTERVAL_FIELDS = tuple(
 )
 _CSV_FIELDS = ("label", "load", "rate", "requests", "done", *_INTERVAL_FIELDS, "errors")
 _LATE = 0.05
-"""Share of the median latency by which requests may leave late before a note says so."""
+"""Share of the median latency by which requests may leave late without a note."""
 
 
 def render(rows: Sequence[LoadRow], format_: str) -> str:
@@ -38,7 +38,7 @@ def render(rows: Sequence[LoadRow], format_: str) -> str:
 
 
 def title(rows: Sequence[LoadRow]) -> str:
-    """Return a line with what was measured, and the SLO."""
+    """Return a line with the server, the model and the SLO."""
     row = rows[0]
     sizes = sorted({size for size, _ in row.request.variants if size is not None})
     parts = [row.label, row.request.model or "", ", ".join(sizes)]
@@ -69,7 +69,7 @@ def notes(rows: Sequence[LoadRow]) -> list[str]:
 
 
 def compared(rows: Sequence[LoadRow], others: Sequence[LoadRow]) -> list[str]:
-    """Return a line for each load that both have, for each server of the others."""
+    """Return a line for each common load with each of the other servers."""
     lines = []
     for label in dict.fromkeys(other.label for other in others):
         for row in rows:

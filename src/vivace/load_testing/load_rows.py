@@ -15,7 +15,7 @@ from vivace.untrusted.destinations import replace
 from vivace.untrusted.files import parse_json, read_bytes
 
 DONE = "done"
-"""The outcome of a request that brought its image; others say what went wrong, e.g. "HTTP 429" or "timeout"."""
+"""The outcome of a request that returned its image; other outcomes name the failure, e.g. "HTTP 429" or "timeout"."""
 _MAX_FILE = 200_000_000
 
 

@@ -63,7 +63,7 @@ class LoadTarget:
         return headers if self.key is None else headers | {"Authorization": f"Bearer {self.key}"}
 
     def request(self, number: int, order: random.Random, *, cycles: bool) -> tuple[int, bytes]:
-        """Return which variant a request has, and its body. Each request has another seed.
+        """Return the variant and the body of a request. Each request has another seed.
 
         Args:
             cycles: take the variants in turn, not at random.

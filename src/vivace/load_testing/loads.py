@@ -19,7 +19,7 @@ from vivace.load_testing.load_target import LoadTarget
 from vivace.load_testing.sending import RequestOutcome, send
 
 MOST_IN_FLIGHT = 900
-"""Requests at a time: processes commonly have 1,024 files. Users beyond are counted as "not sent"."""
+"""Most requests at a time: a process may commonly open 1,024 files. Further users count as "not sent"."""
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 5.0
 

@@ -41,7 +41,7 @@ class RequestOutcome:
 
 
 async def send(target: LoadTarget, body: bytes) -> RequestOutcome:
-    """Send a request and return its outcome; nothing that a server does raises."""
+    """Send a request and return its outcome; no failure of the server raises."""
     try:
         reply = await exchange(target.images_url, target.headers, body, target.timeout_s)
     except ExchangeFailed as error:

@@ -64,7 +64,7 @@ def measure(
     report: Report,
     progress: Callable[[LoadStage, int, float], None],
 ) -> list[LoadRow]:
-    """Return the rows of a plan, those that are kept among them.
+    """Return the rows of a plan, including stored ones.
 
     Args:
         kept: rows of earlier runs; what they hold is not measured again.

@@ -1,1 +1,1 @@
-"""What techniques are built from: one room for each subject."""
+"""The building blocks of techniques, one package for each subject."""

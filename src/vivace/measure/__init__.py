@@ -1,1 +1,1 @@
-"""Measurement: stage times, memory, image quality, the machine, the environment, the kernels that ran."""
+"""Measurement: stage times, memory, image quality, the machine, the environment, and the kernels that ran."""

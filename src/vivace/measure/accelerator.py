@@ -1,4 +1,4 @@
-"""Differences between makers' GPUs in timing calls and reading memory.
+"""Differences between GPU makers in timing calls and reading memory.
 
 `device` is torch's type of device everywhere: "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
 """
@@ -66,7 +66,7 @@ def reset_peak(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the highest use since `reset_peak`; on MPS all that the driver has, since its pool only grows."""
+    """Return the highest use since `reset_peak`; on MPS the size of the driver's pool, which only grows."""
     module = _module(device)
     return int(module.max_memory_allocated() if has_peak(device) else module.driver_allocated_memory())
 

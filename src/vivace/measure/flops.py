@@ -1,4 +1,4 @@
-"""Count the floating-point operations of a forward pass while it runs. On meta tensors nothing is computed.
+"""Count the floating-point operations of a forward pass while it runs, or on meta tensors, without computing.
 
 One multiply-add is 2 FLOP. As usual, only matmuls, convolutions and attention are counted; everything else is
 memory-bound. Attention is counted in full even with a causal mask.
@@ -76,12 +76,12 @@ def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
 def count_calls(
     call: Callable[[], Any], modules: Mapping[str, Any], *, stateless: Collection[str] = ()
 ) -> dict[str, Calls]:
-    """Run `call` once without gradients, and count what each of these modules computes in it.
+    """Run `call` once without gradients, and count the operations of each of these modules.
 
     Args:
         modules: by name; none inside another. Their forward hooks count as well.
         stateless: names of modules that compute the same whenever their inputs have the same shapes. Each shape is
-            computed once and its count used again, with the same output: for tensors without values.
+            computed once, and its count and output are used again: for tensors without values.
     """
     calls = {name: Calls() for name in modules}
 
@@ -113,7 +113,7 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
     def remembered(*args: Any, **kwargs: Any) -> Any:
         nonlocal saved
         named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
-        key = tuple(map(_shape, tree_leaves(named)))
+        key = tuple(map(shape_text, tree_leaves(named)))
         if key in counted:
             output, flops = counted[key]
             saved += flops
@@ -130,8 +130,8 @@ def _remembering(module: Any, so_far: Callable[[], Flops]) -> Iterator[Callable[
         module.forward = forward
 
 
-def _shape(value: Any) -> str:
-    """Return an input's shape, or the value itself if it is no tensor."""
+def shape_text(value: Any) -> str:
+    """Return an input's shape, or the value itself if it is not a tensor."""
     return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
 
 

@@ -44,7 +44,7 @@ _MAX_OTHERS = 12
 
 
 def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
-    """Return the names of images that are in both folders, in their natural order, and of those in only one.
+    """Return the names of images in both folders, in natural order, and of those in only one.
 
     Raises:
         UsageError: not a folder, or no common name.
@@ -75,8 +75,8 @@ def compare(
 ) -> dict[str, Any]:
     """Return the figures of every pair, and for each metric its means and the mean difference with its interval.
 
-    Images of one prompt count as one group (see `mean_interval`); without prompts each pair does. Images that were made
-    from others are compared with these too: outside of the mask, and by likeness if there is a scorer.
+    Images of one prompt count as one group (see `mean_interval`); without prompts each pair is one. Images that were
+    made from source images are compared with those too: outside of the mask, and by likeness if there is a scorer.
     """
     pairs: list[dict[str, Any]] = []
     network = Lpips() if lpips else None

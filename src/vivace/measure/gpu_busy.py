@@ -1,4 +1,4 @@
-"""Measure how long the GPU is busy during a call: what is left of the wall-clock time is waiting for the CPU."""
+"""Measure how long the GPU is busy during a call; the rest of the wall-clock time it waits for the CPU."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def match(image: Pixels, reference: Pixels) -> float:
 
 
 def aligned(image: Pixels, reference: Pixels) -> Pixels:
-    """Undo a shift by up to 2 pixels, if nothing else differs: scorers dislike it, though nothing is lost.
+    """Undo a shift by up to 2 pixels, if nothing else differs: scorers penalise it, though nothing is lost.
 
     Where pixels are missing, the edge is repeated.
     """

@@ -16,7 +16,7 @@ def choose_device(device: str) -> str:
     """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
 
     Raises:
-        Unsupported: a GPU was asked for and there is none.
+        Unsupported: a GPU was requested and there is none.
     """
     import torch
 
@@ -40,10 +40,10 @@ def choose_device(device: str) -> str:
 
 
 def check_works(device: str) -> None:
-    """Check that a device does something, before a model is loaded for it.
+    """Check that a device works before a model is loaded for it.
 
     Raises:
-        Unsupported: PyTorch sees the device, and cannot use it: another build, or a driver that does not fit.
+        Unsupported: PyTorch sees the device but cannot use it, because of its build or the driver.
     """
     import torch
 
@@ -59,7 +59,7 @@ def check_works(device: str) -> None:
 
 
 def this_machine(device: str) -> Machine:
-    """Return the machine as techniques see it; `device` is torch's type of device."""
+    """Return the facts about the machine for techniques; `device` is torch's type of device."""
     import torch
 
     compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
@@ -83,7 +83,7 @@ def this_machine(device: str) -> Machine:
 
 
 def torch_type(device: object) -> str:
-    """Return the type of a torch device, or of its name: "cuda" of "cuda:1"; "cpu" of one that vivace does not know."""
+    """Return the type of a torch device, or of its name: "cuda" of "cuda:1"; "cpu" for an unknown device."""
     name = str(device).partition(":")[0]
     return name if name in GPUS else "cpu"
 

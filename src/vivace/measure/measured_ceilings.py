@@ -136,7 +136,7 @@ def known_ceilings(environment: Environment) -> Ceilings | None:
     try:
         text = read_bytes(_file(identity), _MAX_BYTES)
         ceilings = Ceilings.model_validate_json(text)
-    except (OSError, ValueError):  # none yet, or a file of another version
+    except (OSError, ValueError):  # no file yet, or one of another version
         return None
     return ceilings if ceilings.identity == identity else None
 
@@ -167,7 +167,7 @@ def _file(identity: CeilingsIdentity) -> Path:
 
 
 def _cases(device: str) -> Iterator[_Case]:
-    """Yield what is timed. Copies come first: without them no limit is known."""
+    """Yield the cases to time. Copies come first, since every limit needs them."""
     size = _COPIED_BYTES[device]
     yield _Case("copy", "", f"{size >> 20} MiB", 2 * size, lambda: _copy(device, size))
     if device == "cuda":
@@ -266,7 +266,7 @@ def _median_s(call: Callable[[], Any], device: str) -> float:
 
 
 def _timed_s(call: Callable[[], Any], calls: int, device: str) -> float:
-    """Return the seconds of one of some calls in a row: by the GPU's own clock, or by the host's."""
+    """Return the seconds per call of several calls in a row, by the GPU's clock or the host's."""
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(calls):

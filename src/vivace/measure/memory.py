@@ -1,8 +1,8 @@
 """Memory of the model and of the call, in bytes.
 
-On GPUs it is the allocator's exact count, after loading and at the peak of the measured calls. MPS knows no peak, so
-there it is what the driver has given the process. On CPUs there is no such count, so it is the process's resident set,
-including Python and its libraries; `before_bytes` is its size before the model was loaded.
+On GPUs it is the allocator's exact count, after loading and at the peak of the measured calls. MPS has no peak, so
+there it is the memory that the driver has given the process. On CPUs there is no such count, so it is the process's
+resident set, including Python and its libraries; `before_bytes` is its size before the model was loaded.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ from vivace.spec.record import GpuWindow
 
 INTERVAL_S = 0.2
 LEAST_WINDOW_S = 1.0
-"""Seconds of the shortest window: the counter moves about ten times a second, and a shorter one is off by per cents."""
-# NVML's bits of `nvmlDeviceGetCurrentClocksThrottleReasons`. An idle GPU's low clocks are no throttling.
+"""Seconds of the shortest window: the counter moves about ten times a second, and a shorter one is off by a few per
+cent."""
+# NVML's bits of `nvmlDeviceGetCurrentClocksThrottleReasons`. An idle GPU's low clocks are not throttling.
 _THROTTLES = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -90,7 +91,7 @@ class NvmlGpu:
 
 @contextlib.contextmanager
 def opened_gpu() -> Iterator[NvmlGpu | str | None]:
-    """Open this process's current GPU: yields it, or why NVML cannot read it; None without CUDA.
+    """Open this process's current GPU: yields it, or the reason why NVML cannot read it; None without CUDA.
 
     It never initialises CUDA.
     """

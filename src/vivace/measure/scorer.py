@@ -109,9 +109,9 @@ class ClipScorer:
 
 
 def middle(image: Any) -> Any:
-    """Cut off most of the parts that the processor cuts anyway, of a PIL image with sides of more than 4 to 1.
+    """Crop a PIL image with sides of more than 4 to 1 towards the part that the processor keeps.
 
-    It resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
+    The processor resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
     """
     width, height = image.size
     short, long = min(width, height), max(width, height)

@@ -1,4 +1,4 @@
-"""The state of this machine, and whether the hub answers, known in a second and without torch."""
+"""The state of this machine and of the hub's connection, determined in a second and without torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Surroundings:
 
     Attributes:
         gpu: name of the NVIDIA GPU that PyTorch can use; None without one.
-        gpu_bytes: its memory; None if it is not known.
+        gpu_bytes: its memory; None if unknown.
         may_have_gpu: another maker's GPU may be there, which only PyTorch can tell.
         why_no_gpu: why PyTorch has no GPU, in words.
         memory_bytes: of the machine, or of its container.
@@ -57,11 +57,11 @@ class Surroundings:
 
     @property
     def has_no_gpu(self) -> bool:
-        """Whether PyTorch can use no GPU for certain."""
+        """Whether PyTorch certainly cannot use a GPU."""
         return self.gpu is None and not self.may_have_gpu
 
     def why_no_hub(self) -> str | None:
-        """Describe why nothing can be downloaded; None if the hub takes connections."""
+        """Describe why nothing can be downloaded; None if the hub accepts connections."""
         if self.is_offline:
             return "HF_HUB_OFFLINE forbids the network; unset it"
         reached = self._hub.within(_PATIENCE_S)
@@ -70,11 +70,11 @@ class Surroundings:
         return None if reached else f"{self.hub} cannot be reached; check the network"
 
     def is_hub_silent(self) -> bool:
-        """Whether the hub neither took a connection nor refused it so far: the network may be slow."""
+        """Whether the hub has neither accepted nor refused a connection so far: the network may be slow."""
         return not self.is_offline and self._hub.within(_PATIENCE_S) is None
 
     def hub_answers_late(self) -> bool:
-        """Wait longer for a silent hub, and return whether it takes a connection."""
+        """Wait longer for a silent hub, and return whether it accepts a connection."""
         return bool(self._hub.within(_LATE_S))
 
     def is_hub_empty(self, repository: str) -> bool:
@@ -119,7 +119,7 @@ def machine_bytes() -> float:
 class Connecting:
     """A connection attempt to the host of an address, or to the proxy on the way to it.
 
-    Looking up a name may take half a minute where there is no network, so a thread does it and is left behind.
+    Looking up a name may take half a minute without a network, so a thread does it and is left running.
     """
 
     def __init__(self, address: str) -> None:

@@ -73,7 +73,7 @@ def environment(device: str) -> Environment:
 
 
 def python_ms() -> float:
-    """Return the milliseconds of a fixed Python loop (0.04 s of work in all), a measure of the CPU's current speed.
+    """Return the milliseconds of a fixed Python loop (0.04 s of work in total), a measure of the CPU's current speed.
 
     Eager models of small kernels are bound by Python, and on a shared host others can use the cores without showing in
     this machine's load.
@@ -104,7 +104,7 @@ def conditions() -> dict[str, float | str]:
 
 
 def gpu_conditions() -> dict[str, float | str]:
-    """Return which GPU this process uses, its clock, temperature, power and throttling, and its number of processes.
+    """Return the GPU of this process, its clock, temperature, power and throttling, and its number of processes.
 
     Empty without a GPU, and before CUDA is initialised: reading must not initialise it.
     """

@@ -16,7 +16,7 @@ from vivace.spec.record import Sample
 from vivace.technique import component_of
 
 STAGES = ("text", "encode", "steps", "vae", "other")
-"""`encode` only of calls that start from an image."""
+"""`encode` only for calls that start from an image."""
 
 
 class PipelineTimer:
@@ -44,7 +44,7 @@ class PipelineTimer:
                 vae.encode = self._marking_each(vae.encode)
 
     def time_call(self, call: Callable[[], Any], image: int) -> tuple[Any, Sample]:
-        """Run `call` (one pipeline call) and return its result and the timed sample of image `picture`."""
+        """Run `call` (one pipeline call) and return its result and the timed sample of image `image`."""
         self._marks = {}
         self._encodings = []
         self._num_denoiser_calls = 0

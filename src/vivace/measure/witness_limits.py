@@ -58,7 +58,7 @@ def kept(model: str, scorer: str) -> WitnessCalibration | None:
 
 
 def calibrated_limits(limits: Limits, model: str, scorer: str | None) -> Limits:
-    """Return the limits with those of the scorers as calibrated for the model. Limits that the user set stay.
+    """Return the limits with the calibrated ones of the model's scorers. Limits that the user set stay.
 
     Args:
         model: NAME@REVISION.
@@ -75,7 +75,7 @@ def calibrated_limits(limits: Limits, model: str, scorer: str | None) -> Limits:
 
 
 def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
-    """Return a sentence on where the limit of each scorer comes from; none where the user set it.
+    """Describe the source of each scorer's limit, unless the user set it.
 
     Args:
         model, scorer: see `calibrated_limits`; the model is "" where it is not known.
@@ -91,7 +91,7 @@ def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
 
 
 def limit_note(model: str, scorer: str, kind: JudgeKind) -> str:
-    """Return where the limit of one scorer comes from; "" if it was calibrated with vivace."""
+    """Describe the source of one scorer's limit; "" if it was calibrated with vivace."""
     usual = CLIP_LIMIT if kind == "clip" else WITNESS_LIMIT
     name = _name(scorer)
     calibration = kept(model, scorer) if model else None

@@ -1,4 +1,4 @@
-"""Memory of recipes that save some, estimated from the prediction of the published model.
+"""Estimate the memory of recipes that save memory, from the prediction of the published model.
 
 `vivace.memory.predict` runs a recipe on a pipeline without weights, which takes seconds. Which of a dozen recipes
 fit a card follows, to a few percent, from one such prediction: the bytes of each component by its precision, where each
@@ -17,14 +17,14 @@ from vivace.technique import DENOISERS, TEXT_ENCODERS
 Scheme = Literal["int8", "fp8", "nf4"]
 Offloading = Literal["model", "group"]
 _UNKNOWN: dict[Scheme, tuple[float, float]] = {"int8": (0.6, 0.03), "fp8": (0.6, 0.03), "nf4": (0.4, 0.05)}
-"""Of a network that is not in the catalogue's models: its bytes when quantised, and what it needs beside them while it
-computes, as shares of those before. Those of most are less."""
+"""For a network that the catalogue lacks: its quantised bytes, and its further needs while it computes, as shares of
+its original bytes. Most networks need less."""
 _LARGEST_LAYER = 0.03
 """Bytes of a network's largest layer, as a share of all, and at least those of an embedding."""
 _EMBEDDING_BYTES = 3e8
 _MARGIN = 1.01
 _FP8_BESIDE = 0.02
-"""What a denoiser's layers need more in fp8 than in int8, as a share of its bytes: their inputs, quantised."""
+"""Extra memory of a denoiser's layers in fp8 over int8, as a share of its bytes: their quantised inputs."""
 _STAGES = {"denoiser": "denoiser", "vae": "vae", "vae encoder": "vae", "text encoders": "text"}
 
 
@@ -66,14 +66,14 @@ class Need:
         return max(self.peak_bytes, self.loading_bytes)
 
 
-def largest_encoder(published: Prediction) -> str | None:
+def largest_encoder(prediction: Prediction) -> str | None:
     """Return the name of the text encoder with the most bytes: T5, or a language model; None if there is none."""
-    encoders = [part for part in published.components if part.name in TEXT_ENCODERS]
+    encoders = [part for part in prediction.components if part.name in TEXT_ENCODERS]
     return max(encoders, key=lambda part: part.num_bytes).name if encoders else None
 
 
 def need_of(saving: Saving, published: Prediction) -> Need:
-    """Return what a recipe needs.
+    """Return the memory that a recipe needs.
 
     Args:
         published: the prediction of the model without a recipe, at the same size.

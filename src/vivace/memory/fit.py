@@ -1,4 +1,4 @@
-"""Which GPUs a prediction fits, and what to change so that it fits a smaller one."""
+"""Find the GPUs that a prediction fits, and the changes that make it fit a smaller one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.memory.estimate import largest_encoder
 from vivace.memory.predict import Prediction
 from vivace.memory.remembered import predicted
 from vivace.memory.weightless import Weightless
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.technique import DENOISERS, TEXT_ENCODERS, Stage
+from vivace.technique import DENOISERS, Stage
 from vivace.techniques import TECHNIQUES
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
@@ -21,13 +22,13 @@ RESERVE_BYTES = 1_000_000_000
 An assumption.
 """
 _WORTH_IT = 0.99
-"""Share of the memory below which a change counts."""
+"""Share of the memory that a change must save to count."""
 _SMALLEST = 256
 """Smallest proposed side, pixels."""
 _FREE, _UNKNOWN = 1.0, 0.9
-"""Assumed speed-up of a change of the precision or of the VAE alone, and of others that no record knows."""
+"""Assumed speed-up of a change of precision or of the VAE only, and of other changes without a record."""
 LARGEST_ENCODER = "text_encoder_2"
-"""What techniques call the largest text encoder in the recipes that they propose, since FLUX's and SDXL's is that."""
+"""The name of the largest text encoder in the recipes that techniques propose, as in FLUX and SDXL."""
 SpeedOf = Callable[[str], float | None]
 
 
@@ -47,7 +48,8 @@ class RecipeChange:
 
 
 def fits(prediction: Prediction, card_bytes: float) -> bool:
-    """Whether loading and calling fit, with the reserve. A GPU of N GB counts as N * 10**9 bytes, which all have."""
+    """Whether loading and calling fit, with the reserve. A GPU of N GB counts as N * 10**9 bytes, which every such GPU
+    has."""
     return prediction.needed_bytes + RESERVE_BYTES <= card_bytes
 
 
@@ -145,7 +147,7 @@ def _saving_changes(
         changes.append(RecipeChange("+".join(added) if len(added) > 1 else what, after))
         return after
 
-    for extra in _saving_recipes(speed_of, _largest_encoder(now)):
+    for extra in _saving_recipes(speed_of, largest_encoder(now)):
         if fits(now, card_bytes):
             return changes
         if _touches_vae_only(extra) and now.peak_stage != "vae":
@@ -168,12 +170,6 @@ def _saving_changes(
             break
         now = attempt(f"{width}x{height} pixels", recipe, height=height, width=width) or now
     return changes
-
-
-def _largest_encoder(prediction: Prediction) -> str | None:
-    """Return the name of the text encoder with the most bytes: T5, or a language model; None if there is none."""
-    encoders = [component for component in prediction.components if component.name in TEXT_ENCODERS]
-    return max(encoders, key=lambda component: component.num_bytes).name if encoders else None
 
 
 def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:

@@ -31,8 +31,8 @@ least both are transposed. The factor is fitted, not derived: with it the peaks 
 on one H200 (PyTorch 2.11, cuDNN 9.19) are predicted within 0.5 %; with 1.0 the error is 1.5 to 8 %. In channels_last
 there was no workspace. Other GPUs and other versions of cuDNN may differ."""
 _INDEXED_IN_32_BITS = 2**31
-"""Bytes from which on cuDNN's transposing kernels cannot address a tensor; those it then takes have no workspace. With
-it the peak of SDXL at batch 2 is predicted within 1 %, without it 10 % too high (one H200, cuDNN 9.19)."""
+"""Bytes from which on cuDNN's transposing kernels cannot address a tensor; the kernels used instead have no workspace.
+With it the peak of SDXL at batch 2 is predicted within 1 %, without it 10 % too high (one H200, cuDNN 9.19)."""
 _EFFICIENT_IN_REGISTERS = 128
 """Head size above which memory-efficient attention accumulates its output in a separate fp32 buffer (PyTorch's
 mem_eff_attention kernels)."""

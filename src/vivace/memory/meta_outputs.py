@@ -50,7 +50,7 @@ class MetaOutputs:
 
 
 def _key_of(value: Any) -> Hashable | None:
-    """Return the inputs that decide the outputs' layout; None if they are not known.
+    """Return the inputs that decide the outputs' layout; None if unknown.
 
     Scalars are not remembered: whether one represents a Python number, which decides type promotion, cannot
     be read.

@@ -1,4 +1,4 @@
-"""Count what a call computes, in the pass that counts its memory: operations on meta tensors by component.
+"""Count the operations of a call by component, on meta tensors, in the pass that also counts its memory.
 
 A call is run at all of its steps, since only that tells how often the denoiser is called. After the first two steps a
 call with inputs of known shapes is not traced again: its operations are those of the first call with such inputs. So a
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivace.measure.flops import Kind, kind_of, weights_of
+from vivace.measure.flops import Kind, kind_of, shape_text, weights_of
 from vivace.spec.ceilings import ComponentWork, Work
 from vivace.technique import COMPONENTS, Stage, Technique, component_of, working_part
 
@@ -80,7 +80,7 @@ class Operations:
             self._paused = before
 
     def enter(self, component: str) -> None:
-        """Count operations from now on as a component's; "": as nobody's."""
+        """Count operations from now on as a component's; "" for no component."""
         self._component = component
 
     @contextmanager
@@ -146,7 +146,7 @@ def watch(pipe: DiffusionPipeline, operations: Operations) -> None:
 
 
 def work_of(pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Technique]) -> Work:
-    """Return the work on a GPU, with the precision that the techniques give to operations."""
+    """Return the work on a GPU, with the precision of operations under the techniques."""
     work = []
     for name, module in _parts(pipe).items():
         if not operations.calls[name]:
@@ -194,7 +194,7 @@ def precisions(name: str, dtype: str, conv: str, recipe: Sequence[Technique]) ->
 
 
 def skips_work(recipe: Sequence[Technique]) -> bool:
-    """Whether a recipe computes less than is counted, by hits of a step cache."""
+    """Whether hits of a step cache make a recipe compute less than is counted."""
     return any(technique.stage is Stage.CACHE for technique in recipe)
 
 
@@ -252,7 +252,7 @@ def _repeated(
     @functools.wraps(forward)
     def repeated(*args: Any, **kwargs: Any) -> Any:
         named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
-        key = tuple(map(_shape, tree_leaves(named)))
+        key = tuple(map(shape_text, tree_leaves(named)))
         if key in counted and steps() >= _TRACED_STEPS:
             layout, flop, calls = counted[key]
             operations.repeat(flop)
@@ -287,8 +287,3 @@ class _Layout:
         import torch
 
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-
-
-def _shape(value: Any) -> str:
-    """Return an input's shape, or the value itself if it is no tensor."""
-    return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)

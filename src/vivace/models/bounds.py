@@ -1,6 +1,6 @@
 """Check configurations before anything is built from them, with limits ten times those of published models.
 
-Libraries believe every number of a configuration. A million layers, zero groups or a tokenizer that pads to 10**30
+Libraries trust every number of a configuration. A million layers, zero groups or a tokenizer that pads to 10**30
 tokens become a loop without end, a division by zero or an endless allocation.
 """
 
@@ -71,8 +71,8 @@ def check_files(
         label: the model's name for error messages.
 
     Raises:
-        UnusableModel: (or `error`) a file is no regular file or outside of the folder, a configuration is not JSON,
-            refers to code, is quantised, or has a number that no model has; an index names other files than the
+        UnusableModel: (or `error`) a file is not a regular file or lies outside of the folder, a configuration is not
+            JSON, refers to code, is quantised, or has a number that no model has; an index names other files than the
             model's own safetensors.
     """
     for name in (*small, *weights):
@@ -94,9 +94,9 @@ def check_files(
 
 
 def check_places(folder: Path, components: Iterable[str]) -> None:
-    """Raise UnusableModel for anything in a model's folder that is neither a file nor a folder, or leads elsewhere.
+    """Raise UnusableModel for anything in a model's folder that is neither a file nor a folder, or links out of it.
 
-    Libraries look for more files than `check_files` is given, and would wait for a pipe, or read a device without end.
+    Libraries read more files than `check_files` checks, and would wait for a pipe or read a device without end.
     """
     for place in (*(folder / name for name in components), folder):
         if not place.is_dir():

@@ -3,7 +3,7 @@
 Revisions are pinned, so that a name always means the same weights. Sizes, steps, guidance and schedulers come from the
 model cards and from diffusers' documentation; where a card gives several, a comment says which one is used. The
 few-step LoRAs are less certain: two of them (LCM for SDXL, turbo for FLUX.1 [dev]) use "main", since their commits are
-not known, and the settings of turbo and of Hyper-SD for SD 1.5 and FLUX.1 [dev] were not checked against their cards.
+unknown, and the settings of turbo and of Hyper-SD for SD 1.5 and FLUX.1 [dev] were not checked against their cards.
 
 SDXL's VAE overflows in fp16. Its config says so (force_upcast), and the pipeline then decodes in fp32. All SDXL models
 here do this, since it gives the image as published. It costs time and about 4 GB at 1024x1024. Many people use

@@ -87,7 +87,7 @@ def controlnet_for(pipe: DiffusionPipeline, identity: str) -> Any:
 
 
 def _random(denoiser: torch.nn.Module) -> Any:
-    """Return a ControlNet that begins as a copy of the denoiser, as they do before training, and is then disturbed."""
+    """Return a ControlNet that is a copy of the denoiser, as before training, with disturbed zero layers."""
     import diffusers
     import torch
 

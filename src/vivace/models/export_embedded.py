@@ -21,7 +21,7 @@ from vivace.untrusted.files import user_path
 
 _INDEX = "model_index.json"
 _PRIVATE = (".vivace-", ".part")
-"""What the names of folders begin and end with while they are written."""
+"""Prefix and suffix of the names of folders that are being written."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _write_index(located: LocatedModel, path: Path) -> None:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    """Return the temporary folders in a folder: of processes that were killed while they wrote, or still write."""
+    """Return the temporary folders in a folder, of processes that were killed or still write."""
     return sorted(folder.glob("*".join(_PRIVATE)))
 
 

@@ -35,7 +35,7 @@ SYNTHETIC = "synthetic:"
 TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
-"""Suffixes of files of models, and of those that people take for one."""
+"""Suffixes of model files, and of files that are mistaken for them."""
 _SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
@@ -80,7 +80,7 @@ class LocatedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user on what was assumed of the model's files, and what in them is not used."""
+        """Notes for the user on assumptions about the model's files, and on unused parts."""
         if self.saved is not None:
             return (f"{Path(self.model.name).name} is {self.saved.model.name} with {self.saved.recipe.text}",)
         if self.contents is None:
@@ -375,7 +375,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
 
 
 def _with_configuration(model: Model, file: Path, contents: Contents) -> LocatedModel:
-    """Find a file of SD 2, whose configuration must lie beside it: it tells the prediction type.
+    """Find a file of SD 2, whose configuration must lie beside it, since it has the prediction type.
 
     Raises:
         UnusableModel: the configuration contradicts the file.

@@ -335,7 +335,7 @@ FLOW_ARCHITECTURES: tuple[Architecture, ...] = (
         {"text_encoder": 512},
         TAEF1,
     ),
-    # Qwen/Qwen-Image-2512 has Qwen-Image's components; so have those that edit, whose text encoder sees the picture.
+    # Qwen/Qwen-Image-2512 has Qwen-Image's components; so have those that edit, whose text encoder sees the image.
     _qwen("qwen-image", "QwenImagePipeline"),
     _qwen("qwen-image-2512", "QwenImagePipeline"),
     _qwen("qwen-image-edit", "QwenImageEditPipeline"),

@@ -1,6 +1,6 @@
 """Further prompts for verdicts that a prompt set leaves unclear: images of new prompts decide more than new seeds.
 
-Images of one prompt suffer together, so the gate's interval counts prompts. Each set has two batches of thirteen; a
+Images of one prompt are correlated, so the gate's interval counts prompts. Each set has two batches of thirteen; a
 batch is drawn at one seed when the thirteen prompts of the set (see `prompts`) have not decided.
 """
 

@@ -15,7 +15,7 @@ _MAGIC = b"GGUF"
 KEPT_TYPES = (
     "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
-"""Types that diffusers keeps in memory as they are, and dequantises in each call."""
+"""Types that diffusers keeps in memory unchanged, and dequantises in each call."""
 FLOAT_TYPES = ("F32", "F16")
 _TYPE = 4
 """Place of a tensor's type among the parts of its entry in the header."""
@@ -45,7 +45,7 @@ class StoredValues:
 
     @property
     def is_kept(self) -> bool:
-        """Whether diffusers can keep it quantised: a matrix that lies row by row."""
+        """Whether diffusers can keep it quantised: a matrix stored row by row."""
         is_matrix = len(self.shape) == 2 == self.data.ndim and int(self.data.shape[0]) == self.shape[0]
         return self.quant_type.name in KEPT_TYPES and is_matrix
 

@@ -141,7 +141,7 @@ def _mistral(messages: list[Message], _: bool) -> str:
 
 
 def chat_tokenizer_for(config: Any, length: int) -> HashedChatTokenizer | None:
-    """Return the tokenizer for a language model's config, or None if it is no language model.
+    """Return the tokenizer for a language model's config, or None if it is not a language model.
 
     Args:
         config: of Qwen3, Qwen2.5-VL, Qwen3-VL, Gemma 2, GLM or Mistral 3, as transformers has it.

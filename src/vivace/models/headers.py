@@ -20,7 +20,7 @@ from vivace.untrusted.reading import reading
 _MAX_HEADER = 16_000_000
 """Most bytes of a header. Published headers have less than 1 MB; the format's own limit is 100 MB."""
 _HUBS_FILES = "blobs"
-"""The folder of the hub's cache that has the files themselves."""
+"""The folder of the hub's cache with the files' contents."""
 _START = 64  # bytes that tell a file's format
 _FORMATS = (
     (b"PK\x03\x04", "a zip archive, as PyTorch's pickles are"),

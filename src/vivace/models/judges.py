@@ -19,7 +19,7 @@ _NOT_LOADED = {
 
 @dataclass(frozen=True)
 class LocatedJudge:
-    """A model that scores images, and how it is queried: as a CLIP, or as a BLIP for image-text matching."""
+    """A model that scores images, queried as a CLIP or as a BLIP for image-text matching."""
 
     kind: JudgeKind
     scorer: LocatedScorer

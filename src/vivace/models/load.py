@@ -240,7 +240,7 @@ def _check_names(located: LocatedModel, contents: Contents) -> None:
 
 
 def _check_filled(located: LocatedModel, pipe: Any) -> None:
-    """Raise UnusableModel for weights that the model's files do not have; libraries leave them without values."""
+    """Raise UnusableModel for weights missing in the model's files, which libraries leave without values."""
     import torch
 
     for part, component in pipe.components.items():

@@ -103,7 +103,7 @@ def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
 
 
 def _variant(folder: Path, class_name: str) -> tuple[int, float] | None:
-    """Return steps and guidance of a model that differs from its class; None if nothing says that it does."""
+    """Return steps and guidance of a model that differs from its class; None if it does not."""
     for kind, file, key, value, steps, guidance in _VARIANTS:
         config = read_config(folder / file) if kind == class_name else {}
         if key in config and config[key] == value:

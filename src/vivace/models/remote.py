@@ -21,7 +21,7 @@ _LORA = "lora"  # no component has this name
 
 @dataclass(frozen=True)
 class ModelDownload:
-    """Files of a repository at a commit or tag, not all of which are cached."""
+    """Files of a repository at a commit or tag, not all cached yet."""
 
     repo: str
     revision: str

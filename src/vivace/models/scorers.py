@@ -64,7 +64,7 @@ class LocatedScorer:
 
     @property
     def id(self) -> str:
-        """The key of its figures: another name or other files are another scorer."""
+        """The key of its figures: other names or files make another scorer."""
         return f"{self.name}@{self.revision}" + (f" and {self.witness.id}" if self.witness else "")
 
 

@@ -90,7 +90,7 @@ class Contents:
 
 
 def check_format(path: Path) -> None:
-    """Raise UnusableModel for a file that is no .safetensors or .gguf file by its name, or one of several."""
+    """Raise UnusableModel for a file that is not named .safetensors or .gguf, or is one of several."""
     if path.suffix not in (".safetensors", SUFFIX):
         if own := _SPELLINGS.get(path.suffix.lower()):
             raise UnusableModel(
@@ -216,7 +216,7 @@ def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], row: Signat
 
 
 def _hint(path: Path, row: Signature) -> str:
-    """Return what a file's name tells and its tensors do not."""
+    """Return facts from a file's name that its tensors do not have."""
     name = path.name.lower()
     if row.entry == "flux-dev" and "kontext" in name:
         return (
@@ -241,7 +241,7 @@ _ASSUMED = {
 
 
 def _stored(path: Path, codes: Mapping[str, Codes], tensors: Mapping[str, Any]) -> str:
-    """Return how weights are read that are not stored plainly."""
+    """Return the decoding of weights that are not stored plainly."""
     if path.suffix == SUFFIX:
         other = Counter(
             about["dtype"] for about in tensors.values() if about["dtype"] not in (*KEPT_TYPES, *FLOAT_TYPES)

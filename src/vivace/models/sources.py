@@ -61,18 +61,18 @@ class Files:
 
 
 @dataclass
-class _Found:
+class _ReadImages:
     """Images before they are fitted to a size."""
 
     kind: Literal["image", "mask", "control"]
     flag: str
     files: Sequence[str]
-    pictures: list[Image] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def check_files(task: Task | None, files: Files, strength: float | None) -> Task:
-    """Return the task of a set of files, having checked that they go together.
+    """Check that a set of files go together, and return their task.
 
     Args:
         task: as asked; None if it was not.
@@ -129,21 +129,21 @@ def source_images_of(
     """
     images = list(_read_files(files)) if files else list(_default(task))
     for each in images:
-        if files and len(each.pictures) not in (1, num_prompts):
+        if files and len(each.images) not in (1, num_prompts):
             raise WorkloadError(
-                f"{each.flag}: {len(each.pictures)} files for {num_prompts} prompts; give one, or one for each prompt"
+                f"{each.flag}: {len(each.images)} files for {num_prompts} prompts; give one, or one for each prompt"
             )
     _check_masks(images)
-    first = images[0].pictures[0]
+    first = images[0].images[0]
     height, width = limits.size_of(first if files else None, *size)
-    number = max(len(each.pictures) for each in images) if files else num_prompts
+    number = max(len(each.images) for each in images) if files else num_prompts
     sources: list[Source] = []
     by_sha: dict[str, Any] = {}
     notes: dict[str, None] = dict.fromkeys(note for each in images for note in each.notes)
     for index in range(number):
         names: dict[str, str] = {}
         for each in images:
-            image = each.pictures[index % len(each.pictures)]
+            image = each.images[index % len(each.images)]
             fitted = fit(image, height, width)
             if files and (note := _note(each, index, image, height, width)):
                 notes[note] = None
@@ -240,7 +240,7 @@ def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     names = names_of(kind, task)
     return {
-        name: fit(each.pictures[0], size["height"], size["width"])
+        name: fit(each.images[0], size["height"], size["width"])
         for each in _default(task)
         if (name := getattr(names, each.kind))
     }
@@ -255,19 +255,19 @@ def opened(files: Files) -> tuple[list[Image], list[Image]]:
     """
     images = list(_read_files(files))
     _check_masks(images)
-    by_kind = {each.kind: each.pictures for each in images}
+    by_kind = {each.kind: each.images for each in images}
     return by_kind.get("image", []), by_kind.get("mask", [])
 
 
-def _read_files(files: Files) -> Iterator[_Found]:
+def _read_files(files: Files) -> Iterator[_ReadImages]:
     for read in (
-        _Found("image", "--image", files.images),
-        _Found("mask", "--mask", files.masks),
-        _Found("control", "--control", files.controls),
+        _ReadImages("image", "--image", files.images),
+        _ReadImages("mask", "--mask", files.masks),
+        _ReadImages("control", "--control", files.controls),
     ):
         for file in read.files:
             note = _noted(read.notes, file)
-            read.pictures.append(_mask(file) if read.kind == "mask" else open_image(user_path(file), note))
+            read.images.append(_mask(file) if read.kind == "mask" else open_image(user_path(file), note))
         if read.files:
             yield read
 
@@ -286,7 +286,7 @@ def _mask(file: str) -> Image:
     return mask
 
 
-def _default(task: Task) -> Iterator[_Found]:
+def _default(task: Task) -> Iterator[_ReadImages]:
     from PIL import Image as Images
     from PIL import ImageFilter
 
@@ -299,20 +299,20 @@ def _default(task: Task) -> Iterator[_Found]:
             images.append(image.convert("RGB"))
             masks.append(mask.convert("L"))
     if task == "control":
-        yield _Found("control", "", (), [each.filter(ImageFilter.FIND_EDGES) for each in images])
+        yield _ReadImages("control", "", (), [each.filter(ImageFilter.FIND_EDGES) for each in images])
         return
-    yield _Found("image", "", (), images)
+    yield _ReadImages("image", "", (), images)
     if task == "inpaint":
-        yield _Found("mask", "", (), masks)
+        yield _ReadImages("mask", "", (), masks)
 
 
-def _check_masks(pictures: Sequence[_Found]) -> None:
-    by_kind = {each.kind: each for each in pictures}
+def _check_masks(read: Sequence[_ReadImages]) -> None:
+    by_kind = {each.kind: each for each in read}
     if "mask" not in by_kind:
         return
     images, masks = by_kind["image"], by_kind["mask"]
-    for index in range(max(len(images.pictures), len(masks.pictures))):
-        image, mask = (each.pictures[index % len(each.pictures)] for each in (images, masks))
+    for index in range(max(len(images.images), len(masks.images))):
+        image, mask = (each.images[index % len(each.images)] for each in (images, masks))
         if image.size != mask.size:
             file = masks.files[index % len(masks.files)]
             raise WorkloadError(
@@ -321,8 +321,8 @@ def _check_masks(pictures: Sequence[_Found]) -> None:
             )
 
 
-def _note(each: _Found, index: int, image: Image, height: int, width: int) -> str:
-    """Return how fitting changes a user's image; empty if hardly anything is cut off."""
+def _note(each: _ReadImages, index: int, image: Image, height: int, width: int) -> str:
+    """Describe how fitting changes a user's image; empty if hardly anything is cut off."""
     if each.kind == "mask" or image.size == (width, height):
         return ""
     scale = max(width / image.width, height / image.height)

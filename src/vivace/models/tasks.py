@@ -51,13 +51,13 @@ EDITS = tuple(name for name, of in PIPELINES.items() if "edit" in of)
 """Pipelines whose weights are trained to edit an image; they have no text-to-image of their own here."""
 _ONE_A_CALL = ("QwenImageEditPlusPipeline",)
 _NEED_TORCHVISION = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline", "QwenImage21Pipeline")
-"""Their processor loads one of videos too, which needs it. With random weights they have another."""
+"""Their processor also loads one for videos, which needs torchvision. With random weights they have another."""
 _CUTS_OFF = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 
 
 @dataclass(frozen=True)
 class InputNames:
-    """Names of the images in a task's pipeline; "" for one that it does not take."""
+    """Names of the images in a task's pipeline; "" for an image that it does not take."""
 
     image: str = ""
     mask: str = ""
@@ -65,7 +65,7 @@ class InputNames:
 
 
 def own_task(pipeline: str) -> Task:
-    """Return what a model is published for: "edit" for weights that are trained to edit, else "text"."""
+    """Return the published task of a model: "edit" for weights that are trained to edit, else "text"."""
     return "edit" if pipeline in EDITS else "text"
 
 
@@ -169,7 +169,7 @@ def for_task(pipe: DiffusionPipeline, kind: str, controlnet: str | None = None) 
 
 
 def _settings(pipe: DiffusionPipeline) -> Mapping[str, Any]:
-    """Return the arguments of a pipeline's constructor that are no components, e.g. requires_safety_checker."""
+    """Return the arguments of a pipeline's constructor that are not components, e.g. requires_safety_checker."""
     parts = set(pipe.components)
     settings = {
         name: value

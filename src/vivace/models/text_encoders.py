@@ -1,4 +1,4 @@
-"""Load the text encoders of a folder, of which every weight must be there: transformers fills what lacks at random."""
+"""Load the text encoders of a folder, and require every weight: transformers fills missing ones at random."""
 
 from __future__ import annotations
 

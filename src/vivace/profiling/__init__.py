@@ -1,1 +1,1 @@
-"""Where the time and memory of one call go: traces of torch.profiler, read without double counting."""
+"""The time and memory of one call by its parts: traces of torch.profiler, read without double counting."""

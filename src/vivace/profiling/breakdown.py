@@ -134,7 +134,7 @@ def busy_us(trace: Trace) -> float:
 
 
 def gaps(trace: Trace) -> list[Gap]:
-    """Return the GPU's idle time by what ended it, the time in which the host was late first; none on a CPU.
+    """Return the GPU's idle time by the kernel that ended it, host delays first; empty on a CPU.
 
     The host is late from the moment that the GPU has nothing left until it launches the next kernel, unless it waits
     for the GPU. What remains of a gap is the launch itself, and kernels that wait for one another.
@@ -259,7 +259,7 @@ class _Families:
         )
 
     def _of_operators(self, event: HostEvent) -> str | None:
-        """Return the family by the operators around an event and by its own name; None if none of them tells."""
+        """Return the family by the operators around an event and by its own name; None if unknown."""
         left = []
         ancestor: HostEvent | None = event
         while ancestor is not None and ancestor not in self._known:

@@ -73,7 +73,7 @@ class DeviceEvent:
 
 
 class MemoryEvent(NamedTuple):
-    """An allocation (positive bytes) or a free. `total` is what the allocator then held, as it counts."""
+    """An allocation (positive bytes) or a free. `total` is the allocator's count at that time."""
 
     at: float
     num_bytes: int
@@ -133,7 +133,7 @@ def trace_of(
 
 
 def _nest(events: list[HostEvent]) -> None:
-    """Find each event's parent on its thread, and the time that belongs to no child of it.
+    """Find each event's parent on its thread, and its self time.
 
     Args:
         events: in order of thread and start, each before those inside of it.
@@ -153,7 +153,7 @@ def _nest(events: list[HostEvent]) -> None:
 
 
 def _name_components(events: list[HostEvent], spans: list[tuple[float, float, str]]) -> None:
-    """Name the component of each event: that of the label around it; on other threads, that of the same moment.
+    """Name the component of each event: from the label around it; on other threads, from the component at that time.
 
     Args:
         events: in order of thread and start.

@@ -1,8 +1,8 @@
-"""What was done to B's images: red and blue swapped, upside down, moved, other tones, softened, encoded as JPEG.
+"""Detect alterations of B's images: red and blue swapped, upside down, moved, other tones, softened, encoded as JPEG.
 
 Each alteration is done to A's images, with its amount fitted to all of them together. It is named if it explains most
-of the squared difference to B's images, in most of the images that differ. Rounding, another scheduler and another
-seed are explained by none.
+of the squared difference to B's images, in most of the images that differ. Rounding, another scheduler and another seed
+are not alterations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
 
 _MOST_PAIRS = 12
-"""Pairs that are looked at, evenly chosen of those that differ."""
+"""Number of differing pairs that are examined, evenly chosen."""
 _LEAST_PAIRS = 3
 _MOST_OF_THEM = 0.75
 _LEFT = 0.15
@@ -53,7 +53,7 @@ class _Two(NamedTuple):
 
 @dataclass(frozen=True)
 class Alteration:
-    """Something that may have been done to images.
+    """A possible alteration of images.
 
     Attributes:
         left: share of the squared difference that it may leave unexplained.
@@ -68,7 +68,7 @@ class Alteration:
     freedom: float = 1.0
 
     def explains(self, two: _Two) -> float:
-        """Return the share of the squared difference that is left; infinite if the image would get another size."""
+        """Return the share of the squared difference that remains; infinite if the size would change."""
         altered = self.change(two.a)
         if altered.shape != two.b.shape:
             return float("inf")
@@ -94,9 +94,9 @@ _EXACT = (
 
 
 def altered(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return what was done to B's images, if one alteration explains most of those that differ from A's.
+    """Return the alteration that explains most of B's images that differ from A's, if there is one.
 
-    That they are encoded as JPEG is nothing new of files that say so.
+    JPEG encoding is no finding for files that are JPEGs anyway.
     """
     sound = [pair for pair in pairs if pair.against and not (pair.a.faults or pair.b.faults)]
     differ = [pair for pair in sound if nearness(pair.against, own) is not Nearness.ITSELF]

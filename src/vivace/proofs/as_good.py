@@ -1,8 +1,8 @@
 """As good? Paired by prompt and seed, by several witnesses, each with a test of equivalence over the prompts.
 
 The claim is proven by a witness that reads the prompt (CLIP, BLIP) and the witnesses of the image itself together. A
-model alone does not see cut steps; sharpness alone does not see that the dog is gone. Where every image is the same
-image as the reference's, no witness of the prompt is needed.
+model alone does not notice cut steps; sharpness alone does not notice that the dog is gone. If every image is the same
+as the reference's, no witness of the prompt is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WitnessResult:
 
     Attributes:
         a, b: mean values.
-        word: of a standing that is worse or better, what the images are, e.g. "softer".
+        word: a word for images that are worse or better, e.g. "softer".
         difference: in words, with its 90 % interval.
         reads_prompt: whether the witness compares the image with its prompt.
     """
@@ -168,7 +168,7 @@ def _of_prompts(pairs: Sequence[PairFigures], name: str, limit: float) -> Witnes
         Equivalence.ABOVE: (Standing.BETTER, "nearer to the prompts"),
         Equivalence.UNCLEAR: (Standing.UNCLEAR, ""),
     }[test.verdict]
-    # What is surely not worse need not be shown to be no better.
+    # Images that are certainly not worse need not be shown to be no better.
     if (
         test.verdict is Equivalence.UNCLEAR
         and test.interval.low is not None

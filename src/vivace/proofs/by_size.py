@@ -1,4 +1,4 @@
-"""Images of several sizes: how near B's are at each, and what is worse at one size alone.
+"""Images of several sizes: how close B's are at each, and what is worse at only one size.
 
 An attention kernel, a tile of a decoder or a table of positions may be wrong for one aspect ratio and right for others.
 """
@@ -25,7 +25,7 @@ class SizeFigures:
 
 
 def figures_by_size(pairs: Sequence[PairFigures]) -> tuple[SizeFigures, ...]:
-    """Return the figures of each size, the worst first; none if all images have the same size."""
+    """Return the figures of each size, the worst first; empty if all images have the same size."""
     groups = _by_size([pair for pair in pairs if pair.against])
     if len(groups) < 2:
         return ()
@@ -44,7 +44,7 @@ def with_worst_size(same: ProofAnswer, sizes: Sequence[SizeFigures]) -> ProofAns
 
 
 def worse_at_a_size(pairs: Sequence[PairFigures], limits: dict[str, float]) -> list[WitnessResult]:
-    """Return what witnesses call worse at some sizes, but not at all."""
+    """Return what witnesses call worse at some sizes only."""
     groups = _by_size([pair for pair in pairs if pair.is_complete])
     if len(groups) < 2:
         return []

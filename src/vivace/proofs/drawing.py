@@ -12,7 +12,7 @@ class DrawingFailed(Exception):
     """One image could not be drawn; the message says why. The others continue.
 
     Args:
-        request: what was sent, to be repeated by hand.
+        request: the request, to be repeated by hand.
     """
 
     def __init__(self, reason: str, request: str = "") -> None:
@@ -48,8 +48,8 @@ class DrawnImage:
     """An image file as received.
 
     Attributes:
-        faults: what the file can no longer show, e.g. "not finite".
-        notes: what was remarkable about how it came, e.g. that a server was busy before.
+        faults: faults that the file no longer shows, e.g. "not finite".
+        notes: remarks on its delivery, e.g. that a server was busy before.
     """
 
     content: bytes
@@ -66,7 +66,7 @@ class Drawer(Protocol):
         """Return one image.
 
         Raises:
-            DrawingFailed: there is none.
+            DrawingFailed: there is no image.
         """
         ...
 
@@ -98,7 +98,7 @@ def suffix_of(content: bytes) -> str:
     """Return the suffix of an image file by its first bytes.
 
     Raises:
-        DrawingFailed: it is no image that can be read.
+        DrawingFailed: it is not a readable image.
     """
     if content.startswith(b"\x89PNG"):
         return ".png"

@@ -1,7 +1,7 @@
 """An OpenAI images endpoint as a source of images: POST /images/generations.
 
 Servers of diffusion models (sglang, vllm-omni, vivace) take fields beyond OpenAI's: `seed`, `num_inference_steps` and
-`guidance_scale`. Images are asked for as base64. One that comes as an address is fetched from the server itself only.
+`guidance_scale`. Images are asked for as base64. An image that comes as a URL is fetched only from the server itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Endpoint:
     """An images endpoint.
 
     Args:
-        key: that requests bear; it is in no output.
+        key: sent with requests; it appears in no output.
     """
 
     def __init__(self, side: EndpointSide, timeout_s: float = 600.0, key: str | None = None) -> None:
@@ -134,7 +134,7 @@ class Endpoint:
         return ServedImages(contents, answer.seconds, notes, says)
 
     def ask(self, body: dict[str, Any]) -> HttpAnswer:
-        """Send a request and return the answer, whatever it is.
+        """Send a request and return any answer.
 
         Raises:
             NoAnswer: there is none.
@@ -142,7 +142,7 @@ class Endpoint:
         return send_patiently(self.url, body, self._timeout_s, self._key)
 
     def cancelled(self, body: dict[str, Any], after_s: float) -> bool:
-        """Send a request and hang up after so many seconds; return whether that was before its answer."""
+        """Send a request and hang up after some seconds; return whether that was before the answer."""
         try:
             send(self.url, body, after_s, self._key)
         except NoAnswer:
@@ -202,10 +202,10 @@ def _decoded(text: str) -> bytes:
 def with_model(side: EndpointSide, timeout_s: float = 30.0, key: str | None = None) -> EndpointSide:
     """Return an endpoint with the name of its model: the configured one, else the only one that the server lists.
 
-    It is asked before anything is drawn, so that a server that is not there costs no time.
+    The server is queried before anything is drawn, so that an unreachable server costs no time.
 
     Raises:
-        Unsupported: the server is not there.
+        Unsupported: the server does not answer.
         UsageError: it lists several models.
     """
     if "model" in side.fields:

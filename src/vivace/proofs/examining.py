@@ -1,4 +1,4 @@
-"""What is named and checked of B's images, beside A's."""
+"""Name faults and check requests of B's images, compared with A's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StoredImages:
         return self._read[key]
 
     def read(self, image: DrawnImage) -> ReadImage:
-        """Return an image that is of no job."""
+        """Return an image that belongs to no job."""
         return read_image(self._store.keep_file(image))
 
 
@@ -100,7 +100,7 @@ def findings_of(
 def _supposed(
     prepared: Prepared, images: StoredImages, request_of: RequestOf, pair: PairFigures
 ) -> list[ImageFinding]:
-    """Return what B did instead of what it was asked for, if its first image is A's of other values."""
+    """Return what B did instead of following a request, if its first image is A's of other values."""
     if not pair.against:
         return []
     fitting = []

@@ -2,7 +2,7 @@
 
 The first image of each size after a side is opened is a warm-up and has no seconds. A is drawn before B, and a machine
 gets warmer or busier meanwhile; so for the claim A is drawn again after B, and the answer must hold for both. A
-server's seconds hold encoding and transfer, as its users wait for both.
+server's seconds include encoding and transfer, since its users wait for both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def speed(
     """Return whether B's images take no longer than A's.
 
     Args:
-        untimed: why there are no seconds; None if there are.
+        untimed: the reason for missing seconds; None if there is none.
         a_again: A's seconds when it was drawn again after B, of each pair; None if it was not.
     """
     if untimed is not None:
@@ -85,7 +85,7 @@ def speed(
 
 
 def untimed(prepared: Prepared) -> str | None:
-    """Return why the latency of a side is not known; None if it is."""
+    """Return why the latency of a side is unknown; None if it is known."""
     for source in (prepared.a, prepared.b):
         if isinstance(source.side, FolderSide):
             return f"{source.side.text} is a folder, of which nothing says how long its images took"
@@ -115,7 +115,7 @@ def _test(seconds: Sequence[tuple[float, float]], prompts: Sequence[str]) -> Equ
 
 
 def _is_no_slower(test: EquivalenceTest) -> bool:
-    # What is surely not slower need not be shown to be no faster.
+    # A side that is certainly not slower need not be shown to be no faster.
     is_surely = test.interval.high is not None and test.interval.high < MARGIN
     return is_surely or test.verdict in (Equivalence.WITHIN, Equivalence.BELOW)
 

@@ -1,7 +1,7 @@
 """A folder of images as one side of a proof, with each image's prompt and seed.
 
-Images that `vivace generate` wrote say so themselves. All others are counted: image k, in the order of their names,
-is of prompt k, and after the last prompt the next seed begins.
+Images written by `vivace generate` contain prompt and seed. Others are counted: image k, in the order of names, is of
+prompt k, and after the last prompt the next seed begins.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FolderImages:
         }
 
     def by_order(self, pairs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Path]:
-        """Return the images by prompts and seeds, which are in their order.
+        """Return the images by prompts and seeds, in this order.
 
         Raises:
             UsageError: there are more or fewer.
@@ -125,7 +125,7 @@ def read_folder(name: str) -> FolderImages:
 
 
 def _facts(path: Path) -> dict[str, str]:
-    """Return the text of a PNG file; empty for all other files, and for damaged ones, which are named later."""
+    """Return the text of a PNG file; empty for other files, and for damaged ones, which are reported later."""
     from PIL import Image
 
     try:

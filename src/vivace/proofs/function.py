@@ -68,7 +68,7 @@ def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a function's result as a PIL image, and any loss in an image file.
 
     Raises:
-        DrawingFailed: it is no image.
+        DrawingFailed: it is not an image.
     """
     import numpy as np
     from PIL import Image

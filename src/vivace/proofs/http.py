@@ -34,7 +34,7 @@ class NoAnswer(Exception):
 
 
 class NoConnection(NoAnswer):
-    """There is no server."""
+    """No connection to the server."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ def send(url: str, body: dict[str, Any] | None, timeout_s: float, key: str | Non
     """Send one request, a POST of JSON if there is a body, and return the answer, whatever its status.
 
     Args:
-        key: that the request bears.
+        key: sent with the request.
 
     Raises:
-        NoAnswer: the server is not there, is too slow, or answers too much.
+        NoAnswer: the server cannot be reached, is too slow, or sends too much.
     """
     headers = {"Accept": "application/json, image/*"}
     if body is not None:
@@ -159,7 +159,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
 
 
 def _read(reply: Any, until: float) -> bytes:
-    """Return the body. The limit of the socket is for each piece alone, so a server could send for ever."""
+    """Return the body. The time limit of the socket holds for each piece, so a server could send for ever."""
     content = bytearray()
     while piece := reply.read1(_CHUNK_BYTES):
         content += piece

@@ -62,7 +62,7 @@ def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
 
 
 def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
-    """Return which of B's images are equal though A's differ, and which setting B seems to ignore."""
+    """Return the images of B that are equal though A's differ, and the setting that B seems to ignore."""
     groups: dict[str, list[PairFigures]] = {}
     for pair in pairs:
         if pair.b.is_there and not pair.b.faults:
@@ -117,7 +117,7 @@ def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: Reques
 
 
 def mixed(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return whether a few images of B are other ones, where the rest are A's own to the last bit but rounding."""
+    """Return whether a few images of B are different, while the rest equal A's up to rounding."""
     compared = [pair for pair in pairs if pair.against]
     levels = [nearness(pair.against, own) for pair in compared]
     rest = [pair.against["psnr_db"] for pair, level in zip(compared, levels, strict=True) if level is _ITSELF]
@@ -182,7 +182,7 @@ def _is_surely(pair: PairFigures, other: PairFigures) -> bool:
 
 
 def _differ(images: Sequence[ReadImage]) -> bool:
-    """Return whether images are not all the same; images that are missing tell nothing."""
+    """Return whether images are not all the same; missing images do not count."""
     return len({image.digest for image in images if image.is_there}) != 1
 
 

@@ -1,7 +1,7 @@
 """Legible? Whether the words that prompts ask for can be read in B's images as in A's.
 
 Of each image it is the share of the letters that are missing or wrong (`words.share_missed`), paired, with a test of
-equivalence over the prompts, as of the witnesses. Where A's own words cannot be read, nothing can be said.
+equivalence over the prompts, as of the witnesses. If A's own words cannot be read, there is no verdict.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Legibility:
     Attributes:
         pairs: those whose images are both there, the ones in which B loses most first.
         a, b: mean shares of the letters missed; None if nothing was read.
-        notes: which prompts could not be asked about.
+        notes: prompts whose words could not be compared.
     """
 
     answer: ProofAnswer
@@ -83,11 +83,11 @@ def num_asking(prompts: Sequence[str]) -> int:
 
 
 def check_words_can_be_read(prompts: Sequence[str], reader: TextReader | None) -> None:
-    """Raise what is missing for the claim that words are legible.
+    """Raise an error if the claim "legible" cannot be checked.
 
     Raises:
         UsageError: no prompt asks for words.
-        Unsupported: nothing is installed that reads them.
+        Unsupported: no text reader is installed.
     """
     if not num_asking(prompts):
         raise UsageError(
@@ -168,7 +168,7 @@ def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnsw
         return ProofAnswer(ProofVerdict.LEFT_OUT, f"A's own words cannot be read: {missed}")
     if test.verdict is Equivalence.ABOVE:
         return ProofAnswer(ProofVerdict.FAILED, f"{missed} ({difference_in_words(test)})")
-    # What is surely not worse need not be shown to be no better.
+    # Words that are certainly not less legible need not be shown to be no more so.
     if test.verdict is not Equivalence.UNCLEAR or (test.interval.high or 1.0) < MARGIN:
         return ProofAnswer(ProofVerdict.PROVEN, f"{missed}, in {count(number, 'pair')}")
     if test.needed is None:

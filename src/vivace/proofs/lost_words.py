@@ -9,7 +9,7 @@ _LONGEST = 200  # letters of what was read
 
 
 def lost_most(legibility: Legibility) -> list[WordsPair]:
-    """Return the pairs in which B loses most letters; none in which it loses none."""
+    """Return the pairs in which B loses the most letters, if any."""
     return [words for words in legibility.pairs if words.lost > 0][:_MAX_LINES]
 
 

@@ -59,7 +59,7 @@ class PairFigures:
     """An image of A and the one of B of the same prompt and seed.
 
     Attributes:
-        settings: that were asked for.
+        settings: the requested ones.
         size: the requested one; "" if all images have the same.
         against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
         reason: why they cannot be compared pixel by pixel; "" if they were.

@@ -1,7 +1,7 @@
-"""Patterns that B's images have at fixed places and A's have not: seams, the grid of JPEG, checkerboards, few levels.
+"""Patterns that B's images have at fixed places and A's do not: seams, the grid of JPEG, checkerboards, few levels.
 
 A decoder that works in tiles leaves seams, an encoder of 8 by 8 pixels a grid, a wrong upsampling a checkerboard. They
-are at the same place in every image, so the mean over images shows what no single image does.
+are at the same place in every image, so they show in the mean over images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vivace.report.value_text import count
 
 _MOST_PAIRS = 40  # that are in memory at once
 _LEAST_PAIRS = 10
-"""With fewer, chance alone would put a step at the same place of nearly all of them."""
+"""With fewer, nearly all may have a step at the same place by chance."""
 _NEARLY_ALL = 0.9
 _STRONG = 0.15
 """What a seam adds at least, of the mean step between neighbours."""
@@ -162,9 +162,9 @@ def _added_steps(lights: Sequence[tuple[Pixels, Pixels]]) -> Pixels:
 
 
 def _is_in_most(added: Pixels, strong: float) -> NDArray[np.bool_]:
-    """Return of each column of values whether nearly all images have more there.
+    """Return for each column whether nearly all images have larger values there.
 
-    Images differ too much in what they show for a mean.
+    The contents of images differ too much for a mean.
     """
     return np.asarray((np.median(added, axis=0) > strong) & ((added > 0).mean(axis=0) >= _NEARLY_ALL))
 

@@ -43,10 +43,10 @@ class DrawRequest:
 
     Attributes:
         prompts: None for the prompt set.
-        prompt_set: of `vivace.models.prompts`; None for what the sides say.
+        prompt_set: of `vivace.models.prompts`; None for that of the sides.
         num_prompts: of the set.
         sizes: at which every prompt is drawn; empty for the one of the settings.
-        key_a, key_b: that requests to an endpoint bear.
+        key_a, key_b: keys that are sent to an endpoint.
     """
 
     prompts: tuple[str, ...] | None = None
@@ -83,7 +83,7 @@ class ImageSource:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Its settings, as far as they are known."""
+        """Its settings, where known."""
         if self.located is not None:
             return self.located.defaults
         return {} if self.images is None else self.images.settings.call
@@ -109,7 +109,7 @@ class Prepared:
     Attributes:
         pairs: prompts and seeds, every prompt at the first seed first.
         knows_prompts: False if the names of files stand in the place of prompts.
-        settings: of all images; None where neither side says.
+        settings: of all images; None where neither side names them.
     """
 
     a: ImageSource

@@ -1,6 +1,6 @@
-"""Images that are drawn beside those of the prompts: the same again, another seed, and other settings.
+"""Images that are drawn besides those of the prompts: repetitions, other seeds, and other settings.
 
-They answer two questions: how near the reference is to itself, and whether a source does what it is asked for.
+They answer two questions: how near the reference is to itself, and whether a source follows its requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LONG = (20, 46)
 
 @dataclass(frozen=True)
 class Probe:
-    """Two images that should differ, or the second should be of its size.
+    """Two images that should differ, or of which the second should have its own size.
 
     Attributes:
-        name: what differs; see `checks`.
+        name: the difference; see `server_checks`.
         base: usually the first image.
         is_of_reference: whether A draws both too, since not every model has guidance, more than one step, or reads
             every word.
@@ -43,7 +43,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Supposed:
-    """An image that A draws to find out what B did instead of what it was asked for."""
+    """An image that A draws to find out what B did instead of following a request."""
 
     words: str
     job: DrawJob
@@ -55,7 +55,7 @@ def main_jobs(prepared: Prepared) -> list[DrawJob]:
 
 
 def own_jobs(prepared: Prepared) -> list[DrawJob]:
-    """Return A's images for its own distances: repetitions; another seed, where all have the same one."""
+    """Return A's images for its own distances: repetitions, and another seed where all have the same."""
     if not prepared.a.draws:
         return []
     jobs = [replace(job, repeat=1) for job in main_jobs(prepared)[:_NUM_REPEATS]]
@@ -75,7 +75,7 @@ def timing_jobs(prepared: Prepared) -> list[DrawJob]:
 
 
 def repeat_jobs(prepared: Prepared) -> list[DrawJob]:
-    """Return images that B draws again after all others, not in the order in which it drew them first."""
+    """Return images that B draws again after all others, in another order."""
     jobs = main_jobs(prepared)
     chosen = dict.fromkeys((jobs[0], jobs[-1], jobs[len(jobs) // 2]))
     return [replace(job, repeat=1) for job in chosen]
@@ -147,7 +147,7 @@ def _lengthened(prompt: str, length: int, last: str) -> str:
 
 
 def reference_jobs(prepared: Prepared) -> list[DrawJob]:
-    """Return the images of probes that A draws too, and those that it draws to see what B did instead."""
+    """Return the probes' images that A also draws, and those that show what B may have done instead."""
     if not prepared.a.draws:
         return []
     listed = [job for probe in probes(prepared) if probe.is_of_reference for job in (probe.base, probe.job)]
@@ -155,7 +155,7 @@ def reference_jobs(prepared: Prepared) -> list[DrawJob]:
 
 
 def suppositions(prepared: Prepared) -> list[Supposed]:
-    """Return what B may have done instead of what it was asked for, of the first image."""
+    """Return what B may have drawn instead of the first requested image."""
     if not prepared.a.draws or not probes(prepared):
         return []
     first = main_jobs(prepared)[0]

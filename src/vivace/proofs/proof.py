@@ -73,8 +73,8 @@ class Proof:
         same, good, legibility, honest, speed: the verdicts.
         requested_sizes: of --sizes; the settings have the first.
         sizes: figures by size, the worst first; empty if all images have the same size.
-        findings: what is wrong with B's images as a set.
-        notes: what was remarkable, e.g. that a server was busy.
+        findings: faults of B's images as a set.
+        notes: remarks, e.g. that a server was busy.
     """
 
     a: str
@@ -177,7 +177,7 @@ class Proof:
         """Return the result as HTML, with images, in one file that needs no network.
 
         Args:
-            command: what repeats it; None to leave it out.
+            command: the command that repeats it; None to leave it out.
         """
         from vivace.proofs.proof_page import page_of
 

@@ -98,7 +98,7 @@ def page_of(proof: Proof, command: str | None) -> str:
     """Return the page as HTML.
 
     Args:
-        command: what repeats it, a command line or a call; None to leave it out.
+        command: a command line or call that repeats it; None to leave it out.
     """
     style, script = style_sheet() + _own_style(), sorting_script()
     rows = rows_of(proof)
@@ -154,7 +154,7 @@ def _tiles(proof: Proof) -> list[Tile]:
             question,
             answer.word,
             _unbroken(answer.reason),
-            # An image that need not be the same is no fault, nor is one that takes longer.
+            # A different or slower image is not a fault by itself.
             _LOOKS[answer.verdict]
             if answer.verdict is ProofVerdict.PROVEN or is_claimed.get(question, True)
             else "open",

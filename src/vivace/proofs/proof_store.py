@@ -1,7 +1,7 @@
 """The folder of one proof: the images as received, by content, and a JSON line for each.
 
-An interrupted run goes on: what is drawn is kept at once. A run that ended is begun anew by the same command, since
-what a server draws today says nothing of tomorrow; with `reuse` its images are taken.
+An interrupted run goes on, since each image is kept at once. After a complete run the same command begins anew, since a
+server may draw other images tomorrow; with `reuse` the old images are used.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class KeptImage:
     Attributes:
         path: of its file; None if it was not drawn.
         reason: why it was not drawn; "" if it was.
-        request: what was sent for it, if it failed.
-        process: that drew it.
+        request: the request for it, if it failed.
+        process: the one that drew it.
     """
 
     path: Path | None
@@ -51,12 +51,12 @@ class KeptImage:
 
 
 class ProofStore:
-    """The images of both sides. `since` is when the first was drawn, `num_resumed` how many were before.
+    """The images of both sides. `since` is the time of the first, `num_resumed` the number drawn by earlier runs.
 
     Args:
         folder: of all proofs.
-        identity: of what is compared: both sides and their settings.
-        reuse: take the images of a run that ended.
+        identity: of the comparison: both sides and their settings.
+        reuse: use the images of a complete run.
 
     Raises:
         StoreError: it cannot be written or read.
@@ -100,7 +100,7 @@ class ProofStore:
         )
 
     def keep_file(self, image: DrawnImage) -> KeptImage:
-        """Store only the file of an image, which is drawn anew each time."""
+        """Store only the file of an image that is drawn anew each time."""
         sha256 = hashlib.sha256(image.content).hexdigest()
         path = self._path(sha256, image.suffix)
         write_new(path, image.content)

@@ -57,14 +57,14 @@ def prove(
 ) -> Proof:
     """Prove that B draws the same images as A, or as good ones, and does what it is asked for.
 
-    What is drawn is kept in the store: after an interruption the same call goes on. A model is read in this process,
+    Images are kept in the store: after an interruption the same call goes on. A model is read in this process,
     without the limits on time and memory that the command has.
 
     Args:
         a, b: MODEL:RECIPE, a folder of images, http://HOST:PORT/v1, comfyui:http://HOST:PORT?workflow=FILE or
             python:MODULE:FUNCTION. A is the reference.
         prompts: None for `num_prompts` of a prompt set.
-        prompt_set: "real" or "tinyworld"; None for what the model understands, else "real".
+        prompt_set: "real" or "tinyworld"; None for the one that the model understands, else "real".
         height, width, num_inference_steps, guidance_scale: of every image; None for the model's own.
         sizes: draw every prompt at each, e.g. "512x768" (width, height).
         claims: "same", "as-good", "legible", "honest" and "fast", which decide `Proof.verdict`; none for those that
@@ -72,15 +72,15 @@ def prove(
         fail_under: limits on the means of metrics: psnr_db, ssim, match (least), lpips (most).
         scorer, witness: the models that judge images, as for `vivace.bench`.
         timeout_s: longest wait for an answer of a server.
-        key_a, key_b: that requests to a server bear.
-        num_requests: also put loads of so many requests on each images endpoint.
+        key_a, key_b: keys that are sent to a server.
+        num_requests: also put loads of this many requests on each images endpoint.
         aiperf_a, aiperf_b: also show a run of AIPerf on a side, its --artifact-dir.
-        reuse: take the images of an earlier call that ended, too.
+        reuse: also use the images of an earlier complete call.
         progress: called with "a" or "b", the number of its images that are done, and of all.
 
     Raises:
         UsageError, RecipeError, UnknownModel, UnusableModel, Unsupported, WorkloadError, StoreError: see
-            `vivace.errors`. What goes wrong with one image is in `Proof.failures`.
+            `vivace.errors`. Failures of single images are in `Proof.failures`.
     """
     claims = (claims,) if isinstance(claims, str) else tuple(claims)
     _check(claims, fail_under or {}, prompt_set)
@@ -128,7 +128,7 @@ def find_judges(
     """Return the judges of the images.
 
     Raises:
-        UsageError, Unsupported, UnknownModel: what a claim needs is not there.
+        UsageError, Unsupported, UnknownModel: a claim lacks something that it needs.
     """
     judges = find_all(prepared, scorer, witness)
     if "legible" in claims:

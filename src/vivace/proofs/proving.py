@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vivace.proofs.drawing import Drawer
 
 OnProgress = Callable[[Letter, int, int], None]
-"""Called with the side, how many of its images are done, and their number."""
+"""Called with the side, the number of its finished images, and the number of all."""
 _MOST_IN_A_ROW = 5
 """Consecutive failures after which a side is not asked for the rest."""
 
@@ -54,9 +54,9 @@ class Options:
     """Settings of a proof's judgement.
 
     Attributes:
-        claims: that decide the exit code; empty for those that apply.
+        claims: those that decide the exit code; empty for all that apply.
         fail_under: limits on the means of metrics.
-        loads: what was measured of endpoints under load.
+        loads: measurements of endpoints under load.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -112,7 +112,7 @@ def _draw(drawer: Drawer, letter: Letter, job: DrawJob, store: ProofStore, warm:
     """Draw and keep one image; return whether there is one.
 
     Args:
-        warm: settings of the images drawn so far. The first image of each is a warm-up, whose seconds say nothing.
+        warm: settings of the images drawn so far. The first image of each is a warm-up, whose seconds do not count.
     """
     try:
         image = drawer.draw(job.prompt, job.seed, job.settings)
@@ -201,7 +201,7 @@ def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> 
 
 
 def _seconds_again(prepared: Prepared, store: ProofStore, options: Options) -> list[float | None] | None:
-    """Return A's seconds when it was drawn again after B; None if that is not claimed."""
+    """Return A's seconds when it was drawn again after B; None without the claim "fast"."""
     if "fast" not in options.claims:
         return None
     images = [store.image("a", job) for job in timing_jobs(prepared)]
@@ -209,7 +209,7 @@ def _seconds_again(prepared: Prepared, store: ProofStore, options: Options) -> l
 
 
 def _resumed(prepared: Prepared, store: ProofStore) -> list[str]:
-    """Return which side was drawn by several processes, as after an interruption; each has its own latency."""
+    """Return the side that was drawn by several processes after an interruption; each process has its own latency."""
     letters: tuple[Letter, ...] = ("a", "b")
     notes = []
     for letter in letters:

@@ -1,4 +1,5 @@
-"""The reader of text in images: PP-OCRv6 by RapidOCR, whose wheel has the networks, so nothing is downloaded."""
+"""The reader of text in images: PP-OCRv6 by RapidOCR, whose wheel contains the networks, so that nothing is
+downloaded."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class RecipeOnModel:
         prepared: the model and its recipe, checked, with the workload's settings.
         base: the settings of the workload; others are given to the call itself.
         is_read: called when the model is loaded.
-        on_note: called with what the session warns of.
+        on_note: called with the session's warnings.
     """
 
     def __init__(

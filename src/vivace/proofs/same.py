@@ -1,4 +1,4 @@
-"""Same image? How near B's images are to A's, compared with how near A's are to each other.
+"""Same image? The distances of B's images to A's, compared with the distances among A's own.
 
 itself     as near as the reference is to itself: as its own repetition, or different by rounding alone
 near       the reference's contrast is reproduced (`match` of 0.9 or more)

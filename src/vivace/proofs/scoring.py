@@ -23,7 +23,7 @@ class Judges:
 
     Attributes:
         reader: None if it is not installed, or no prompt asks for words.
-        notes: why one is missing, and where the limits come from.
+        notes: reasons for missing models, and the sources of the limits.
         model: NAME@REVISION of A, or of B if only that is a model on this machine; "" if neither is.
     """
 
@@ -65,7 +65,7 @@ def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | Non
 
 
 def _find_clip(prepared: Prepared, scorer: str | None) -> tuple[LocatedScorer | None, list[str]]:
-    """Return the CLIP model, and why there is none."""
+    """Return the CLIP model, or None with the reason."""
     if scorer is None:
         return None, []
     if scorer != "auto":

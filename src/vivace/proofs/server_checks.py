@@ -40,7 +40,7 @@ _OF_THE_SAME_MODEL = ("case of letters", "quotes", "other scripts", "end of a lo
 _BY_REFERENCE_ALONE = ("guidance_scale", *_OF_THE_SAME_MODEL)
 """What good models may ignore; only against a reference that does not can it be said to be wrong."""
 _THE_SAME_DB, _OTHER_DB = 54.0, 40.0
-"""PSNR from which an image is the reference's beyond doubt, and below which it is not, though its neighbour is."""
+"""PSNR from which an image is certainly the reference's, and below which it is certainly not, while another one is."""
 _OFF_DB = 46.0  # where its neighbour is equal to the last bit
 _MOST_NAMES = 2
 _FURTHER_DB = 10.0
@@ -71,7 +71,7 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
     """Return whether a source follows its requests.
 
     Args:
-        findings: what is wrong with its images as a set.
+        findings: faults of its images as a set.
     """
     failed = [check for check in checks if check.status is Status.FAILED]
     passed = [check for check in checks if check.status is Status.PASSED]
@@ -102,7 +102,7 @@ def repeat_check(repeats: Sequence[tuple[str, ReadImage, ReadImage, str]]) -> Se
     """Check that the same prompt and seed give the same image.
 
     Args:
-        repeats: what was drawn twice, its first and second image, and its request. The first was drawn first of all.
+        repeats: images that were drawn twice: the first, the second, and the request. The first was drawn first of all.
     """
     name = "the same seed twice gives the same image"
     levels = [(_repeat_level(first, again), what, request) for what, first, again, request in repeats]
@@ -231,7 +231,7 @@ def _refusal(endpoint: Endpoint, body: dict[str, Any], name: str, otherwise: str
 
 
 def _leaves_reference(first: ReadImage, changed: ReadImage, reference: tuple[ReadImage, ReadImage]) -> bool:
-    """Return whether one image is the reference's to the last bits, and the other one surely not."""
+    """Return whether one image equals the reference's to the last bits, and the other certainly does not."""
     if (
         missing(*reference) is not None
         or reference[0].size != first.size

@@ -172,7 +172,7 @@ def counts(proof: Proof) -> list[tuple[str, int]]:
 
 
 def order_in_words(rows: Sequence[PageRow], proof: Proof) -> str:
-    """Return a sentence on which rows the page has."""
+    """Describe the choice and order of the page's rows."""
     total = len(proof.pairs)
     if total > len(rows) and _are_all_equal(proof):
         return f"All {total} pairs are equal; {len(rows)} of them."

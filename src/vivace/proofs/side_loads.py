@@ -49,7 +49,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class SideLoad:
-    """A load on a side; or why there is none."""
+    """A load on a side, or the reason why there is none."""
 
     side: Literal["A", "B"]
     row: LoadRow | None
@@ -60,8 +60,8 @@ def check_loads(prepared: Prepared, request: LoadRequest) -> None:
     """Raise an error for an invalid request before anything is drawn.
 
     Raises:
-        UsageError: a side is no images endpoint.
-        StoreError: a folder holds no run of AIPerf.
+        UsageError: a side is not an images endpoint.
+        StoreError: a folder has no run of AIPerf.
     """
     endpoints = [source for source in (prepared.a, prepared.b) if isinstance(source.side, EndpointSide)]
     if request.num_requests is not None and not endpoints:

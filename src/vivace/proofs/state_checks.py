@@ -1,4 +1,5 @@
-"""What one request does to others: under load, after a cancelled one, and beside one with a LoRA or a negative prompt.
+"""Check that requests do not affect each other: under load, after a cancelled one, and beside a LoRA or a negative
+prompt.
 
 The requests are sent now, after the images of the proof are drawn, so each is compared with the image that the same
 request got alone.
@@ -33,7 +34,7 @@ def together_check(endpoint: Endpoint, drawn: Sequence[Drawn], read: ReadDrawn) 
     """Check that several requests at once give each its own image.
 
     Args:
-        drawn: what was drawn alone, the first of it first.
+        drawn: images that were drawn alone, in order.
     """
     chosen = [(job, image) for job, image in drawn if image.is_there][:_AT_ONCE]
     name = "requests at once give each its own image"
@@ -166,7 +167,7 @@ def _strength_check(
     reference: ReadImage,
     read: ReadDrawn,
 ) -> list[ServerCheck]:
-    """Return that another strength gives A's image, if one does."""
+    """Return a finding if another strength gives A's image."""
     name = f"{field} works at the strength that is asked for"
     for factor, words in ((2.0, "half"), (0.5, "twice")):
         scaled = _scaled(body[field], factor)
@@ -184,7 +185,7 @@ def _strength_check(
 
 
 def is_nearer(reference: ReadImage, image: ReadImage, other: ReadImage) -> bool:
-    """Return whether an image is the reference's, and clearly nearer to it than another is."""
+    """Return whether an image is the reference's, and clearly nearer to it than another image."""
     if not image.size == other.size == reference.size:
         return False
     near, far = (match(each.pixels, reference.pixels) for each in (image, other))
@@ -197,7 +198,7 @@ def _without_image(error: Exception) -> Status:
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """Return a list of LoRAs with other scales; None if it is written in another way."""
+    """Return a list of LoRAs with other scales; None for an unknown format."""
     if not isinstance(value, list) or not all(isinstance(each, dict) and "name" in each for each in value):
         return None
     scaled = copy.deepcopy(value)

@@ -1,4 +1,4 @@
-"""Witnesses of quality that need no model: the first things to notice when a decoder, a scale or a dtype is wrong.
+"""Witnesses of quality that need no model and react first when a decoder, a scale or a dtype is wrong.
 
     sharpness    variance of the Laplacian of the luminance (see `measure.image_metrics`); a blurring decoder lowers it
     contrast     standard deviation of the luminance
@@ -7,8 +7,8 @@
     noise        standard deviation of the noise in the calmest tenth of the image's blocks, in grey levels
                  (Immerkaer 1996, Fast noise variance estimation: the difference of two Laplacians)
 
-The first three are compared as ratios, the last two as differences. The margins are what is visible side by side, wide
-enough that another seed's images of the same prompts stay within them on average.
+The first three are compared as ratios, the last two as differences. The margins are differences visible side by side,
+wide enough that another seed's images of the same prompts stay within them on average.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _GAIN = 6.0  # standard deviation of the difference of two Laplacians, for white
 
 @dataclass(frozen=True)
 class ImageWitness:
-    """A figure of an image, and how far its mean may move.
+    """A figure of an image, with the margin for its mean.
 
     Attributes:
         margin: of the logarithm of the ratio, or of the difference.
         worse: the direction that is worse.
-        lower, higher: what an image with a lower or higher value is.
+        lower, higher: words for an image with a lower or higher value.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The words that a prompt asks for, and the distance of a text read in an image from them.
 
-Asked for is what stands in quotes: "…", “…”, „…“, «…», »…«, ‹…›, 「…」, 『…』, ‘…’ and '…'. Apostrophes and
-marks of inches quote nothing. Letters and digits are compared; case, spaces and punctuation are not: they are easily
+Requested words stand in quotes: "…", “…”, „…“, «…», »…«, ‹…›, 「…」, 『…』, ‘…’ and '…'. Apostrophes and
+marks of inches quote nothing. Letters and digits are compared, but not case, spaces and punctuation, which are easily
 misread.
 """
 

@@ -1,4 +1,4 @@
-"""A ComfyUI workflow as a template: where prompt, seed, size, steps and guidance go.
+"""A ComfyUI workflow as a template with placeholders for prompt, seed, size, steps and guidance.
 
 The file is what ComfyUI saves with "Export (API)": nodes by number, each with its class and inputs. Placeholders in the
 inputs say where values go: %prompt%, %seed%, %width%, %height%, %steps%, %guidance%. Without them the sampler's inputs
@@ -27,7 +27,7 @@ class Workflow:
     """A workflow in ComfyUI's API format.
 
     Raises:
-        UsageError: it is no such file, or it is not known where the prompt and the seed go.
+        UsageError: it is not such a file, or the inputs for prompt and seed are unknown.
     """
 
     def __init__(self, file: str) -> None:
@@ -87,7 +87,7 @@ class Workflow:
         return places
 
     def _texts_before(self, link: Any, visited: set[str]) -> Iterator[Place]:
-        """Yield the texts that feed an input: of the node that it is linked to, else of those before it."""
+        """Yield the texts that feed an input: those of its linked node, else of the nodes before it."""
         number = str(link[0]) if isinstance(link, list) and link else ""
         if number in visited or number not in self._nodes:
             return

@@ -1,4 +1,4 @@
-"""Which recipe to use, from the records at hand."""
+"""Recommend a recipe from existing records."""
 
 from vivace.recommendation.advise import recommend
 from vivace.recommendation.criteria import Criteria, Goal

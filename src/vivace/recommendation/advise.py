@@ -51,10 +51,10 @@ def recommend(
     task: Task | None = None,
     store: str | Path | Sequence[str | Path] | None = None,
 ) -> Recommendation:
-    """Return the best recipe by the records at hand: the store's, those that ship with vivace, published numbers.
+    """Return the best recipe by the existing records: the store's, those that ship with vivace, published numbers.
 
-    Recipes are compared within a source, against its baseline. The model's own records on this GPU come first; what
-    other models of the family or other GPUs say is marked. Nothing is measured, loaded or downloaded.
+    Recipes are compared within a source, against its baseline. The model's own records on this GPU come first; evidence
+    of other models of the family, or of other GPUs, is marked. Nothing is measured, loaded or downloaded.
 
     Args:
         model: a name of the catalogue, `synthetic:NAME`, or whatever the store's records call it.
@@ -70,7 +70,7 @@ def recommend(
         store: folder of records, or several, or () for none; None for .vivace if there is one.
 
     Raises:
-        UsageError, UnknownModel, UnusableModel, StoreError: something that was given is not what it should be.
+        UsageError, UnknownModel, UnusableModel, StoreError: an argument is invalid.
     """
     if goal not in GOALS:
         raise UsageError(f"no goal '{str(goal)[:60]}' (goals: {', '.join(GOALS)})")
@@ -110,7 +110,8 @@ def checked_gpu(name: str, recorded: Iterable[str]) -> str:
 
 
 def _own_task(model: str) -> Task:
-    """Return the task that a model of the catalogue is published for; unknown for others without looking at files."""
+    """Return the task that a model of the catalogue is published for; unknown for other models, whose files are not
+    read."""
     entry = CATALOGUE.get(model.strip().lower().removeprefix(SYNTHETIC))
     return "text" if entry is None else own_task(entry.pipeline)
 
@@ -134,12 +135,12 @@ def recommend_from(
     Args:
         card: the GPU to fit; None for the requested one, or this machine's.
         published: the model's needs without a recipe; None for the catalogue's figures.
-        with_predictions: rank what nothing was measured of, too.
+        with_predictions: also rank recipes without measurements.
     """
     candidates = list(tables)
     kin = kin_of(criteria.model, frozenset(table.model for table in candidates))
     candidates = [at_own_steps(table, kin) for table in candidates]
-    # Image-to-image runs a share of the steps, and encodes an image: its times say nothing of text's.
+    # Image-to-image runs a share of the steps, and encodes an image: its times say nothing about text-to-image.
     candidates = [table for table in candidates if table.task == criteria.task]
     gpu = criteria.gpu if criteria.gpu is not None else this_gpu()
     candidates = (

@@ -33,13 +33,14 @@ _UNITS = {
 
 
 class Criteria(Spec):
-    """The criteria of a question.
+    """The requirements that a recommended recipe must meet, and the goal.
 
     Attributes:
         model: a name of the catalogue, `synthetic:NAME`, or whatever the records call it.
         gpu: None for this machine's GPU, or any if it has none.
         max_bytes: a hard limit on peak memory.
-        limits: what a recipe's images must be proven to keep; None: it must not have failed the gate's own limits.
+        limits: quality that a recipe's images must be proven to keep; None: they must not have failed the gate's usual
+            limits.
         price_per_hour: of the GPU, in any currency.
         same_picture: only recipes that keep the image.
         task: what the images start from.

@@ -1,4 +1,5 @@
-"""What fits a card, for `vivace plan`: the ranking of `vivace recommend`, and its first recipe predicted to fit.
+"""Find recipes that fit a card, for `vivace plan`: the ranking of `vivace recommend`, and its first recipe predicted to
+fit.
 
 The ranking's memory is recorded, or estimated to a few percent. Before a recipe is proposed, its memory is predicted as
 `vivace plan --recipe` does, which takes seconds.
@@ -36,7 +37,7 @@ _ESTIMATE_ERROR = 0.03
 
 @dataclass(frozen=True)
 class Fitting:
-    """What fits a card.
+    """The recipes that fit a card.
 
     Attributes:
         answer: the ranking, the chosen recipe first.
@@ -63,7 +64,7 @@ class Fitting:
 def fitting(
     model: Weightless, published: Prediction, card: Card, on_attempt: Callable[[str], None]
 ) -> Fitting | None:
-    """Return the recipes that fit a card too small for the published model; None if none of the ranking does.
+    """Return the ranked recipes that fit a card too small for the published model; None if none does.
 
     Args:
         published: the prediction of the model without a recipe.
@@ -76,7 +77,7 @@ def fitting(
         try:
             prediction = prediction_of(model, resolve(figures.recipe), published, figures.peak_bytes)
         except (NoEffect, RecipeError, Unsupported, WorkloadError):
-            continue  # what records of another model have, or an estimate takes for granted
+            continue  # values from records of another model, or assumed by an estimate
         if fits(prediction, card.num_bytes):
             return Fitting(answer, figures, prediction, card.num_bytes)
     return None
@@ -87,8 +88,8 @@ def prediction_of(
 ) -> Prediction:
     """Return the prediction of a recipe; an upper estimate where none can be made, as for CUDA graphs.
 
-    That is the recipe without the technique, with a step's activations once more, which a graph's pool keeps; or what
-    is recorded, if it is more.
+    The estimate is the recipe without the technique plus a step's activations, which a graph's pool keeps; or the
+    recorded memory, if that is larger.
 
     Raises:
         Unpredictable: more than one technique of the recipe cannot be predicted.
@@ -123,7 +124,7 @@ def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
 
 
 def _is_of(table: EvidenceTable, name: str, published: Prediction) -> bool:
-    """Whether a table has the planned size and number of images. A model's own size has all its tables."""
+    """Whether a table has the planned size and number of images. At the model's own size all of its tables count."""
     size, shipped = (published.height, published.width), footprints().get(name.removeprefix(SYNTHETIC))
     is_own_size = shipped is not None and size == (shipped.height, shipped.width)
     return published.batch == 1 and (is_own_size or (table.height, table.width) in ((None, None), size))

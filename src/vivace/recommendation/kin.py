@@ -1,4 +1,4 @@
-"""Models that are alike: the same architecture, or the same kind as an embedded model, whose images are judged."""
+"""Similar models: of the same architecture, or of the kind of an embedded model, whose images are judged."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FEW = 8
 
 @dataclass(frozen=True)
 class Kin:
-    """A model, and how far other models' records apply to it.
+    """A model, with the models whose records apply to it.
 
     Attributes:
         name: without "synthetic:".
         pipeline: the class in diffusers; "" if unknown.
         steps: its usual number of steps; None if unknown.
         is_embedded: whether it is one of the small models that ship with vivace, or as small: full models' times say
-            nothing of it.
+            nothing about it.
     """
 
     name: str
@@ -75,7 +75,7 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
         if name in recorded:
             return Kin(name)
         if "/" in name and not name.startswith((".", "/", "~")):
-            return Kin(name)  # of the hub, and not downloaded: nothing is known of it
+            return Kin(name)  # on the hub, and not downloaded: its architecture is unknown
         if _is_path(name):
             raise
         raise UnknownModel(

@@ -38,10 +38,10 @@ def safe_choice(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFil
 
 
 def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Iterator[Elsewhere]:
-    """Yield the advice of other tables, the best evidence first; once for each source, model and GPU.
+    """Yield the advice of other tables, the best evidence first, once per source, model and GPU.
 
-    What gains most by a record on a GPU of the same generation has a place among them, if it gains more than the chosen
-    recipe: it is worth trying.
+    The recipe with the largest recorded gain on a GPU of the same generation is among them if it gains more than the
+    chosen one.
     """
     best_by_place: dict[tuple[str, str, str], RankedTable] = {}
     for source in weighed:

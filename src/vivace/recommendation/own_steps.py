@@ -55,7 +55,7 @@ def _scaled(row: EvidenceRow, factor: float, timed_steps: int) -> EvidenceRow:
 
 
 def _compared(row: EvidenceRow, base: Interval) -> EvidenceRow:
-    """Return a row with its gain over the baseline, from the scaled times; its interval as wide as it was."""
+    """Return a row with its gain over the baseline, from the scaled times; with an interval of the same width."""
     if row.latency is None or row.gain is None:
         return row
     point = base.point / row.latency.point

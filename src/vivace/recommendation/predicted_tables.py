@@ -1,8 +1,8 @@
 """Predicted tables of a model for a GPU without measurements, or with too little memory for it.
 
-Its rows are what vivace's records have of other GPUs, projected by data sheets, and recipes that save memory, whose
-memory is estimated (`vivace.memory.estimate`) and whose time is that of the model with their known gain, and
-of copies from the host. All are marked as predicted. `vivace recommend` and `vivace plan --card` rank by it.
+Its rows are vivace's records of other GPUs, projected by data sheets, and recipes that save memory. The memory of the
+latter is estimated (`vivace.memory.estimate`); their time is the model's with their known gain, plus copies from the
+host. All are marked as predicted. `vivace recommend` and `vivace plan --card` rank by it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Card:
 
 
 def typical_gpu(num_bytes: float) -> Gpu:
-    """Return a usual GPU of a size of memory: the smallest that has it, or the largest of all."""
+    """Return a usual GPU of a size of memory: the smallest GPU that has it, or the largest of all."""
     by_name = {chip.name: chip for chip in CHIPS}
     usual = [by_name[name] for name in _TYPICAL]
     return Gpu(next((chip for chip in usual if chip.memory_gb[0] * 1e9 >= 0.999 * num_bytes), usual[-1]))
@@ -81,7 +81,7 @@ def predicted_table(
     """Return the predicted table of a GPU; None for models of unknown needs.
 
     Args:
-        tables: what is recorded, at the model's own number of steps.
+        tables: records at the model's own number of steps.
         published: the prediction of the model without a recipe; None to take that of the catalogue.
     """
     published = published or (None if kin.is_embedded else footprints().get(kin.name))
@@ -112,7 +112,7 @@ def predicted_table(
 
 
 def _is_evidence(table: EvidenceTable, kin: Kin, gpu: Gpu) -> bool:
-    """Whether a table's times can be projected: the model's own, of vivace, on another GPU that is known."""
+    """Whether a table's times can be projected: the model's own, measured by vivace, on another known GPU."""
     return (
         table.kind == "committed"
         and table.model == kin.name

@@ -1,7 +1,8 @@
 """Projection of a time measured on one GPU to another one, by their data sheets.
 
-A call is arithmetic, which takes longer in proportion on a slower chip, and the rest: waiting for the host, which does
-not depend on the chip, and for memory, which does. How the rest divides is not known, so the answer is an interval.
+A call consists of arithmetic, whose time is proportional to the chip's speed, and the rest: waiting for the host, which
+does not depend on the chip, and for memory, which does. The division of the rest is unknown, so the answer is an
+interval.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str
 
     Args:
         flop: operations of the call, as the model is published.
-        there: where it took `measured_s`.
+        there: the chip on which it took `measured_s`.
     """
     bits = fewest_bits(recipe)
     arithmetic_s = min(measured_s, flop / 1e12 / (_rate(there, bits) * EFFICIENCY))

@@ -1,4 +1,4 @@
-"""Rank the rows of a table by a goal, and find those that cannot be told from the best."""
+"""Rank the rows of a table by a goal, and find those that are tied with the best."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE = 0.03
 MEMORY_NOISE = 0.01
 """Relative difference below which peaks of an allocator count as equal."""
 MIN_CALLS = 6
-"""Least number of timed calls that tell how much calls differ."""
+"""Smallest number of timed calls from which their spread is known."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Ranked:
     """A row with its score by the goal, relative to the table's baseline; more is better.
 
     Attributes:
-        noise: scores without an interval that differ by less, relatively, are taken for the same.
+        noise: relative difference below which scores without an interval count as equal.
     """
 
     row: EvidenceRow
@@ -38,9 +38,9 @@ class Selection:
     """The best row, and the rows that lost against it.
 
     Attributes:
-        chosen: the simplest of those that cannot be told from the best.
+        chosen: the simplest of those that are tied with the best.
         best: the one with the highest score.
-        tied: those that cannot be told from the best, the chosen one left out.
+        tied: the others that are tied with the best.
         ranking: all, the highest score first.
     """
 
@@ -88,7 +88,7 @@ def is_tie(ranked: Ranked, other: Ranked) -> bool:
     """Whether two scores cannot be told apart.
 
     Their intervals overlap; without an interval they differ by no more than the noise, and after a single process by no
-    more than what drift alone makes.
+    more than drift can explain.
     """
     a, b = ranked.score, other.score
     apart = abs(math.log(a.point / b.point))
@@ -148,7 +148,7 @@ def spread_ratio(row: EvidenceRow, *, by_p99: bool) -> float | None:
 
 
 def is_by_p99(table: EvidenceTable) -> bool:
-    """Whether the spreads of a table are compared by p99: if every row that has any has that."""
+    """Whether the spreads of a table are compared by p99: if every row with a spread has that."""
     spreads = [row.spread for row in table.rows if row.spread is not None]
     return bool(spreads) and all(source.p99_s is not None for source in spreads)
 

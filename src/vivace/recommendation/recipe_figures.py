@@ -47,8 +47,8 @@ def figures_of(ranked: Ranked, of: RankedTable, judge: RowFilter) -> RecipeFigur
 def time_here(row: EvidenceRow, of: RankedTable, judge: RowFilter) -> Interval | None:
     """Return the seconds of a row on the requested GPU, at the answer's number of steps.
 
-    None where no such time is known: another model's, another number of steps, a GPU without data sheet, or a time
-    that the chip cannot reach, which then is of something else than it says.
+    None where no such time is known: another model's, another number of steps, a GPU without data sheet, or a time that
+    the chip cannot reach, which must be of something else.
     """
     table = of.table
     latency = row.latency

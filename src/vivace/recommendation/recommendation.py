@@ -20,17 +20,17 @@ def _titled(text: str, label: str) -> str:
 
 
 class RecipeFigures(Spec):
-    """The figures of a recipe in the table of the answer; None where they are not known.
+    """The figures of a recipe in the table of the answer; None if unknown.
 
     Attributes:
         same_picture: whether it keeps the image of the table's baseline.
         gain: the speed-up over the table's baseline.
-        score: what the goal ranks by, over the table's baseline; more is better.
-        latency: seconds per image on the GPU that was asked about, at the basis' number of steps: predicted where
+        score: the goal's figure relative to the table's baseline; more is better.
+        latency: seconds per image on the requested GPU, at the basis' number of steps: predicted where
             `predicted_from` is not None; None where that time is unknown.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
         measured_s: seconds per image on that GPU.
-        cost_per_1000: of a thousand images, in the price's currency; only for the GPU that was asked about.
+        cost_per_1000: of a thousand images, in the price's currency; only for the requested GPU.
     """
 
     recipe: str
@@ -65,7 +65,8 @@ class Basis(Spec):
 
     Attributes:
         model: whose records they are: the model's own, or another one's of its family.
-        near: "same" GPU as asked, "generation", or "other"; "any" if no GPU was asked for and none is here.
+        near: "same" GPU as requested, "generation", or "other"; "any" if no GPU was requested and this machine has
+            none.
     """
 
     kind: Kind
@@ -85,7 +86,7 @@ class Basis(Spec):
 
     @property
     def is_direct(self) -> bool:
-        """Whether it was measured on the requested GPU, or none was requested."""
+        """Whether it was measured on the requested GPU, or no GPU was requested."""
         return self.near in ("same", "any")
 
 
@@ -94,7 +95,7 @@ class LeftOut(Spec):
 
     Attributes:
         label: the source's name of the row.
-        score: what it would be ranked by, if that is known.
+        score: its figure for ranking, if known.
     """
 
     recipe: str
@@ -127,7 +128,7 @@ class OtherModel(Spec):
 
     Attributes:
         recipe, latency_s: the best of its recipes that are allowed.
-        instead_of_s: the same of the model that was asked about.
+        instead_of_s: the same for the requested model.
     """
 
     model: str
@@ -141,29 +142,29 @@ class OtherModel(Spec):
 
 
 class Recommendation(Spec):
-    """The best recipe by the records at hand. `print` it for the text; `to_json` returns plain data.
+    """The best recipe by the existing records. `print` it for the text; `to_json` returns plain data.
 
     Attributes:
         model: as it was found, without "synthetic:".
-        gpu: that was asked about, or this machine's; None if there is none.
+        gpu: the requested one, or this machine's; None without one.
         recipe: None if no record supports any.
         chosen: its figures.
         baseline: the figures of the table's baseline.
         over_published: for the goal latency, its speed-up over the model as published, where another record than its
             own knows that.
-        quality: what is known of its images, in a sentence.
-        is_tie: whether the runner-up cannot be told from it.
+        quality: a sentence about its images.
+        is_tie: whether it is tied with the runner-up.
         why: why the runner-up lost.
-        ties: all recipes that cannot be told from the best.
+        ties: all recipes that are tied with the best.
         ranking: every recipe that was allowed, the best first.
         safe: the best that keeps the image, of evidence as good, where the chosen one's quality is not proven.
-        left_out: what was not ranked, and why.
-        elsewhere: what other sources say.
+        left_out: the recipes that were not ranked, with the reasons.
+        elsewhere: the advice of other sources.
         other_model: of the family, with fewer steps.
-        limit: the time that the model's steps take at least on the GPU; None if that is not known.
-        card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if it is not known.
-        missing: which evidence there is not.
-        sure: how sure this is; `doubts` say why not more.
+        limit: the shortest time of the model's steps on the GPU; None if unknown.
+        card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if unknown.
+        missing: the missing evidence.
+        sure: the confidence in this answer; `doubts` explain why it is not higher.
         next: command lines to run next.
     """
 
@@ -197,7 +198,7 @@ class Recommendation(Spec):
         return next((figures for figures in self.ranking if figures.recipe == recipe), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as plain data: what `vivace recommend --format json` prints."""
+        """Return the answer as plain data, as `vivace recommend --format json` prints it."""
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:

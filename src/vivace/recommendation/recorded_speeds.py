@@ -26,9 +26,9 @@ class Speeds:
     gpu: str = ""
 
     def of(self, recipe: str) -> float | None:
-        """Return the speed-up of a recipe; None if unknown, or if there is no such recipe.
+        """Return the speed-up of a recipe; None if unknown.
 
-        What is quantised besides the denoiser hardly matters to the time, so its record is taken for it.
+        Quantising other components than the denoiser hardly changes the time, so such records count as well.
         """
         try:
             parts = resolve(recipe)

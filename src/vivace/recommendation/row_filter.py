@@ -37,7 +37,7 @@ class RowFilter:
         kin: the requested model.
         gpu: the requested GPU; None for any.
         card: its memory, which is a limit as well; None if it is not known.
-        is_small: whether the model as published is known not to fit it.
+        is_small: whether the published model is known not to fit it.
     """
 
     criteria: Criteria
@@ -56,7 +56,7 @@ class RowFilter:
         return self._memory(row) or self._quality(row, table)
 
     def _memory(self, row: EvidenceRow) -> LeftOut | None:
-        """Return the reason why a row does not fit, or is not known to; None if it fits."""
+        """Return the reason why a row does not fit, or may not; None if it fits."""
         limit = self.criteria.max_bytes
         if row.peak_bytes is None:
             if limit is not None or self.is_small:
@@ -73,7 +73,7 @@ class RowFilter:
     def judgement_of(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
         """Return the judgement of a row's images: its own, or that of an embedded model of the kind.
 
-        A recipe is one with another if the techniques that change the image are the same.
+        Two recipes count as equal if the techniques that change the image are the same.
         """
         keeps = self.keeps(row, table)
         judged = row.judged
@@ -152,7 +152,7 @@ def refused(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
 
 
 def unknown_speed(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
-    """Return why another GPU's time does not apply to a recipe on this one; "" if it does."""
+    """Return why a time of another GPU does not apply to a recipe on this one; "" if it does."""
     names = [t.text for t in recipe if t.made_for not in (None, capability)]
     if not names:
         return ""
@@ -209,7 +209,8 @@ def changing_part(text: str) -> str | None:
 
 @cache
 def _of_embedded() -> tuple[tuple[Kin, int | None, str, JudgedQuality], ...]:
-    """Return the judged recipes of the embedded models: model, its steps, what changes the image, the judgement."""
+    """Return the judged recipes of the embedded models: model, its steps, the techniques that change the image, and the
+    judgement."""
     entries = []
     for table in committed_tables():
         kin = kin_of(table.model)

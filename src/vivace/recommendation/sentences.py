@@ -240,7 +240,7 @@ def next_commands(
 
     Args:
         is_disturbed: some of those records cannot be compared, so they have to be measured again.
-        tried: recipes that the user's records on this GPU hold.
+        tried: recipes in the user's records on this GPU.
     """
     criteria, basis, chosen = answer.criteria, answer.basis, answer.chosen
     model = criteria.model.strip()

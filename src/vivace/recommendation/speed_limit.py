@@ -36,11 +36,11 @@ class ChipLimit(Spec):
     four_s: float
 
     def allows(self, recipe: str, seconds: float) -> bool:
-        """Whether a recipe can take so little time; True of recipes that leave work out."""
+        """Whether a recipe can be this fast; True for recipes that leave work out."""
         return seconds >= self.least_s(recipe)
 
     def least_s(self, recipe: str) -> float:
-        """Return the least seconds of a recipe; 0 of those that leave work out."""
+        """Return the least seconds of a recipe; 0 for recipes that leave work out."""
         if _SKIPS.search(recipe):
             return 0.0
         return {16: self.half_s, 8: self.eight_s, 4: self.four_s}[fewest_bits(recipe)]

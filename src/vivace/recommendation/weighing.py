@@ -1,4 +1,4 @@
-"""Weigh tables: how near each is to the question, its advice, and which one to follow."""
+"""Weigh tables: their nearness to the question, their advice, and the one to follow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RankedTable:
     Attributes:
         order: of evidence, the best first.
         choice: None if no row is allowed.
-        num_ranked: rows that have the figure that was asked for, allowed or not.
+        num_ranked: rows with the requested figure, allowed or not.
     """
 
     table: EvidenceTable
@@ -66,7 +66,7 @@ class RankedTable:
     def gain_over(self, other: RankedTable) -> float:
         """Return the ratio of the chosen row's score to that of another table's.
 
-        Both over the baseline, if they have one recipe as theirs; else over the model as published.
+        Both are over the baseline if the tables share it, else over the model as published.
         """
         if self.choice is None or other.choice is None:
             return 0.0
@@ -134,8 +134,8 @@ def _order(table: EvidenceTable, nearness: Near, is_own_model: bool, judge: RowF
     same GPU before those that are transferred from another one, and before times that were taken under a profiler. The
     family's records come last. Peak memory hardly depends on the GPU, so all GPUs' are looked at together for that.
 
-    What is predicted for the GPU comes after what was measured on it, if the model as published does not fit it: other
-    GPUs' gains are over what cannot run there. If it fits, a prediction is for models that no record is of.
+    If the published model does not fit the GPU, predictions for it come after measurements on it, since other GPUs'
+    gains are over a model that cannot run there. If it fits, predictions are only for models without a record.
     """
     kind = {"own": 0, "committed": 1, "community": 2, "published": 3, "predicted": 4}[table.kind]
     if table.kind == "predicted":
@@ -154,16 +154,16 @@ def _order(table: EvidenceTable, nearness: Near, is_own_model: bool, judge: RowF
 
 
 def followed(weighed: Sequence[RankedTable]) -> RankedTable | None:
-    """Return the table to follow: of the best evidence that allows a recipe, the one with the largest gain.
+    """Return the table to follow: the one with the largest gain among the best evidence that allows a recipe.
 
     Tables with other baselines than the model as published are compared by their times, or peaks, where another table
     has the published model with the same workload, or another number of its steps; where none has it, they come last.
 
-    A record that ships with vivace, and has nothing better than the published model, says nothing of recipes that it
+    A record that ships with vivace and has nothing better than the published model says nothing about recipes that it
     lacks. A source about the same GPU whose best recipe it lacks is then followed: of the model, or of its family.
 
-    vivace's record of another GPU of the same generation is followed where its recipe is faster than what was measured
-    on this one: two GPUs of one compute capability run the same programs.
+    vivace's record of another GPU of the same generation is followed if its recipe is faster than those measured on
+    this one: two GPUs of one compute capability run the same programs.
     """
     first = _first(weighed)
     if (
@@ -177,7 +177,7 @@ def followed(weighed: Sequence[RankedTable]) -> RankedTable | None:
 
 
 def _is_faster_sister(source: RankedTable, first: RankedTable) -> bool:
-    """Whether a record of another GPU of one compute capability has a recipe that is faster here, as projected."""
+    """Whether a record of another GPU of the same compute capability has a recipe that is faster here by projection."""
     if source.table.kind != "committed" or source.is_transferred or source.near is not Near.GENERATION:
         return False
     if first.goal != "latency" or not source.is_comparison or source.choice is None or first.choice is None:
@@ -225,7 +225,7 @@ def _first(weighed: Sequence[RankedTable]) -> RankedTable | None:
 
 
 def _speaks_beside(source: RankedTable, first: RankedTable) -> bool:
-    """Whether evidence may be followed in the place of a table that has nothing better than the published model.
+    """Whether evidence may be followed in place of a table without a recipe better than the published model.
 
     Of the same GPU, also if it is about another model of the family; of another GPU, if the first one is as well.
     """
@@ -238,7 +238,7 @@ def _improves(source: RankedTable) -> bool:
 
 
 def _best_of(usable: Sequence[RankedTable]) -> RankedTable | None:
-    """Return the one of equally good evidence with the largest gain, of the nearest GPU; None if there is none."""
+    """Return the table with the largest gain on the nearest GPU, among equally good evidence; None if there is none."""
     if not usable:
         return None
     gains = {id(source): (source.has_rivals, *_gain(source, usable)) for source in usable}
@@ -254,7 +254,7 @@ def _best_of(usable: Sequence[RankedTable]) -> RankedTable | None:
 
 
 def _gain(source: RankedTable, others: Sequence[RankedTable]) -> tuple[bool, float]:
-    """Return whether a table's gain over the published model is known, and that gain or the one over its baseline."""
+    """Return a table's gain over the published model, or else over its baseline, and whether it is the former."""
     goal = source.goal
     if goal == "stability" or source.choice is None or _has_published(source):
         return True, source.score

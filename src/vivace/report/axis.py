@@ -1,4 +1,4 @@
-"""The axes of the charts: round ticks, and where a value lies in pixels."""
+"""The axes of the charts: round ticks, and the pixel of a value."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Axis:
         return self.low == 0
 
     def position(self, value: float) -> float:
-        """Return the pixel of a value; of the axis's end, if the value lies beyond it."""
+        """Return the pixel of a value; that of the axis's end if the value lies beyond it."""
         value = min(max(value, self.low), self.high)
         if self.is_log:
             share = math.log(value / self.low) / math.log(self.high / self.low)

@@ -1,4 +1,4 @@
-"""How far a row is from the limit of its device, and where the rest of the time goes.
+"""The distance of a row from the limit of its device, and the causes of the difference.
 
 The limit is the time of the recipe's own operations at the measured ceilings, with perfect fusion and without gaps: of
 each component the larger of its operations' time and the time to read its weights once a call.
@@ -26,7 +26,7 @@ class Limit:
         kernels_s: in which the GPU is busy beyond the limit; None on a CPU.
         gaps_s: in which the GPU waits for the next kernel while a component is called; None on a CPU.
         outside_s: the pipeline's own work outside of its components; None on a CPU.
-        problem: why the figures cannot be right.
+        problem: the reason why the figures must be wrong.
         reason: why there is no limit.
     """
 

@@ -1,7 +1,7 @@
 """Files inside the page: tables and prompts as `data:` links, which a browser saves without network and without script.
 
-Browsers refuse such links beyond some megabytes, and a page should stay small enough to be mailed. What is too large
-for that is not embedded, and the page says how to get it.
+Browsers refuse such links beyond some megabytes, and a page should stay small enough to be mailed. Larger tables are
+not embedded; the page says how to get them.
 """
 
 from __future__ import annotations

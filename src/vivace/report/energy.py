@@ -12,7 +12,7 @@ from vivace.spec.record import GpuWindow, Record
 
 @dataclass(frozen=True)
 class GpuUse:
-    """The GPU during a row's timed calls, over all rounds. What could not be read is None.
+    """The GPU during a row's timed calls, over all rounds. Figures that could not be read are None.
 
     Attributes:
         energy_j: joules per image, of the whole card: the median of the rounds.
@@ -34,7 +34,8 @@ class GpuUse:
 
     @property
     def slowed_down(self) -> str | None:
-        """Why clocks were held down, other than by the power cap, at which large models usually run; None if not."""
+        """Why clocks were held down, apart from the power cap, at which large models usually run; None if they were
+        not."""
         return ", ".join(name for name in self.throttled if name != "power cap") or None
 
     def to_json(self) -> dict[str, Any]:
@@ -42,7 +43,7 @@ class GpuUse:
 
 
 def gpu_use(record: Record) -> GpuUse | None:
-    """Return what the rounds of a measured record say about their GPU; None on a CPU and in older records."""
+    """Return the GPU's state in the rounds of a measured record; None on a CPU and in older records."""
     windows = [r.gpu for r in record.rounds if r.gpu is not None]
     if not windows:
         return None

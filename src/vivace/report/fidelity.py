@@ -1,4 +1,4 @@
-"""Quality: how close a recipe's images are to the baseline's. Whether that is close enough, `gate` decides.
+"""Quality: how close a recipe's images are to the baseline's. `quality_gate` decides whether that is close enough.
 
 Everything here is computed from the stored figures of single images when records are read, so limits can change later.
 """
@@ -15,12 +15,12 @@ from vivace.spec.record import ImageRecord, Record
 from vivace.stats import Interval, mean_interval
 
 CAP = 0.2
-"""At the gate no single image counts for less than 80 % or more than 120 %: how many images suffered says more than
-how much one of them did, and one lost image in 39 should not disappear in the spread of the others."""
+"""At the gate no single image counts for less than 80 % or more than 120 %: the number of damaged images says more than
+the damage of one, and one lost image in 39 should not disappear in the spread of the others."""
 SURE_PASS, SURE_FAIL = 0.95, 0.9
-"""How sure the gate is that what passes reaches the limit, and that what fails does not. A ruined recipe that passes
-misleads; one that fails for nothing costs a second look, and more prompts. Chosen on the calibrated half of
-docs/quality.md, where all from 0.55 to 0.93 judge alike."""
+"""Confidence that a passing recipe reaches the limit, and that a failing one does not. A ruined recipe that passes
+misleads; a good one that fails costs a second look and more prompts. Chosen on the calibrated half of docs/quality.md,
+where all from 0.55 to 0.93 judge alike."""
 ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
 
 
@@ -64,13 +64,12 @@ class Fidelity:
     """How close images are to the baseline's images of the same prompts and seeds.
 
     Means over all images; an identical image counts as SSIM 1, similarity 100 and LPIPS 0. `psnr_db` is the mean over
-    the images that differ; None if none does. Intervals count prompts, whose images suffer together. `clip` is the
-    share of the baseline's CLIP margin that is kept (see spec.limits), paired by prompt and seed; None without scores.
-    `witness` is the same by a second model, and `match` the share of the baseline's contrast (see
+    the images that differ; None if none does. Intervals count prompts, since the images of one prompt are correlated.
+    `clip` is the share of the baseline's CLIP margin that is kept (see spec.limits), paired by prompt and seed; None
+    without scores. `witness` is the same by a second model, and `match` the share of the baseline's contrast (see
     measure.image_metrics); None if an image has no `match`. `variety` is how much the images differ from each other,
-    beside the baseline's; None if any was stored by a version that did not look (then `has_thumbnails` is false), or
-    nothing can be compared.
-    `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+    beside the baseline's; None if any was stored without thumbnails (then `has_thumbnails` is false), or nothing can be
+    compared. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
 
     Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
     mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None
@@ -253,7 +252,7 @@ def _mean_alone(rows: Sequence[ImageFigures], name: str) -> Interval | None:
 
 
 def _over_prompts(values: Sequence[tuple[float, str]]) -> Interval:
-    """Return the mean of values that each have a prompt."""
+    """Return the mean of values over prompts."""
     return mean_interval([value for value, _ in values], [prompt for _, prompt in values])
 
 

@@ -134,9 +134,9 @@ def grid(rows: Sequence[Row], read_image: ImageReader, max_bytes: int) -> Grid:
 
 
 def _pictures(row: Row) -> dict[ImageKey, ImageRecord]:
-    """Return a row's images by index, prompt and seed: only images of the same prompt and noise are comparable.
+    """Return a row's images by index, prompt and seed, since only images of the same prompt and noise are comparable.
 
-    A retried trial may have generated its images in a later round than the first.
+    A retried trial may have generated its images in a later round.
     """
     images = next((r.pictures for r in row.record.rounds if r.pictures), ())
     return {(p.index, p.prompt, p.seed): p for p in images}
@@ -197,7 +197,7 @@ def _by_image(row: Row) -> dict[tuple[str, str, str], ImageFigures]:
 
 
 def _margin(baseline: Row) -> float | None:
-    """Return how much better the baseline's images fit their own prompts than others; None if they do not."""
+    """Return how much better the baseline's images fit their own prompts than others; None if not at all."""
     margins = [
         f.alone["clip_score"] - f.alone["clip_score_of_others"]
         for f in baseline.figures

@@ -1,4 +1,4 @@
-"""Whether the host's CPU disturbed a measurement: other programs held it up, or its speed changed meanwhile."""
+"""Check whether the host's CPU disturbed a measurement: by other programs, or by a change of its speed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ loop does: where the GPU waited for half the time, bf16 seemed 1.67 times as fas
 def cpu_share(record: Record) -> float | None:
     """Return the least share of its threads' time that the trial's process got in a round; None on a GPU.
 
-    One thread that computes gets all of its time on an idle machine. Several share the work unevenly, so there the
-    round in which they got most is the measure.
+    One thread that computes gets all of its time on an idle machine. Several threads share the work unevenly, so the
+    round in which they got most counts.
     """
     if record.environment.device != "cpu":
         return None
@@ -65,8 +65,8 @@ def stretch_of(total_s: float, busy_s: float | None, ratio: float | None) -> flo
         ratio: of Python times, see `cpu_ratio`.
 
     Returns:
-        1 if the CPU's speed did not change; None if it did, and the GPU waits for more than MOST_WAITING of the time or
-        it is not known for how long.
+        1 if the CPU's speed did not change; None if it did and the GPU waits for more than MOST_WAITING of the time, or
+        for an unknown time.
     """
     if ratio is None or not has_changed(ratio):
         return 1.0

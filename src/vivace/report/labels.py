@@ -1,4 +1,4 @@
-"""Where the labels of a scatter plot stand: close to their points, on top of nothing."""
+"""Place the labels of a scatter plot close to their points, without overlaps."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def section_view(
     max_bytes: int,
     max_table_bytes: int = MAX_LINK_BYTES,
 ) -> _View:
-    """Return what the template section.html shows of a run.
+    """Return the variables of the template section.html for a run.
 
     Args:
         max_bytes: limit on all embedded images together.
@@ -337,13 +337,13 @@ def _facts(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _at_place(record: Record) -> str:
-    """Return which of several places a comparison's records are from, e.g. ", GPU 1 (GPU-5f0c...)"."""
+    """Return the place of a comparison's records if there are several, e.g. ", GPU 1 (GPU-5f0c...)"."""
     place = record.environment.place
     return "" if place is None else f", {place.name}"
 
 
 def _memory_note(rows: Sequence[Row]) -> str | None:
-    """Describe what the memory figures count, and how much memory was in use before the model was loaded."""
+    """Describe the meaning of the memory figures, and the memory in use before the model was loaded."""
     memories = [r.memory for r in rows if r.memory is not None]
     if not memories:
         return None

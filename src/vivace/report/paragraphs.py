@@ -42,6 +42,6 @@ def command_lines(command: str, label: str, room: int) -> Iterator[str]:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the first names of a list, and how many more there are."""
+    """Return the first names of a list, and the number of the others."""
     first = ", ".join(names[:most])
     return first if len(names) <= most else f"{first}, and {len(names) - most} more"

@@ -127,7 +127,7 @@ def profile_text(profile: Profile, format_: str, top: int = TOP) -> str:
 
 
 def changes_text(before: Profile, after: Profile, format_: str, top: int = TOP) -> str:
-    """Return two profiles side by side as text, "table" or "md": shares, and what happened to operators."""
+    """Return two profiles side by side as text, "table" or "md": shares, and the changes of operators."""
     return "\n\n".join(_shown(section, format_) for section in _side_by_side(before, after, top)) + "\n"
 
 
@@ -259,7 +259,7 @@ def _by_component(memory: MemoryTimeline) -> Iterator[tuple[str, int | None]]:
 
 
 def sparkline(memory: MemoryTimeline, length_s: float, width: int = _BAR_WIDTH) -> str:
-    """Return the memory over the call as one line of bars: from the least to the most that was held."""
+    """Return the memory over the call as one line of bars: from the smallest to the largest amount held."""
     most = [0] * width
     held = memory.before_bytes
     reached = 0

@@ -12,7 +12,7 @@ from vivace.spec.record import HIDDEN, Record
 from vivace.stats import MIN_GROUPS, Gate, Interval, gate
 
 LOST = 0.5
-"""Share of its CLIP margin below which an image shows something else."""
+"""Share of its CLIP margin below which an image shows something other than its prompt."""
 MAX_FLAT_SHARE = 0.05
 """Share of flat images above which a recipe is broken. A model may leave the object out of one image in many."""
 
@@ -90,7 +90,7 @@ def judge_figures(
 
 
 def broken_images(record: Record, baseline: Record) -> str | None:
-    """Return e.g. "2 of 6 images are broken (black)"; None if no image is broken, a few flat ones excepted.
+    """Return e.g. "2 of 6 images are broken (black)"; None if at most a few flat images are.
 
     An image that is broken in the baseline too (e.g. a safety checker's black frame) does not count.
     """
@@ -101,7 +101,7 @@ def broken_images(record: Record, baseline: Record) -> str | None:
 
 
 def broken(faults: Sequence[Sequence[str]]) -> str | None:
-    """Describe how many of all images are broken, given the faults of each; None if few enough are."""
+    """Describe how many images are broken, from the faults of each; None if few enough are."""
     bad = [tuple(names) for names in faults if names]
     if all(faulty == ("flat",) for faulty in bad) and len(bad) <= MAX_FLAT_SHARE * len(faults):
         return None
@@ -142,7 +142,7 @@ _OF_ITSELF = ", which is what the baseline reaches against itself"
 
 
 def _judge_outside(fidelity: Fidelity, kept: KeptShare, limit: float) -> Judgement:
-    """Judge how much of the sources outside of their masks is kept, but require no more than the baseline keeps."""
+    """Judge the kept share of the sources outside of their masks, and require no more than the baseline keeps."""
     minimum, relaxed = limit, ""
     reached = None if fidelity.outside_of_baseline is None else fidelity.outside_of_baseline.low
     if reached is not None and reached < minimum:
@@ -210,7 +210,7 @@ _NOT_COMPARED = (
 
 
 def _with_variety(judgements: Sequence[Judgement], fidelity: Fidelity, minimum: float) -> list[Judgement]:
-    """Add the verdict on the images' variety. Alone it passes nothing: what differs may show anything."""
+    """Add the verdict on the images' variety. Variety alone cannot pass: varied images may show anything."""
     if fidelity.variety is None:
         is_old = bool(judgements) and fidelity.num_pictures > 1 and not fidelity.has_thumbnails
         return [*judgements, Judgement(Gate.PASSED, _NOT_COMPARED, "variety")] if is_old else [*judgements]

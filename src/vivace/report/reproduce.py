@@ -1,4 +1,4 @@
-"""Measure a comparison again: the command with its whole workload, and the prompts as a file."""
+"""The command that measures a comparison again, with its whole workload, and the prompts as a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reproduction:
     """A comparison's command line, and its prompts.
 
     Attributes:
-        command: of this comparison alone, with each option of the workload; "" if no command line can say it.
+        command: of this comparison alone, with each option of the workload; "" if no command line can express it.
         prompts: those that are shown; `num_hidden` more are not.
         file: the prompts, one per line, as --prompts reads them; None if they cannot be written so.
     """

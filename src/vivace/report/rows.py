@@ -96,7 +96,7 @@ class Row:
 
     @property
     def outcome(self) -> Outcome:
-        """The stored outcome, but `failed_quality` for a measured row whose images fail the current limits."""
+        """The stored outcome; `failed_quality` for a measured row whose images fail the current limits."""
         return Outcome.FAILED_QUALITY if self.failed_quality else self.record.outcome
 
     @property
@@ -134,7 +134,7 @@ class Row:
 
     @property
     def cost_per_1000(self) -> float | None:
-        """What 1,000 images cost, in the currency of the price; None without a price."""
+        """The cost of 1,000 images, in the currency of the price; None without a price."""
         if self.price_per_hour is None or self.latency is None:
             return None
         return cost_per_1000(self.latency.median.point, self.price_per_hour)
@@ -303,7 +303,8 @@ def priced(rows: Sequence[Row], price_per_hour: float | None) -> list[Row]:
 
 
 def _unclear_if_disturbed(row: Row, baseline: Row) -> Row:
-    """Take back the verdict if other programs held up the row's process or the baseline's, or the CPU's speed moved."""
+    """Replace the verdict by "unclear" if other programs delayed the row's process or the baseline's, or the CPU's
+    speed changed."""
     is_doubtful = row.is_disturbed or baseline.is_disturbed
     return replace(row, verdict=Verdict.UNCLEAR) if is_doubtful and row.verdict is not None else row
 
@@ -394,6 +395,6 @@ def _samples(record: Record) -> dict[int, tuple[float, ...]]:
 
 
 def _memory(record: Record) -> Memory | None:
-    """Return the memory of the round with the highest peak: what a GPU must provide."""
+    """Return the memory of the round with the highest peak, which a GPU must provide."""
     memories = [r.memory for r in record.rounds if r.memory is not None]
     return max(memories, key=lambda m: m.peak_bytes) if memories else None

@@ -1,6 +1,6 @@
 """The timed calls of each recipe in order, round by round, so that outliers and drift are visible.
 
-All recipes share one scale, in percent of their own time: an unsteady recipe looks unsteady, however fast it is.
+All recipes share one scale, in percent of their own time: an unsteady recipe looks unsteady at any speed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Strips:
-    """The strips of all recipes. `scale` is what their upper and lower ends are, e.g. "10 %"."""
+    """The strips of all recipes. `scale` names their upper and lower ends, e.g. "10 %"."""
 
     scale: str
     strips: tuple[Strip, ...]
@@ -111,7 +111,7 @@ def _strip(number: int, row: Row, middle_s: float, rounds: Sequence[Sequence[flo
 
 
 def _thinned(rounds: Sequence[Sequence[float]]) -> list[Sequence[float]]:
-    """Return the rounds' calls; of very many, the slowest and the fastest of every few neighbours."""
+    """Return the rounds' calls; if there are very many, the slowest and the fastest of every few neighbours."""
     every = -(-2 * sum(map(len, rounds)) // _MAX_DOTS)
     if every <= 2:
         return list(rounds)

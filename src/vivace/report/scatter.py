@@ -281,7 +281,7 @@ def _ends(intervals: Iterable[Interval]) -> list[float]:
 
 
 def _y_axis(values: Sequence[Value], measure: Measure, bottom: float, top: float) -> Axis:
-    """Return the vertical axis. On a quality axis a recipe that failed by far does not squeeze the others."""
+    """Return the vertical axis. On a quality axis a recipe that failed by far does not compress the others."""
     if not measure.larger_is_better:
         return Axis.over(_ends(v.y for v in values), bottom, top, num_ticks=5)
     unit = 100 if measure.unit else 1

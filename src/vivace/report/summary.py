@@ -105,7 +105,7 @@ def _time_and_memory(best: Row, baseline: Row) -> str:
 
 
 def _quality(rows: Sequence[Row], best: Row) -> list[str]:
-    """Describe whether the fastest recipe's quality passes, and which one was faster without proof of its quality."""
+    """Describe the quality of the fastest recipe, and name a faster one whose quality is unproven."""
     if best.record.trial.model.is_synthetic:
         return ["Random weights: its effect on image quality is not known."]
     if best.judgement is None:
@@ -161,7 +161,7 @@ def _is_unclear(row: Row) -> bool:
 
 
 def _unended(text: str | None) -> str:
-    """Return a reason without its full stop, to be a part of a sentence."""
+    """Return a reason without its full stop, for use within a sentence."""
     return (text or "no reason was stored").rstrip(".")
 
 
@@ -235,7 +235,7 @@ def paid_back(row: Row) -> str:
 
 
 def limit_in_words(row: Row) -> str:
-    """Describe how far a row is from its limit, and where the rest of the time goes; "" without ceilings."""
+    """Describe a row's distance from its limit and its causes; "" without ceilings."""
     limit = row.limit
     if limit is None:
         return ""

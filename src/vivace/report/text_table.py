@@ -19,13 +19,13 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of texts. Foreign text is safe in it: no cell changes the table, or controls a terminal.
+    """A table of texts. Foreign text is escaped, so that no cell changes the table or controls a terminal.
 
     Attributes:
         left: headings of columns that are aligned to the left; the first one always is.
         label_width: of the first column on a terminal, in characters; longer labels break at plus signs.
         styles: rich's style of each row; empty for none.
-        keeps_figures: whether a terminal breaks no other cell than labels.
+        keeps_figures: whether a terminal breaks only labels.
         is_code: whether the first column is code in Markdown.
     """
 

@@ -30,7 +30,8 @@ def breakable(text: str) -> Markup:
 
 
 def shortened(text: str) -> str:
-    """Shorten a recipe for charts and column headings. Both ends stay: recipes of one study differ at either."""
+    """Shorten a recipe for charts and column headings. Both ends stay, since recipes of one study may differ at either
+    end."""
     return text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL // 2 - 4]} … {text[-_MAX_LABEL // 2 :]}"
 
 

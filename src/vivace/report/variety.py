@@ -1,8 +1,8 @@
-"""Differences of images from each other, beside those of the baseline's.
+"""The differences among a recipe's images, compared with those among the baseline's.
 
-A recipe whose seeds all give one image is not as good as the baseline, however good that image is. Every image is
-stored with two descriptions: a thumbnail, and the embedding of the CLIP model that scored it. Two images are as far
-apart as these are. Three distances see different collapses:
+A recipe that draws one image for all seeds is worse than the baseline, however good that image is. Every image is
+stored with two descriptions: a thumbnail, and the embedding of the CLIP model that scored it. The distance of two
+images is that of their descriptions. Three distances see different collapses:
 
     colours   of the thumbnails
     shapes    of the thumbnails without their mean colour: a copy that is brighter is a copy
@@ -10,8 +10,8 @@ apart as these are. Three distances see different collapses:
 
 Distances differ between pairs of images by a hundred times, so each is compared with the baseline's distance of the
 same prompts and seeds, by the logarithm of the ratio, as far as a quarter or four times. The share kept is 1 plus its
-mean over log 4: 1 if both differ as much, 0 if the recipe's are four times nearer, 2 the other way round. A recipe
-whose images are others but differ as much keeps 1 on average, since exchanging the two sides turns the sign.
+mean over log 4: 1 if both differ as much, 0 if the recipe's are four times nearer, 2 the other way round. A recipe with
+other images that differ as much keeps 1 on average, since exchanging the two sides changes the sign.
 
 The mean over all pairs of seeds sees images that are all nearer to each other; that of the closest pair of a prompt
 sees that some are copies. The same is done for prompts: images of different prompts must differ too.
@@ -37,7 +37,8 @@ SURE_PASS, SURE_FAIL = 0.95, 0.9
 """As in `report.fidelity`."""
 _FARTHEST = math.log(4)
 _ROUNDING = {"colours": 0.5, "shapes": 0.5, "content": 0.01}
-"""Added to both distances of a ratio: what rounding to 8 bits makes of equal images. Of 255; of a unit vector."""
+"""Added to both distances of a ratio: the distance that rounding to 8 bits gives equal images. Out of 255; of a unit
+vector."""
 _COPIES, _FAR = 2.5, 8.0
 """Thumbnails nearer than 2.5 levels of 255 are copies if the baseline's are 8 times as far apart. Noise with a standard
 deviation of 10 levels, on images of 128 pixels, leaves 1.8."""
@@ -64,7 +65,7 @@ class VarietyShare:
 
 @dataclass(frozen=True)
 class Variety:
-    """How much a recipe's images differ from each other, beside the baseline's.
+    """How much a recipe's images differ from each other, compared with the baseline's.
 
     Attributes:
         bounds: of the mean of all shares among seeds, or among prompts where each has one seed.
@@ -80,7 +81,7 @@ class Variety:
 
     @property
     def lowest(self) -> VarietyShare:
-        """The share that is surest to be low."""
+        """The share that is most certain to be low."""
         return min(
             self.shares,
             key=lambda share: share.bounds.point if share.bounds.high is None else share.bounds.high,
@@ -88,7 +89,7 @@ class Variety:
 
 
 def variety(figures: Sequence[ImageFigures], references: Sequence[ImageFigures]) -> Variety | None:
-    """Compare how much images differ; None if any was stored without a thumbnail, or if there is but one.
+    """Compare how much images differ; None if any was stored without a thumbnail, or if there is only one.
 
     Args:
         figures, references: of a recipe's images, and of the baseline's of the same prompts and seeds.

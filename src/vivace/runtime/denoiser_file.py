@@ -2,8 +2,8 @@
 
 Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
 granularity, because the format has one; of `fp8_static` also the scale of each layer's inputs. They are rounded once,
-from the weights before they are quantised. What is no weight of the denoiser, such as caches, compilation and the VAE,
-is left out, and said.
+from the weights before they are quantised. Everything but the denoiser's weights, such as caches, compilation and the
+VAE, is left out and reported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WrittenDenoiser:
 
     Attributes:
         num_quantised: weights in fp8.
-        notes: what of the recipe is not in the file, or otherwise than on this machine.
+        notes: the parts of the recipe that are not in the file, or differ from this machine's.
     """
 
     path: Path
@@ -205,7 +205,7 @@ def _quantised_layers(session: Session, technique: Quantize | None) -> tuple[str
     """Return diffusers' names of the denoiser's layers that the recipe quantises."""
     if technique is None:
         return ()
-    # Limits of kernels on this machine are none of the file's.
+    # Limits of kernels on this machine do not apply to the file.
     target = Target(Placement(this_machine("cpu")), session.pipe)
     choice = technique.layers(target)["denoiser"]
     if not choice.chosen:

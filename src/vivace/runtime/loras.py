@@ -19,15 +19,15 @@ def set_lora(
     Nothing is compiled or captured anew: the matrices are replaced in place. If it raises, nothing has changed.
 
     Args:
-        path: another LoRA, as in a recipe; None keeps the file. What of it is not used is added to `warnings`.
+        path: another LoRA, as in a recipe; None keeps the file. Unused parts of it are added to `warnings`.
         scale: its factor; None keeps the factor.
         instead_of: path or name of the LoRA to change, if there are several.
 
     Raises:
         UsageError: the recipe has no hot LoRA, or several and none is named.
-        Unsupported: the file is not one for this pipeline, or its layers or ranks were not announced.
-        UnusableModel: the file is damaged, or no LoRA.
+        Unsupported: the file is not one for this pipeline, or its layers or ranks were not reserved.
+        UnusableModel: the file is damaged, or not a LoRA.
     """
-    with turn():  # not amid a call
+    with turn():  # not during a call
         notes = exchange(self.pipe, path, scale, instead_of)
     self.warnings += [f"lora: {path}: {note}" for note in notes]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def load_session(model: str, recipe: str, device: str, task: Task | None) -> Session:
     """Load a model and apply a recipe; see `vivace.load`."""
-    resolved = resolve(recipe)  # what is wrong with it comes before what is wrong with the model
+    resolved = resolve(recipe)  # errors in it are reported before errors in the model
     return open_session(find_model(model), resolved, choose_device(device), task=task)
 
 

@@ -74,7 +74,7 @@ def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
 
     Raises:
         UnusableModel: this version has no such recipe.
-        Unsupported: a technique cannot be added any more, since it belongs before one whose result was saved.
+        Unsupported: a technique cannot be added, since it belongs before one whose result was saved.
     """
     if located.saved is None:
         return recipe

@@ -28,13 +28,13 @@ class CheckedRequest:
     """A model, a recipe and the images to draw. Nothing is loaded yet.
 
     Attributes:
-        pictures: that the images start from; None for text.
+        sources: that the images start from; None for text.
     """
 
     located: LocatedModel
     recipe: Recipe
     workload: Workload
-    pictures: SourceImages | None = None
+    sources: SourceImages | None = None
 
     def open(self, device: str) -> Session:
         """Load the model on torch's type of device, and apply the recipe.
@@ -55,7 +55,7 @@ class CheckedRequest:
 
     def arguments(self, call: Call) -> dict[str, Any]:
         """Return the arguments of a call besides the session's defaults: prompts, generators and source images."""
-        images = {} if self.pictures is None else self.pictures.by_sha
+        images = {} if self.sources is None else self.sources.by_sha
         indices = [index for index, _, _ in call]
         sources = image_arguments(self.located.pipeline, self.workload, indices, images)
         return prompts_of(call) | generators_of(call) | sources

@@ -1,8 +1,8 @@
 """Restore a pipeline to its state before a recipe, if the recipe is refused.
 
-Techniques change attributes, hooks and layers, and weights. What refers to weights is remembered weakly, so that those
-which a technique replaces are freed at once, as without this. Hence only a pipeline whose weights are all untouched can
-be put back; of another one nothing is.
+Techniques change attributes, hooks and layers, and weights. References to weights are weak, so that weights replaced by
+a technique are freed at once, as without a snapshot. Hence only a pipeline whose weights are all untouched can be
+restored; otherwise nothing is.
 """
 
 from __future__ import annotations

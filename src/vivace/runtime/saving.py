@@ -37,7 +37,7 @@ class Saved:
 
     Attributes:
         source_bytes, num_bytes: of the weights that were read, and of the folder.
-        notes: what a user must know of the recipe.
+        notes: remarks on the recipe for the user.
     """
 
     folder: Path

@@ -67,9 +67,9 @@ class Session:
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
         on_step: called after each denoising step of a call, in its thread; see `runtime.cancelling`.
-        warnings: what was assumed of the model's files, techniques that were left out because the pipeline already was
-            as they would make it, and what else a user must know of the recipe.
-        idle: the techniques that were left out, by their text, and why.
+        warnings: assumptions about the model's files, techniques that were left out because the pipeline already had
+            their effect, and other remarks on the recipe.
+        idle: the techniques that were left out, by their text, with the reason.
     """
 
     def __init__(

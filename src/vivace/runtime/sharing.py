@@ -21,7 +21,7 @@ def sharing_weights(session: Session, task: Task, model: str) -> Session:
     """Return a session that does another task with the components of an open one; both stay usable, in turns.
 
     It draws what a session that was opened for the task draws with the same recipe, bit by bit, unless a technique
-    adapts to what it draws: it has adapted to the first session's task.
+    adapts to the images: then it has adapted to the first session's task.
 
     Args:
         session: of a text-to-image pipeline that `open_session` returned.

@@ -151,7 +151,7 @@ def check_size(located: LocatedModel, workload: Workload) -> None:
             )
     if workload.pixel_steps > MAX_PIXEL_STEPS:
         raise WorkloadError(
-            f"{workload.num_pictures} images of {workload.width}x{workload.height} at "
+            f"{workload.num_images} images of {workload.width}x{workload.height} at "
             f"{workload.num_inference_steps} steps are {workload.pixel_steps:.1e} pixel steps, more than "
             f"{MAX_PIXEL_STEPS:.0e}; give fewer or smaller images"
         )
@@ -160,7 +160,7 @@ def check_size(located: LocatedModel, workload: Workload) -> None:
 def default_threads(located: LocatedModel) -> int:
     """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores.
 
-    It is fixed because the last bits of an image depend on it, so it is not found by timing. Small models are as fast
+    It is fixed, and not found by timing, because the last bits of an image depend on it. Small models are as fast
     on one thread, and many times as fast where other programs are busy.
     """
     if located.entry is not None and located.entry.threads is not None:

@@ -133,7 +133,7 @@ class DenoiserFile:
             )
 
     def check(self, path: Path) -> None:
-        """Read the header of the file that was written, by the code that reads those of others.
+        """Check the written file's header with the code that reads foreign files.
 
         Raises:
             UnusableModel: it is not what was to be written.

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 _OWN = "vivace"
 """The stem of files of vivace's own, and the key of their headers."""
 _BUFFERS = f"{_OWN}-buffers.safetensors"
-"""Buffers that are no part of a state dict, such as positions: libraries compute them again, and may round them."""
+"""Buffers that are not in a state dict, such as positions: libraries compute them again, and may round them."""
 _AGAIN = "save the model again with `vivace save`"
 _FILE_BYTES = 4 << 30
-"""Bytes of a file, about: a writer of safetensors holds a whole file in memory."""
+"""Approximate bytes of a file: a writer of safetensors holds a whole file in memory."""
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -116,7 +116,7 @@ def write_component(module: torch.nn.Module, folder: Path, skeleton: torch.nn.Mo
 
 
 def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
-    """Check that a folder's files have the tensors of a component, and return where they are. Headers alone are read.
+    """Check that a folder's files have the tensors of a component, and return their places. Only headers are read.
 
     Args:
         skeleton: the component without values, as its configuration and the techniques make it.
@@ -251,7 +251,7 @@ def _read_description(text: str, described: Described) -> None:
 
 
 def _in_rows(name: str, tensor: torch.Tensor, described: Described) -> torch.Tensor:
-    """Return a tensor that lies in rows; where it is dense in another order, note the order of its dimensions."""
+    """Return a row-major tensor; if it is dense in another order, note the order of its dimensions."""
     if tensor.is_contiguous():
         return tensor
     order = sorted(range(tensor.dim()), key=lambda at: -tensor.stride(at))

@@ -1,4 +1,4 @@
-"""A whole pipeline as a saved folder: components, and the rest as diffusers has it."""
+"""A whole pipeline as a saved folder: components, and the rest in diffusers' format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vivace.untrusted.files import read_object
 from vivace.untrusted.reading import reading
 
 Rebuild = Callable[[Any], None]
-"""Gives a pipeline of skeletons the modules that techniques left in it."""
+"""Puts the modules that techniques left into a pipeline of skeletons."""
 _CONFIG = "config.json"
 
 
@@ -115,7 +115,7 @@ def _write_configuration(module: Any, folder: Path) -> None:
 
 
 def _kind_of(name: str, kind: Any) -> Any:
-    """Return a network's class, having checked that a saved folder can name it.
+    """Check that a saved folder can name a network's class, and return it.
 
     Raises:
         Unsupported: it is not a public class of diffusers or transformers.

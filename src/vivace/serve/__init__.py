@@ -1,4 +1,4 @@
 """Serve a model and its recipe behind the OpenAI images API. Needs `pip install 'vivace[serve]'`.
 
-This process speaks HTTP and imports no torch. One resident worker process for each GPU keeps a session and draws.
+This process serves HTTP and does not import torch. One resident worker process for each GPU keeps a session and draws.
 """

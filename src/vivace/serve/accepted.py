@@ -1,4 +1,4 @@
-"""The Accept header: whether a client wants the bytes of an image, and of which format."""
+"""The Accept header: whether a client requests the bytes of an image, and their format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANY = "image/*"
 def accepted_format(header: str, format_: str) -> str | None:
     """Return the format whose bytes a client prefers; None for JSON or events.
 
-    Many clients send types that they do not mean, e.g. text/html. They get JSON, unless all that they name are images.
+    Many clients list types that they do not need, e.g. text/html. They get JSON unless all listed types are images.
 
     Args:
         header: of the request; empty for none.

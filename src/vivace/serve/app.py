@@ -38,7 +38,7 @@ def create_app(
     """Return the application; its lifespan starts and ends the workers.
 
     Args:
-        make_pool: makes what draws: a `ReplicaPool`, or a `RayPool` in its place.
+        make_pool: makes the pool of replicas: a `ReplicaPool`, or a `RayPool` in its place.
         on_problem: called once no worker will ever draw; `app.state.problem` says why.
     """
     metrics = Metrics()

@@ -1,4 +1,4 @@
-"""JSON of requests, read strictly: a name that is given twice is an error, and so is what is no JSON."""
+"""JSON of requests, read strictly: a duplicate name is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request's body.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a JSON object.
         JobError: the client went away.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

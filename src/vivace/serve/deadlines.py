@@ -13,7 +13,7 @@ async def drawn_in_time(job: ImageJob, cancel: Callable[[ImageJob, JobError, Sta
     """Wait for a job until its deadline.
 
     Args:
-        cancel: ends the job with an error, as a failure.
+        cancel: ends the job with an error.
 
     Raises:
         JobError: it ended without an image.

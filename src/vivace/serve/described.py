@@ -1,4 +1,4 @@
-"""The part of /openapi.json about answers and forms, which a test holds the server to."""
+"""The part of /openapi.json about answers and forms; a test checks the server against it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ImageEntry(BaseModel):
 
 
 class ImagesAnswer(BaseModel):
-    """Images. `notes` say which parts of the request were cut off or assumed."""
+    """Images. `notes` name the parts of the request that were cut off or assumed."""
 
     created: int
     data: list[ImageEntry]

@@ -1,4 +1,4 @@
-"""A worker's images from images: image-to-image and inpainting, or editing by weights that are trained for it."""
+"""Draw from source images in a worker: image-to-image and inpainting, or editing by weights trained for it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Editing:
         """Return the sessions that draw from images.
 
         Args:
-            session: that was opened for `task`.
-            task: that alone is served; None for all that the weights do.
+            session: opened for `task`.
+            task: the only one to serve; None for all tasks of the weights.
         """
         editing = cls(located.pipeline)
         opened = task or own_task(located.pipeline)

@@ -100,7 +100,7 @@ def task_for(uploads: Uploads, state: ModelState) -> Task:
     """Return the task of a request with these images.
 
     Raises:
-        RequestError: it is not served.
+        RequestError: the task is not served.
     """
     edits = state.edits
     task: Task = "inpaint" if uploads.mask is not None else "edit" if "edit" in edits.tasks else "image"
@@ -127,7 +127,7 @@ async def fitted(body: EditRequest, uploads: Uploads, settings: ServeSettings, s
     """Read the images of a request, beside the event loop, and fit them to the size that is drawn.
 
     Raises:
-        RequestError: an image cannot be used, or the request asks for what this server does not do.
+        RequestError: an image cannot be used, or the request asks for something that this server does not do.
     """
     check_model(body, state)
     task = task_for(uploads, state)
@@ -176,8 +176,8 @@ def _read(
 def nearest_size(sent: Size, settings: ServeSettings, state: ModelState) -> Size:
     """Return the size at which an image is drawn if the request names none.
 
-    With any size that is the image's own, made smaller if it has more pixels than the model's own size; else the warmed
-    size whose proportions are the nearest, and of these the one nearest in pixels.
+    If any size is allowed, it is the image's own, reduced if it has more pixels than the model's own size; else the
+    warmed size with the nearest proportions, and among these the nearest number of pixels.
     """
     if settings.any_size and max(sent) <= _MOST_RATIO * min(sent):
         largest = _MOST_RATIO * max(max(size) for size in state.speeds)

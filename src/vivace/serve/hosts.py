@@ -1,7 +1,7 @@
 """The names by which a server without a key answers: those of this machine.
 
-A page of any site may have its own name resolve to 127.0.0.1, and then counts for browsers as of one origin with what
-listens there (DNS rebinding). It cannot change the Host header, which has that name.
+Any site may let its own name resolve to 127.0.0.1, so that browsers treat its pages as of one origin with a server
+there (DNS rebinding). It cannot change the Host header, which has that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def foreign_header(
     """Return the first Host or Origin that names another machine, with its header's name; None without one.
 
     Args:
-        allowed: names beside this machine's own, in lower case.
+        allowed: names besides this machine's own, in lower case.
     """
     for name, value in headers:
         text = value.decode("latin-1").strip()

@@ -104,7 +104,7 @@ def _state_of(request: Request) -> ModelState | None:
     """Return the state of the model; None while it is loaded.
 
     Raises:
-        JobError: it cannot be used.
+        JobError: the model cannot be used.
     """
     pool: ReplicaPool = request.app.state.pool
     if pool.problem is not None:
@@ -164,8 +164,8 @@ def _accepted(request: Request, body: ImageBody) -> str | None:
     """Return the format whose bytes a client asks for by its Accept header; None for JSON or events.
 
     Raises:
-        RequestError: the rest of the request does not go with it.
-        HTTPException: nothing that is accepted is made here.
+        RequestError: it conflicts with the rest of the request.
+        HTTPException: the server cannot send any accepted type.
     """
     accepted = request.headers.get("accept", "")
     try:

@@ -76,7 +76,7 @@ class JobError(Exception):
     """A job that ended without an image.
 
     Attributes:
-        status: the HTTP status that says so.
+        status: the HTTP status of the answer.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -92,12 +92,12 @@ class ImageJob:
         call: arguments of the pipeline's call.
         steps: that are run.
         task, pictures: what it is drawn from.
-        predicted_s: about how long drawing takes.
+        predicted_s: predicted seconds of drawing.
         deadline: of `time.monotonic`.
-        partials: steps after which a partial image is wanted.
+        partials: steps after which a partial image is sent.
         on_partial: called with each of them.
-        attempts: workers that died while they drew it.
-        is_alone: whether it is drawn by itself, since others' images failed with it.
+        attempts: number of workers that died while drawing it.
+        is_alone: whether it is drawn by itself, since a batch with it failed.
     """
 
     prompt: str

@@ -38,7 +38,7 @@ class LoraFolder:
     unfit: dict[str, str] = field(default_factory=dict)
     _loaded: tuple[str | int, ...] | None = None
     _scale: float = _NONE
-    """Not a number while it is unknown, after an exchange that failed."""
+    """NaN while unknown, after a failed exchange."""
 
     @property
     def technique(self) -> str:
@@ -78,7 +78,7 @@ class LoraFolder:
         """Load a file with its factor, unless it is loaded.
 
         Raises:
-            Unsupported: it is gone, or not what it was at the start.
+            Unsupported: it is gone, or has changed since the start.
         """
         try:
             identity = _identity(path)

@@ -16,9 +16,9 @@ class Load:
 
     Attributes:
         sizes: (width, height); empty for the model's own.
-        loras: files that requests may name: room is reserved for them in the model.
+        loras: files that requests may name; slots are reserved for them in the model.
         folder: where images are put, in memory.
-        task: of a server that does one thing only; None for all that one set of weights does.
+        task: the only one to serve; None for all tasks of the weights.
         batches: numbers of images at once that are timed.
         is_restart: whether the server has drawn before, and goes on without LoRAs that have gone since.
     """
@@ -61,7 +61,7 @@ class Draw:
         prompts, seeds: of each.
         call: arguments of the pipeline's call.
         lora: the file and scale of a LoRA; None for none.
-        partials: steps after which partial images are wanted.
+        partials: steps after which partial images are sent.
         task: what is drawn from.
         pictures: that a single image is drawn from.
     """

@@ -148,7 +148,7 @@ def process_maker(settings: ServeSettings) -> Callable[[str | None], WorkerProce
 
 
 class EarlyProcesses:
-    """Workers that are started before their pool: they import their libraries while this process imports its own.
+    """Workers that start before their pool, so that they import libraries at the same time as this process.
 
     Args:
         make: makes the process of a worker.
@@ -165,7 +165,7 @@ class EarlyProcesses:
             await process.start()
 
     def take(self, gpu: str | None) -> WorkerProcess:
-        """Return the process of a GPU, which is started at first, and a new one later."""
+        """Return the early process of a GPU the first time, and a new one after that."""
         return self._waiting.pop(gpu, None) or self._make(gpu)
 
     async def stop(self) -> None:

@@ -51,7 +51,7 @@ class WorkerProcess:
     def send(self, message: Message) -> None:
         """Send a message. A death of the process is noticed by `event`.
 
-        It is not waited until the process reads it: one that hangs would keep the server from killing it. A worker has
+        It does not wait until the process reads the message: a hanging process could not be killed then. A worker has
         two messages at most, so that few bytes are kept meanwhile.
         """
         assert self._process is not None

@@ -1,4 +1,4 @@
-"""A replica of Ray Serve: one worker process, kept alive as on one machine, and drawing for a server elsewhere.
+"""A replica of Ray Serve: one worker process, kept alive as on one machine, that draws for a server elsewhere.
 
 Ray places it on a node with a free GPU, starts it again when the node is lost, and starts more when many images wait.
 """
@@ -78,7 +78,7 @@ class DrawerEvent:
     """An event of an order: a partial image after a step, then the image or the error.
 
     Attributes:
-        ended: what the worker said of the finished image: phases, steps, memory.
+        ended: the worker's report on the finished image: phases, steps, memory.
         restarts, exchanges: of the worker, since the drawer was started.
     """
 
@@ -92,7 +92,7 @@ class DrawerEvent:
 
 
 class RayReplica:
-    """The deployment.
+    """One worker process behind Ray Serve.
 
     Args:
         worker: the command line of the worker process.

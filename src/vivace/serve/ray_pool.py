@@ -1,7 +1,7 @@
-"""The pool of the routes when replicas are Ray Serve's: the same line and the same counts as on one machine.
+"""The pool of the routes when replicas are Ray Serve's: with the same waiting line and counts as on one machine.
 
-Images wait here, in the order of `waiting`, and as many are sent as there are replicas. A replica that is lost with its
-node takes no image with it: it is drawn again by another, from the same seed, and its client gets one answer.
+Images wait here, in the order of `waiting`, and as many are sent as there are replicas. If a replica is lost with its
+node, its image is drawn again by another from the same seed, and the client gets one answer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RayPool:
         observe: called with each finished job and the event of its worker.
         drawers: the deployment.
         ahead: images that are sent for each replica; more than one lets Ray see that images wait, and start more.
-        lost: exceptions that say that a replica was lost.
+        lost: exceptions that mean that a replica was lost.
     """
 
     def __init__(

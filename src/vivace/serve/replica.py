@@ -51,9 +51,9 @@ class Replica:
 
     Attributes:
         past: starts of the same before.
-        phase: of the worker; `doing` says more of its start, and `starting` how it goes, until it has ended.
+        phase: of the worker; `doing` describes the current part of its start, and `starting` the progress.
         state: of the model, once it is loaded.
-        energy_j: joules of the GPU while it drew; None where nothing counts them.
+        energy_j: joules of the GPU while it drew; None without a counter.
         idle_s: seconds without a job after which the worker ends; None for never.
         failed_starts: since the model was loaded last.
         on_drawn: called with each finished job and the event of the worker.
@@ -174,7 +174,7 @@ class Replica:
             LOG.info("worker %d: %s, images at once gain %s; formed: %s", self.number, size, gains, allowed)
 
     async def _draw_jobs(self) -> bool:
-        """Draw until the worker ends; return True if it was unloaded and is wanted again."""
+        """Draw until the worker ends; return True if it was unloaded and is needed again."""
         assert self._process is not None
         self.phase = Phase.READY
         reading = asyncio.create_task(self._process.event())
@@ -228,7 +228,7 @@ class Replica:
         """Send jobs to the worker, which draws them at once or after those before."""
         assert self._process is not None
         for job in jobs:
-            if job.deadline <= time.monotonic():  # a stream that was never begun has no reader that waits
+            if job.deadline <= time.monotonic():  # a stream that never began has no waiting reader
                 self.ledger.fail(job, JobError(504, "the time of the request ended while it waited"))
             if job.has_ended:
                 self.line.leave(job)

@@ -45,7 +45,7 @@ class Checks:
     """ASGI middleware.
 
     Args:
-        api_key: that requests must bear; None for none, and then only those that name this machine are answered.
+        api_key: the key of requests; None for none, and then only requests that name this machine are answered.
         hosts: names of this machine, beside those of its loopback.
     """
 
@@ -125,7 +125,8 @@ def _not_this_machine(header: str, value: str) -> str:
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -> None:
-    """Refuse a body, having read what a client sends before it listens, unless it waits to be asked for it."""
+    """Refuse a body. First read what the client is sending, so that it sees the answer, unless it waits for "100
+    Continue"."""
     is_sent = all(name.lower() != b"expect" for name, _ in scope["headers"])
     total, until = 0, time.monotonic() + _LONGEST_PAUSE_S
     while is_sent and total < _DRAINED and time.monotonic() < until:

@@ -1,4 +1,5 @@
-"""Bodies of requests: those of the OpenAI images API, and more under diffusers' names. Unknown fields are errors."""
+"""Bodies of requests: the fields of the OpenAI images API, and further ones under diffusers' names. Unknown fields are
+errors."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class RequestError(Exception):
     """A request that cannot be served.
 
     Attributes:
-        field: that is wrong.
+        field: the wrong one.
     """
 
     def __init__(self, field: str | None, message: str) -> None:
@@ -76,14 +77,14 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 class GenerationRequest(ImageBody):
-    """The body of POST /v1/images/generations. Numbers are numbers: true and "1" are none. Null is as if left out."""
+    """The body of POST /v1/images/generations. true and "1" are not accepted as numbers. Null means left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_allow_null)
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, content: object) -> object:
-        """Leave nulls out, which OpenAI's API allows and clients send for what they do not set."""
+        """Leave nulls out, which OpenAI's API allows and clients send for unset fields."""
         if not isinstance(content, dict):
             return content
         fields = cls.model_fields
@@ -132,7 +133,7 @@ def jobs_of(
         source: None for the prompt alone.
 
     Raises:
-        RequestError: it asks for what this server does not do.
+        RequestError: it asks for something that this server does not do.
     """
     if source is None:
         if not state.draws_text:

@@ -20,21 +20,21 @@ class ServeSettings:
 
     Attributes:
         model, recipe: as for `vivace.load`.
-        why: where the recipe comes from, for the page and the log.
+        why: the source of the recipe, for the page and the log.
         device: "auto", "cpu", "cuda", ...
         gpus: UUIDs or indices of the GPUs, one replica for each; empty for one replica on `device`.
         threads: CPU threads of a worker; None for as many as the model needs.
-        sizes: that are warmed before the server is ready; empty for the model's own.
+        sizes: to warm before the server is ready; empty for the model's own.
         task: of a server that does one thing only: "text", "image", "inpaint" or "edit"; None for all that one set of
             weights does.
         batches: numbers of images that may be drawn at once, beside one; empty for none.
         any_size: whether requests may have other sizes, whose first image takes longer.
         loras: names and files of LoRAs that requests may name.
-        max_queue: waiting images at most.
-        max_wait_s: predicted seconds of waiting at most.
-        timeout_s: of a request at most, and unless it says less.
+        max_queue: maximum number of waiting images.
+        max_wait_s: maximum predicted seconds of waiting.
+        timeout_s: maximum seconds of a request, which may set less.
         idle_unload_s: idle seconds after which workers end and free the GPU; None for never.
-        api_key: that requests must bear; None for none.
+        api_key: the key of requests; None for none.
         hosts: names in requests' Host and Origin that are answered without a key, beside those of the loopback.
         logs_prompts: whether prompts are logged.
     """
@@ -77,7 +77,7 @@ class Batching:
     Attributes:
         gains: images a second over one by one, by the number of images.
         allowed: numbers that gained enough; empty for none.
-        difference: the largest of a pixel from the same image drawn alone, of 255.
+        difference: the largest difference of a pixel (of 255) from the same image drawn alone.
     """
 
     gains: dict[int, float]
@@ -90,8 +90,8 @@ class EditState:
     """The model's tasks with images.
 
     Attributes:
-        tasks: those that are served, of "image", "inpaint" and "edit".
-        refused: why others are not, by task.
+        tasks: the served ones of "image", "inpaint" and "edit".
+        refused: why the others are not, by task.
         takes: arguments of the tasks' calls that requests may set.
         strength: of a call that names none; None if these calls have none.
         rounds_up: whether a part of a step counts as one.
@@ -120,7 +120,7 @@ class ModelState:
         speeds: of the sizes that were warmed.
         has_partials: whether partial images can be shown.
         draws_text: whether it draws from a prompt alone.
-        edits: what it does with images.
+        edits: its tasks with images.
         batching: of the sizes where it was measured.
         unfit_loras: why files of the folder cannot be used, by file.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TIMED_STEPS = 4
 _LEAST_GAIN = 1.1
-"""Ratio of a batch's images a second to those of single images, below which no batch is formed."""
+"""Smallest ratio of a batch's images per second to those of single images for which batches are formed."""
 _CALLS = 2
 """Number of calls, the fastest of which counts."""
 _PROMPT = "a photograph of a red apple"
@@ -32,7 +32,7 @@ class TimedSize:
 
     Attributes:
         step_s, rest_s: seconds of a step, and of everything else.
-        latents: after the last step, and `image`: what became of them.
+        latents: after the last step; `image`: the decoded image.
     """
 
     step_s: float
@@ -72,8 +72,8 @@ def time_size(session: Session, width: int, height: int) -> TimedSize:
 def time_batches(session: Session, width: int, height: int, numbers: tuple[int, ...]) -> dict[str, Any]:
     """Time several images at once beside one by one; return `vivace.serve.settings.Batching` as plain data.
 
-    A number is allowed if it gains a tenth over single images, and something over smaller numbers. Twice as many as
-    gained next to nothing are not timed: a second doubling brings no more than the first.
+    A batch size is allowed if it gains a tenth over single images, and something over smaller sizes. If a size gains
+    almost nothing its double is not timed: a second doubling brings no more than the first.
     """
     steps = _few_steps(session)
     try:

@@ -1,7 +1,7 @@
 """The progress of a worker's start: its phases, the seconds of each, and the time of earlier starts of the same.
 
 Starts are kept in `serve-starts.json` of vivace's cache folder, the last few of each model, recipe, device and set of
-sizes. What is expected is their median.
+sizes. Their median is the expectation.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PastStarts:
     """The starts of one model, recipe, device and set of sizes.
 
     Attributes:
-        key: of them; starts of others are kept in the same file.
+        key: of these starts; those of others are kept in the same file.
         path: of the file.
     """
 
@@ -70,7 +70,7 @@ class PastStarts:
         return [start for start in self._all() if start.key == self.key]
 
     def add(self, seconds: float, phases: Mapping[str, float]) -> None:
-        """Store a start. A failure to store it is logged, and harms nothing else."""
+        """Store a start. A failure to store it is only logged."""
         rounded = {name: round(each, 3) for name, each in phases.items()}
         start = PastStart(self.key, round(seconds, 3), rounded)
         others = [each for each in self._all() if each.key != self.key]

@@ -1,4 +1,4 @@
-"""A worker's report on its model, as the server keeps it."""
+"""A worker's report on its model, parsed for the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of strangers: a name that is given twice is an error, since readers would take one of its values."""
+"""Untrusted JSON: a duplicate name is an error, since parsers differ in the value they keep."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MOST_DIGITS = 100
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Return what JSON says.
+    """Parse a JSON text strictly.
 
     Raises:
-        JSONDecodeError, UnicodeDecodeError: it is no JSON.
+        JSONDecodeError, UnicodeDecodeError: it is not JSON.
         ValueError: it is too deep, has a number that is too long, or gives a name twice.
     """
     try:

@@ -1,4 +1,4 @@
-"""The waiting line: short jobs first, and none for ever."""
+"""The waiting line: short jobs first, without starving the long ones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LEAST_AGE_S = 5.0
 _NEWEST = 0.1
 """The weight of the last image in the measured pace."""
 _PACES = (0.1, 10.0)
-"""The least and the most that an image tells of it: the first of an unusual size takes much longer."""
+"""Bounds of what one image may contribute to the pace: the first of an unusual size takes much longer."""
 _AGE = 4.0
-"""A job that has waited this many times its own seconds, and `_LEAST_AGE_S`, is next whatever its length."""
+"""A job that has waited this many times its own seconds, and at least `_LEAST_AGE_S`, is next whatever its length."""
 
 
 class QueueFull(Exception):
-    """More waits than is allowed.
+    """The waiting line is full.
 
     Attributes:
-        retry_after_s: until there is probably room.
+        retry_after_s: seconds until there is probably room.
     """
 
     def __init__(self, message: str, retry_after_s: int) -> None:
@@ -40,7 +40,7 @@ class WaitingLine:
     Attributes:
         max_jobs, max_seconds: bounds; seconds are predicted.
         num_workers: that are taking jobs.
-        pace: how many times their predicted seconds images take, of late.
+        pace: recent ratio of the actual to the predicted seconds of images.
     """
 
     max_jobs: int
@@ -50,7 +50,7 @@ class WaitingLine:
     clock: Callable[[], float] = time.monotonic
     _jobs: list[ImageJob] = field(default_factory=list)
     _taken: dict[str, tuple[ImageJob, float | None]] = field(default_factory=dict)
-    """Jobs that workers have, and since when they are drawn; None for one that waits at its worker."""
+    """Jobs that workers have, with the time when drawing began; None for a job that waits at its worker."""
     _takers: list[Callable[[], bool]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -68,7 +68,7 @@ class WaitingLine:
         return (waiting + running) / max(1, self.num_workers)
 
     def note_drawn(self, predicted_s: float, seconds: float) -> None:
-        """Take the seconds of an image into the pace."""
+        """Update the pace with the seconds of an image."""
         low, high = _PACES
         measured = min(max(seconds / max(predicted_s, 1e-3), low), high)
         self.pace *= (measured / self.pace) ** _NEWEST
@@ -105,7 +105,7 @@ class WaitingLine:
         """Wait for the next job of a worker, or for several that one call draws.
 
         Args:
-            lora: that the worker will have loaded.
+            lora: the one that the worker will have loaded.
             is_idle: whether the worker would begin at once; one that still draws lets idle ones go first.
             batches: numbers of images that are drawn at once with a job.
         """
@@ -129,7 +129,7 @@ class WaitingLine:
         return any(is_idle() for is_idle in self._takers) or any(job.attempts for job in self._jobs)
 
     async def look_again(self) -> None:
-        """Let workers that wait see that one of them has become idle."""
+        """Wake waiting workers, since one of them has become idle."""
         async with self._changed:
             self._changed.notify_all()
 

@@ -46,8 +46,8 @@ class Drawing:
     Attributes:
         session: that was opened; `editing` has those of other tasks, which share its weights.
         speeds: seconds of a step and of the rest, by (width, height).
-        batching: what several images at once gain, for each size.
-        projection: of latents to colours; None where the model's latents are of another layout.
+        batching: the gain of several images at once, for each size.
+        projection: of latents to colours; None for latents of an unknown layout.
     """
 
     session: Session
@@ -124,7 +124,7 @@ class Drawing:
         return int(defaults["width"]), int(defaults["height"])
 
     def warm(self, width: int, height: int) -> None:
-        """Draw so that later images of this size compile nothing, and keep how long they take."""
+        """Draw once at a size, so that later images compile nothing, and keep the times."""
         timed = time_size(self.session, width, height)
         self.speeds[width, height] = timed.step_s, timed.rest_s
         if self.projection is None and timed.latents is not None:
@@ -249,9 +249,9 @@ class Drawing:
 
 
 def keep_prompts_out_of_logs() -> None:
-    """Let diffusers log errors alone: its warnings have the part of a prompt that a text encoder cuts off.
+    """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off.
 
-    Notes of the answer say that something is cut off. Who sets diffusers' own variable wants its logs.
+    The answer's notes say that something is cut off. Users who set diffusers' own variable get its logs.
     """
     if _VERBOSITY not in os.environ:
         logging.getLogger("diffusers").setLevel(logging.ERROR)
@@ -272,7 +272,7 @@ def _unread(pipe: Any, prompt: str) -> str:
 
 
 def _arguments(request: Draw) -> dict[str, Any]:
-    """Return the arguments of the pipeline's call; those of a single image are what a caller of a session gives."""
+    """Return the arguments of the pipeline's call; for a single image these are the arguments of a session's call."""
     import torch
     from PIL import Image
 

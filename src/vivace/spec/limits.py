@@ -35,7 +35,7 @@ class Limits(Spec):
             Applies to recipes in which every technique is `same_picture`.
         ssim: structural similarity to the baseline's image, for the same recipes.
         psnr_db: likewise, in dB.
-        witness: as `clip`, by the second model, if one was asked.
+        witness: as `clip`, by the second model, if there is one.
         outside: share of the contrast of the image to inpaint that the image reproduces outside of the mask. Never
             more is required than the baseline reaches.
         source: as `clip`, for likeness to the image to edit instead of the prompt.

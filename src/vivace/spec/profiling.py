@@ -126,7 +126,7 @@ class Profile(Spec):
         num_discarded: calls that were profiled and discarded, because something was compiled or tuned in them.
         operators: by self time on the GPU, else on the CPU, the largest first.
         waits: of one more call, in which Python's calls were traced too.
-        warnings: what a reader must know before trusting the figures.
+        warnings: caveats about the figures.
     """
 
     trial: Trial

@@ -313,7 +313,7 @@ def unpinned(text: str) -> str:
 def short_form(text: str) -> str:
     """Return a recipe as tables show it: a file by its name and the first digits of its sha256, without its folders.
 
-    It need not parse; text that is no recipe comes back as it is.
+    It need not parse; other text is returned unchanged.
     """
     return _without_identities(text, by_name=True)
 

@@ -25,7 +25,7 @@ class Size(NamedTuple):
         """Read "WIDTHxHEIGHT".
 
         Raises:
-            ValueError: it is something else, or no multiple of `MULTIPLE`.
+            ValueError: it is something else, or not a multiple of `MULTIPLE`.
         """
         match = _SIZE.fullmatch(text)
         if match is None:

@@ -26,8 +26,8 @@ class WorkloadRequest(Spec):
         prompts: one image for each prompt and seed.
         batches: images per call; each batch is a separate comparison. "max" is the largest batch that fits the GPU with
             the baseline in a fresh process. Times are per image.
-        task: what is generated from: "text", "image", "inpaint", "control" or "edit" (see `Workload`); None: what the
-            images say, "text" without any.
+        task: what is generated from: "text", "image", "inpaint", "control" or "edit" (see `Workload`); None: decided by
+            the images, "text" without any.
         images, masks, controls: files of the images to start from: one for all prompts, or one for each. Without
             files, a task takes images that ship with vivace.
     """
@@ -90,7 +90,7 @@ class WorkloadRequest(Spec):
 class QualityRequest(Spec):
     """Whether and how images are compared with the baseline's, after all timing.
 
-    `scorer` None is for no scores.
+    `scorer` None means no scores.
     """
 
     enabled: bool = Field(
@@ -120,7 +120,7 @@ class Study(Spec):
 
     Attributes:
         models: what `vivace.load` takes. No quality is computed for `synthetic:NAME`, whose weights are random.
-        recipes: e.g. ("baseline", "tiny_vae+steps(20)"); a recipe that is given twice is compared with itself.
+        recipes: e.g. ("baseline", "tiny_vae+steps(20)"); a repeated recipe is compared with itself.
     """
 
     models: tuple[str, ...] = Field(min_length=1)

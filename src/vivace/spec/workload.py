@@ -47,7 +47,7 @@ class Source(Spec):
     control: str | None = None
 
     @property
-    def pictures(self) -> tuple[str, ...]:
+    def hashes(self) -> tuple[str, ...]:
         """The hashes of its images."""
         return tuple(sha for sha in (self.image, self.mask, self.control) if sha is not None)
 
@@ -117,16 +117,16 @@ class Workload(Spec):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
-    def num_pictures(self) -> int:
+    def num_images(self) -> int:
         """The number of images: prompts x seeds."""
         return len(self.prompts) * len(self.seeds)
 
     @property
     def pixel_steps(self) -> int:
         """Pixels x images x denoising steps."""
-        return self.height * self.width * self.num_inference_steps * self.num_pictures
+        return self.height * self.width * self.num_inference_steps * self.num_images
 
-    def pictures(self) -> Iterator[tuple[int, str, int]]:
+    def images(self) -> Iterator[tuple[int, str, int]]:
         """Yield (index, prompt, seed) in order: every prompt at the first seed, then at the second, ...
 
         So a measurement that stops early has used as many prompts as possible.
@@ -152,7 +152,7 @@ class Workload(Spec):
 
     def calls(self) -> list[list[tuple[int, str, int]]]:
         """Return the images in order, `batch` per call, the last call filled up with the first images."""
-        images = list(self.pictures())
+        images = list(self.images())
         return [
             [images[(start + k) % len(images)] for k in range(self.batch)]
             for start in range(0, len(images), self.batch)

@@ -1,9 +1,9 @@
 """Intervals of medians: of one round's samples, and over rounds that each have a process of their own.
 
 A round's samples share a process and a stretch of time, so they agree with each other better than with the next
-process. The interval over rounds is therefore Student's, on one value per round: its logarithmic median. Two rounds
-say little about how much processes differ, so the variance starts from a prior (`Spread`) worth a few observations.
-`benchmarks/coverage.py` simulates how often the intervals hold what they should.
+process. The interval over rounds is therefore Student's, on one value per round: its logarithmic median. Two rounds say
+little about how much processes differ, so the variance starts from a prior (`Spread`) worth a few observations.
+`benchmarks/coverage.py` simulates the coverage of the intervals.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LogMean:
 def median_interval(groups: Sequence[Sequence[float]], spread: Spread = DEFAULT_SPREAD) -> Interval:
     """Return the typical time with its 95 % interval: the geometric mean of the rounds' medians.
 
-    With one round the interval is that of its process: nothing is known of others.
+    With one round the interval is that of its process only.
 
     Args:
         groups: samples by round.

@@ -18,7 +18,7 @@ def mean_interval(
 ) -> Interval:
     """Return the mean with its interval. For paired differences it tells whether the pairs differ on average.
 
-    Images of one prompt suffer together, so prompts are what the interval counts: the variance is that of the groups'
+    Images of one prompt are correlated, so the interval counts prompts: the variance is that of the groups'
     sums around the mean, as in a sample of clusters (Liang and Zeger 1986), with as many degrees of freedom as groups
     less one. Without groups each value is its own.
 

@@ -1,7 +1,7 @@
 """Conclusions of a study as statements that rows can confirm or contradict, on published and on measured numbers.
 
 A published number has no interval: it is compared as it is printed. Measured times are compared with their intervals,
-so a statement that they do not settle is undecided by the record.
+so a statement that they do not settle stays undecided.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Claim(Spec):
         rows: names of rows.
         than: a row, or a GPU for the kind gpu.
         figure: a figure; None for the part's time.
-        gpus: published GPUs that the conclusion is about; empty for all. A measured device is always asked.
+        gpus: published GPUs that the conclusion is about; empty for all. Measured devices always count.
     """
 
     says: str = Field(min_length=1, max_length=1000)
@@ -161,7 +161,7 @@ def _joined(checks: Sequence[Check]) -> str:
 
 
 def within(ratio: Interval, at_least: float | None, at_most: float | None) -> bool | None:
-    """Return whether a value lies between two limits; None if its interval leaves that open."""
+    """Return whether a value lies between two limits; None if its interval cannot tell."""
     low = ratio.point if ratio.low is None else ratio.low
     high = ratio.point if ratio.high is None else ratio.high
     if (at_least is not None and high < at_least) or (at_most is not None and low > at_most):

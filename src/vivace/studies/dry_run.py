@@ -1,8 +1,8 @@
-"""The trials of a study, with an estimate of time and memory for each, where anything is known.
+"""The trials of a study, with an estimate of time and memory for each, where there is any evidence.
 
 In this order: the store's own rounds of the trial; vivace's committed records of the architecture, on the GPU that they
-name; for time, roughly what its baseline takes there; for memory on a GPU, what `vivace plan` predicts. What none of
-them knows is unknown.
+name; for time, roughly what its baseline takes there; for memory on a GPU, the prediction of `vivace plan`. Everything
+else is unknown.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CALLS = 10  # timed calls of a round where the number is not fixed
 _WARM_UP = 4  # calls before them, mostly
 _COMPILING_S = 60.0
 _AUTOTUNING_S = 600.0
-"""Added to a first call where no record knows how long the model compiles: on full-size models 20 to 340 s, and more
+"""Added to a first call where no record has the time that the model compiles: on full-size models 20 to 340 s, and more
 than 400 s with max-autotune (UNet and VAE of SD 1.5 on an H100)."""
 
 _RECORD, _PLAN = "record of ", "plan"
@@ -58,8 +58,8 @@ class Estimate:
         call_s: seconds per image; None if unknown.
         trial_s: seconds of all its rounds; None if unknown.
         peak_bytes: None if unknown.
-        time_from, memory_from: where the estimates come from, or why there is none.
-        refused: why its techniques do not go together; then it is not measured.
+        time_from, memory_from: the sources of the estimates, or the reason why there is none.
+        refused: why its techniques conflict; then it is not measured.
         rounds_left: rounds that the store lacks.
         is_rough: whether the time is that of the baseline, as if the recipe changed only the number of steps
             that are computed.
@@ -134,7 +134,7 @@ def estimates(
                 and record.trial.workload == workload
             ]
             # Random weights have no images: only the timed calls are made.
-            images = workload.num_pictures if model_part.study.quality.enabled else 0
+            images = workload.num_images if model_part.study.quality.enabled else 0
             estimates.append(
                 _estimate(about, workload, model_part.study.timing, images, mine, predict, on_gpu)
             )
@@ -142,7 +142,7 @@ def estimates(
 
 
 def _without_download(name: str) -> LocatedModel:
-    """Find a model; one of the hub that the catalogue knows is not looked up there."""
+    """Find a model, without looking up on the hub those that the catalogue has."""
     entry = CATALOGUE.get(name)
     if entry is not None and not isinstance(entry.origin, Embedded):
         return find_model(SYNTHETIC + name)
@@ -218,7 +218,7 @@ def _estimate(
 
 
 def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, float, str] | None:
-    """Return seconds of a call, of an eager first one and of compiling, and their sources.
+    """Return the seconds of a call, of an eager first call and of compiling, with their sources.
 
     None if the baseline has no record.
     """

@@ -22,7 +22,7 @@ class Case:
 
     Attributes:
         recipe: in canonical form; as written if its techniques conflict.
-        refused: why its techniques do not go together; then it is not measured.
+        refused: why its techniques conflict; then it is not measured.
         stands_for: the recipe that `recipe` stands for, where random weights could not decide it.
     """
 
@@ -47,10 +47,10 @@ class ModelPart:
 
     Attributes:
         model: as the file names it.
-        measured_on: what is measured: the model, an embedded model in its place, or its synthetic form.
+        measured_on: the measured model: the model itself, an embedded model in its place, or its synthetic form.
         cases: the rows, the baseline first.
         gains: for a stack, and where one technique is left out.
-        study: what `run_study` runs; its recipes are those of the cases, each once.
+        study: the study for `run_study`, with the recipes of the cases, each once.
     """
 
     part: Part
@@ -154,7 +154,7 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
 
 
 def _standing(case: Case, published: str | None) -> Case:
-    """Return a case with the recipe that replaces its own, if another one does."""
+    """Return a case with the recipe that replaces its own, if there is one."""
     return case if published in (None, case.recipe) else replace(case, stands_for=published)
 
 
@@ -208,7 +208,7 @@ def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], 
 
 
 def _combined(label: str, text: str, make: object) -> Case:
-    """Return the case of a combination; conflicting techniques make a case too, with the reason."""
+    """Return the case of a combination; conflicting techniques also make a case, with the reason."""
     assert callable(make)
     try:
         return Case(label, make().text)

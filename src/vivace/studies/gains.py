@@ -20,9 +20,9 @@ class SpeedUp:
 
     Attributes:
         verdict: `unclear` where the measurement was disturbed.
-        doubt: why the verdict is unclear, or needs a large difference; "" for no reason but the interval.
-        is_disturbed: whether other programs held up one of the two, or the CPU's speed changed between them, nobody
-            knows how long the GPU waited for it, and the change may explain the difference.
+        doubt: why the verdict is unclear, or needs a large difference; "" if only because of the interval.
+        is_disturbed: whether other programs delayed one of the two, or a change of the CPU's speed between them may
+            explain the difference because the GPU's waiting time is unknown.
         num_rounds: that both were measured in.
         times: seconds of the two over these rounds, whose quotient the ratio is; None if they share none.
         beside: where they share none, the times of a baseline and of the row measured beside it, for each of the two.
@@ -39,14 +39,14 @@ class SpeedUp:
 
     @property
     def baseline_s(self) -> float | None:
-        """The baseline's time, if the first of the two is one, measured beside the second."""
+        """The baseline's time, if `before` is a baseline that was measured beside `after`."""
         return self.times[0] if self.times is not None else None if self.beside is None else self.beside[1][0]
 
 
 def speed_up(
     before: Row, after: Row, baselines: Sequence[Row] = (), spread: Spread = DEFAULT_SPREAD
 ) -> SpeedUp | None:
-    """Return the speed-up of `after` over `before`; None if nothing connects them.
+    """Return the speed-up of `after` over `before`; None if the two have no baseline in common.
 
     Rows that were measured in the same rounds of one GPU are compared directly. Others, e.g. of a resumed study or of
     several GPUs, are compared through their baselines, which were measured beside them.

@@ -28,7 +28,7 @@ _SMALL_TIE = 1e-9
 
 
 def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColumn]) -> list[JudgedClaim]:
-    """Return each column's verdict on a claim; none for columns that it is not about."""
+    """Return each column's verdict on a claim; columns that it does not concern have none."""
     verdicts: list[JudgedClaim] = []
     unknown: list[JudgedClaim] = []
     for column in columns:
@@ -58,7 +58,7 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColum
         verdicts.append(verdict)
         if column.kind == "measured" and all(check.is_absent for check in checks):
             unknown.append(verdict)
-    # A device that measured nothing of a claim has no say in it, unless no other has.
+    # A device without measurements for a claim does not count, unless no device has any.
     others = [verdict for verdict in verdicts if verdict.kind == "measured" and verdict not in unknown]
     return [verdict for verdict in verdicts if not others or verdict not in unknown]
 
@@ -272,7 +272,7 @@ def _lacking(part: ModelPart, cells: Sequence[tuple[str, StudyCell]]) -> Check |
 
 
 def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind: str) -> str:
-    """Return the reason why measured figures say nothing about the claim; "" if they do."""
+    """Return the reason why measured figures cannot decide the claim; "" if they can."""
     rows = [column.rows[(*_key(part), name)] for name in names]
     if kind == "memory" and any(row.memory is not None and row.memory.kind != _DEVICE for row in rows):
         return "on a CPU it is the process's resident set, libraries included"

@@ -1,7 +1,7 @@
 """Published numbers: one CSV line for each cell of a source's tables, with its unit.
 
-Columns: study, table, gpu, model, row, recipe, metric, unit, value, note. What a source lacks is an empty value with
-the reason in the note. What it contradicts itself in stays as it is printed, and the note says so.
+Columns: study, table, gpu, model, row, recipe, metric, unit, value, note. A value that a source lacks is empty, with
+the reason in the note. A contradictory value stays as printed, and the note says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Published(Spec):
         gpu: as the source calls it; "" if the cell depends on none.
         model: name of the catalogue; "" if the cell depends on none.
         row: the source's name of the configuration.
-        recipe: the recipe that does the same; "" if the row is none.
+        recipe: the equivalent recipe; "" if there is none.
         value: the number, "true", "false" or text; "" if the source has none, with the reason in `note`.
     """
 

@@ -17,7 +17,7 @@ from vivace.studies.study_file import StudyFile, published_studies, read_study
 TIMES = ("p50", "latency", "mean")
 """Metrics that are the time of an image, the most robust first."""
 LEAST_CLIP = 0.9
-"""Share of the baseline's published CLIP score below which images are taken for ruined: a lenient guess, since a score
+"""Share of the baseline's published CLIP score below which images count as ruined: a lenient guess, since a score
 has no known zero."""
 
 
@@ -58,7 +58,8 @@ def _place(cell: Published) -> tuple[str, str]:
 def _table(
     file: StudyFile, model: str, gpu: str, baseline: EvidenceRow, rows: list[EvidenceRow]
 ) -> EvidenceTable:
-    """Return a table with speed-ups over the baseline, or over the first row if the source did not time that."""
+    """Return a table with speed-ups over the baseline, or over the first row if the source did not time the
+    baseline."""
     reference = baseline if baseline.latency is not None else next(r for r in rows if r.latency is not None)
     base = reference.latency
     assert base is not None
@@ -99,7 +100,7 @@ def _without_times(row: EvidenceRow) -> EvidenceRow:
 
 
 def _rows(cells: list[Published]) -> Iterator[EvidenceRow]:
-    """Yield each row; one that several tables of the source have is taken from the first."""
+    """Yield each row; a row in several tables of the source comes from the first."""
     rows: dict[tuple[str, str], dict[str, Published]] = {}
     for cell in cells:
         rows.setdefault((cell.row, cell.recipe), {}).setdefault(cell.metric, cell)

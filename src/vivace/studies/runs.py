@@ -64,7 +64,7 @@ class MeasuredPart:
             for device, mine in by_recipe.items()
         }
         number = {device: sum(map(_is_measured, rows.values())) for device, rows in by_device.items()}
-        # A baseline that was measured alone, beside other parts' rows, says nothing of this one.
+        # A baseline that was measured alone, beside rows of other parts, does not count for this one.
         devices = [device for device, rows in by_device.items() if len(rows) > 1] or list(by_device)
         return {device: by_device[device] for device in sorted(devices, key=lambda device: -number[device])}
 
@@ -111,7 +111,7 @@ class StudyRun:
 
     Attributes:
         store: where the images are; None for a run from a record, which need not have every row.
-        price_per_hour: of the machine, in any currency, to say what images cost.
+        price_per_hour: of the machine, in any currency, for the cost of images.
     """
 
     file: StudyFile
@@ -153,7 +153,7 @@ class StudyRun:
                         elif self.store is None:
                             here[key] = _NOT_MEASURED
         if self.store is None and cells:
-            # What no device has measured stands in the first one's column.
+            # Cells that no device has measured are in the first one's column.
             somewhere = {key[:2] for here in cells.values() for key in here}
             first = next(iter(cells.values()))
             first |= {key: cell for key, cell in self._missing() if key[:2] not in somewhere}

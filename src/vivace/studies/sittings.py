@@ -1,8 +1,8 @@
-"""The measurements of a study, as a file that can be committed, and the run that its sittings form together.
+"""The measurements of a study as a file to commit, and the run that its sittings form together.
 
-A sitting is what was measured of one model without a pause: one round of the baseline and of each recipe beside it, in
-one environment. A study may take many, on different days. A row is compared with the baseline of its own sittings;
-rows of different sittings by way of their baselines.
+A sitting is an uninterrupted measurement of one model: one round of the baseline and of each recipe beside it, in one
+environment. A study may take many, on different days. A row is compared with the baseline of its own sittings; rows of
+different sittings by way of their baselines.
 
 The file is JSON: a list of sittings, one row a line. It holds no images, so it says nothing about quality.
 """
@@ -54,7 +54,7 @@ class Sitting(Spec):
     Attributes:
         rows: in the order of measurement, each recipe once.
         source: the record that they are taken from; "" for the study's own.
-        ceilings: of the device; None if they are not known, or each round has them.
+        ceilings: of the device; None if unknown, or if each round has them.
     """
 
     environment: Environment
@@ -66,7 +66,7 @@ class Sitting(Spec):
     ceilings: Ceilings | None = None
 
     def row(self, recipe: str) -> SittingRow | None:
-        """Return the row of a recipe in canonical form; None if there is none."""
+        """Return the row of a recipe in canonical form; None if it has none."""
         return next((row for row in self.rows if unpinned(row.recipe.text) == unpinned(recipe)), None)
 
     def with_row(self, row: SittingRow) -> Sitting:

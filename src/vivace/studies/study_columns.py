@@ -1,4 +1,4 @@
-"""The figures of a study's tables, and columns of them: those of a published GPU, or of one device that measured."""
+"""The figures of a study's tables, and columns of them: those of a published GPU, or of one measured device."""
 
 from __future__ import annotations
 

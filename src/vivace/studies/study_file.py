@@ -29,7 +29,7 @@ from vivace.untrusted.reading import reading
 
 MAX_BYTES = 1_000_000
 MAX_RECIPES = 500
-"""Recipes of one part on one model. A round takes seconds at least, so more is a mistake in a matrix."""
+"""Recipes of one part on one model. A round takes seconds at least, so a larger number is a mistake in a matrix."""
 
 
 class Labelled(Spec):

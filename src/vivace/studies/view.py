@@ -198,7 +198,7 @@ def stand_ins(file: StudyFile, view: PartView) -> list[tuple[str, str]]:
 
 
 def notes(view: PartView) -> list[tuple[str, str]]:
-    """Return (rows, reason) of the rows that were not measured; those with one reason together."""
+    """Return (rows, reason) of the rows that were not measured, grouped by reason."""
     notes: list[tuple[str, str]] = []
     for row in view.rows:
         if row.case.refused:

@@ -19,16 +19,16 @@ class Effect:
 
     Attributes:
         changed: counts and names for the Record, e.g. {"denoiser.quantized_layers": 52}.
-        notes: what a user must know of it, beside the results and in the Record.
+        notes: remarks for the user, shown with the results and kept in the Record.
         call: defaults of the call that the technique sets, e.g. {"num_inference_steps": 20}.
         step_end: called after each denoising step as diffusers' `callback_on_step_end`; returns its kwargs.
         step_end_inputs: tensors that `step_end` reads and changes.
         contexts: entered around the forward of one component's working part.
         around: entered around the whole call, for settings of the process, which must not outlive it.
-        evidence: called after a run; what was observed, for the Record.
+        evidence: called after a run; returns observations for the Record.
         forget: called before a call whose prompts count as new, to drop prompts of earlier calls.
         refuted: given the evidence of a run, why the technique had no effect after all, or None.
-        finish: called once all techniques have been applied, for what wraps everything they did.
+        finish: called once all techniques have been applied, to wrap all that they changed.
         close: called when the session is closed, also if a later technique was refused.
     """
 

@@ -55,9 +55,9 @@ def written_call(start: str, *arguments: str, end: str = ")", **named: str) -> s
     """Write a call on one line, or, if that is too long, with one argument a line.
 
     Args:
-        start: what stands before the bracket, e.g. "pipe = DiffusionPipeline.from_pretrained".
+        start: the text before the bracket, e.g. "pipe = DiffusionPipeline.from_pretrained".
         arguments, named: source text.
-        end: the closing bracket and what follows it.
+        end: the closing bracket and the text after it.
     """
     parts = [*arguments, *(f"{name}={value}" for name, value in named.items())]
     line = f"{start}({', '.join(parts)}{end}"

@@ -2,7 +2,8 @@
 
 A technique declares its stage (its place in the order), the slot that it owns (two techniques that own the same slot of
 the same component conflict), whether the image stays the same, the traits that it gives to components and those that
-it cannot work with, and its knobs as fields. `unsupported` says why it cannot work here, `apply` what really changed.
+it cannot work with, and its knobs as fields. `unsupported` returns why it cannot work here, `apply` what really
+changed.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class Technique(BaseModel, ABC):
     def trained_steps(self) -> int | None:
         """Denoising steps for which the weights that it brings were trained; None if it brings none.
 
-        Then the image is expected to survive so few, so a search expects the gain before it measures it.
+        A search expects the gain before it measures it, since the image should survive so few steps.
         """
         return None
 
@@ -263,7 +264,7 @@ class Technique(BaseModel, ABC):
     def is_stored(self) -> bool:
         """Whether its effect on a model is in weights and configurations, so that a saved model need not repeat it.
 
-        What is not in them, `rebuild` and `resume` do to a model that is read.
+        `rebuild` and `resume` restore the rest on a model that is read.
         """
         return False
 

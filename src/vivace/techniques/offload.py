@@ -34,6 +34,7 @@ from pydantic import model_validator
 from vivace.errors import NoEffect, Unpredictable
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.offloading.layer_offloader import LayerOffloader
+from vivace.machinery.offloading.offloaded_module import is_moved_by_hooks
 from vivace.machinery.offloading.prefetch import PREFETCH_BYTES
 from vivace.machinery.offloading.simulated import simulate_offloading
 from vivace.machinery.offloading.tensor_swap import opaque_weight_class
@@ -286,7 +287,7 @@ def _counted(components: dict[str, torch.nn.Module]) -> dict[str, int | float | 
     Raises:
         NoEffect: something moves the weights already.
     """
-    if any(_is_offloaded(module) for module in components.values()):
+    if any(is_moved_by_hooks(module) for module in components.values()):
         raise NoEffect("something moves the pipeline's weights already", already_so=True)
     total = sum(_bytes(module) for module in components.values())
     return {"offloaded_components": len(components), "offloaded_bytes": total}
@@ -308,12 +309,6 @@ def _enable(pipe: Any, technique: Offload, device: Any) -> ComponentOffloader | 
         offloader = LayerOffloader(pipe, device, pin=pin, prefetch=technique.stream, keep=technique.keep * GB)
     empty_cache(device.type)
     return offloader
-
-
-def _is_offloaded(module: torch.nn.Module) -> bool:
-    from diffusers.hooks.group_offloading import _is_group_offload_enabled
-
-    return hasattr(module, "_hf_hook") or bool(_is_group_offload_enabled(module))
 
 
 def _bytes(module: torch.nn.Module, device: str | None = None) -> int:

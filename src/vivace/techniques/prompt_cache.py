@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from vivace.errors import NoEffect
+from vivace.machinery.offloading.offloaded_module import is_moved_by_hooks
 from vivace.models.sources import sha_of
 from vivace.technique import TEXT_ENCODERS, Effect, Stage, Target, Technique, Trait, component_of, knob
 
@@ -231,7 +232,7 @@ class _EncoderOffload:
 
     def offload(self) -> None:
         for encoder in self._encoders:
-            if id(encoder) in self._devices or _is_managed(encoder):
+            if id(encoder) in self._devices or is_moved_by_hooks(encoder):
                 continue
             self._devices[id(encoder)] = encoder.device
             self.num_offloaded += 1
@@ -272,10 +273,3 @@ def _empty(module: Any) -> None:
             if parameter is not None:
                 empty = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
                 part._parameters[name] = torch.nn.Parameter(empty, requires_grad=False)
-
-
-def _is_managed(module: Any) -> bool:
-    """Whether hooks of accelerate or diffusers move this module between devices."""
-    from diffusers.hooks.group_offloading import _is_group_offload_enabled
-
-    return hasattr(module, "_hf_hook") or bool(_is_group_offload_enabled(module))

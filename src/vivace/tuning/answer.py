@@ -36,7 +36,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Looser:
-    """The gain of a looser limit: the fastest recipe that only this limit refuses."""
+    """The gain of a looser limit: the fastest recipe that fails this limit alone."""
 
     limit: str
     result: Result
@@ -47,15 +47,15 @@ class Tuned:
     """The answer of `vivace.tune`. `print(tuned)` shows it; `recipe` is the pick's text.
 
     Attributes:
-        pick: the recipe that won; None if none was shown to be better than the baseline.
+        pick: the winning recipe; None if none was shown to be better than the baseline.
         rows: the final: the baseline, the pick and the runner-up, interleaved.
         history: every result, the most thorough of each recipe.
         cut: options that were left out, with the reason.
         options: steps, size and images that are not the model's own, as options of `vivace generate`.
-        task: what was drawn from.
-        notes: what a reader must know: what quality rests on, which limit could not be met.
+        task: the task of the images.
+        notes: remarks for the reader, such as the basis of the quality verdict, or a limit that could not be met.
         explanation: the posterior of each technique, and its sources.
-        expected: logarithm of the gain that is expected of the pick with one technique less, by recipe.
+        expected: logarithm of the expected gain of the pick with one technique less, by recipe.
         command: the command line of the search.
     """
 
@@ -91,7 +91,7 @@ class Tuned:
 
     @property
     def front(self) -> list[Result]:
-        """Measured recipes that no other one beats in time, memory and quality at once, the fastest first."""
+        """The Pareto front of time, memory and quality, the fastest recipe first."""
         usable = [
             result
             for result in self.history
@@ -107,8 +107,7 @@ class Tuned:
 
     @property
     def neighbours(self) -> list[Neighbour]:
-        """The recipes that were measured with one technique less, more or swapped, and those with one less that were
-        not."""
+        """The measured recipes with one technique less, more or swapped, and the unmeasured ones with one less."""
         if self.pick is None:
             return []
         return _neighbours(self.pick, self.history, self.objective, self.judges, self.expected)
@@ -135,7 +134,7 @@ class Tuned:
 
     @property
     def _files_to_give(self) -> list[tuple[str, str]]:
-        """The files that a command needs and the user did not name: the search took images that ship with vivace."""
+        """The files that a command needs and the user did not name: the search used images that ship with vivace."""
         needed = {"image": ["image"], "edit": ["image"], "inpaint": ["image", "mask"], "control": ["control"]}
         names = {name for name, _ in self.options}
         return [(name, "FILE") for name in needed.get(self.task, []) if name not in names]
@@ -259,7 +258,7 @@ def _neighbours(
 def _looser(
     pick: Result | None, history: Sequence[Result], objective: Objective, judges: bool
 ) -> list[Looser]:
-    """Return, for each limit, the best recipe that breaks it alone and is better than the pick."""
+    """Return, for each limit, the best recipe that breaks only this limit and is better than the pick."""
     least = 0.0 if pick is None or pick.gain is None else pick.gain
 
     def broken(result: Result) -> set[str]:

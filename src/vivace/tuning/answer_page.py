@@ -1,6 +1,6 @@
 """The page of one search as a self-contained HTML file: the answer, its proof, its images, and all attempts.
 
-It is about that search alone: the rows of its final and the recipes that it tried, not what else the store holds.
+It covers that search only: the rows of its final and the recipes that it tried, nothing else in the store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned
 
 _MOST_SHOWN = 24
-"""Number of recipes that are listed openly; the others can be unfolded."""
+"""Number of recipes that are listed at first; the others can be unfolded."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TrialLine:
 
 @dataclass(frozen=True)
 class FrontLine:
-    """A recipe that no other one beats in time, memory and quality at once."""
+    """A recipe on the Pareto front of time, memory and quality."""
 
     number: int
     recipe: str
@@ -145,7 +145,7 @@ def _own_style() -> str:
 
 
 def _reader(folder: Path, stack: ExitStack) -> Callable[[str], bytes | None]:
-    """Return a reader of the store's images; it returns none where the store is gone."""
+    """Return a reader of the store's images, which returns None for all if the store is gone."""
     try:
         store = stack.enter_context(Store.read_only(folder))
     except StoreError:

@@ -16,7 +16,8 @@ ROOM = 1.25
 """Factor by which a final may take longer than estimated."""
 _FIRST_HALF = 0.5
 _MOST_OF_THE_SPARE = 0.75
-"""Share of the time before the final, for one recipe: compiling SDXL whole takes two minutes, and may pay off."""
+"""Share of the time before the final that one recipe may take: compiling SDXL as a whole takes two minutes and may pay
+off."""
 
 
 class Budget(Protocol):
@@ -29,11 +30,11 @@ class Budget(Protocol):
 
     @property
     def most_s(self) -> float:
-        """Seconds that a recipe may be expected to take before the final; infinite without a limit of time."""
+        """Longest expected time of a recipe before the final, in seconds; infinite without a time limit."""
         ...
 
     def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
-        """Return the first of the recipes, as many as can be measured before the final."""
+        """Return the first recipes, as many as can be measured before the final."""
         ...
 
     def is_over(self, num_trials: int, finalists: Sequence[Result]) -> bool:
@@ -41,7 +42,7 @@ class Budget(Protocol):
         ...
 
     def is_time_to_prove(self, finalists: Sequence[Result]) -> bool:
-        """Whether the first final has to begin, so that an answer is held in the first half of the time."""
+        """Whether the first final has to begin, so that there is an answer in the first half of the time."""
         ...
 
     def allows_another_final(self) -> bool: ...
@@ -82,7 +83,7 @@ class Trials:
 
 
 class Timed(Protocol):
-    """Estimates how long a final takes, a further batch of its images, and a batch of recipes with its baseline."""
+    """Estimates the times of a final, of a further batch of its images, and of a batch of recipes with its baseline."""
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
     def seconds_of_final(self, finalists: Sequence[Result]) -> float: ...
@@ -112,7 +113,7 @@ class Minutes:
 
     @property
     def most_s(self) -> float:
-        """Seconds that a recipe may be expected to take before the final."""
+        """Longest expected time of a recipe before the final, in seconds."""
         share = max(MOST_OF_THE_TIME * 60 * self.minutes, _MOST_OF_THE_SPARE * self.spare_s)
         return min(share, self.spare_s)
 

@@ -32,41 +32,41 @@ from vivace.tuning.utility import NUM_SAMPLES, chance_of, floor_of, value_of
 _SLACK_OF_CHANGES = Prior(-0.04, 0.08)
 _SLACK_OF_SAME = Prior(0.0, 0.01)
 _SLACK_OF_TRAINED = Prior(-0.02, 0.05)
-"""Slack of weights that were trained to draw as good: they are compared with the weights that they imitate."""
+"""Slack of distilled weights, which are compared with the weights that they imitate."""
 _SAVES, _SAVES_NOTHING = Prior(-0.2, 0.3), Prior(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
-_PAIR_SD = 0.15  # of gains: a VAE's share of the time grows as the steps get shorter
-_OWN_SD = 0.05  # of gains: a round of a busy machine is off by more than its own interval says
+_PAIR_SD = 0.15  # error of gains: a VAE's share of the time grows as the steps get shorter
+_OWN_SD = 0.05  # error of gains: a round on a busy machine is off by more than its own interval
 _BASELINE_SD = (
-    0.1  # of the baseline's own seconds, which are in every gain: one of a few rounds of a busy machine
+    0.1  # error of the baseline's own seconds, which enter every gain, from a few rounds on a busy machine
 )
 _ODD = 0.25
 _NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
 _PEAK_ERROR = 0.02
 _WORTH_A_PLACE = 0.5
-"""Share of the first recipe's expected improvement, below which a recipe is not measured together with it."""
-_WORTH_OF_LESS = 0.002  # of recipes that promise the same, the one with fewer techniques
+"""Share of the first recipe's expected improvement that a recipe needs to be measured in the same batch."""
+_WORTH_OF_LESS = 0.002  # weight of the number of techniques, for recipes that promise the same
 _GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
-"""Expected gains below which a technique is left out of a proposal, and tried without in the final."""
+"""Expected gain below which a technique is left out of a proposal, and tested by leaving it out in the final."""
 _AS_LIKELY = 0.9
-"""The least ratio of the probabilities to keep the limits, without such a technique over with it."""
+"""The smallest ratio of the probabilities of keeping the limits without and with such a technique."""
 
 
 @dataclass
 class ModelSampler:
-    """Measures where the expected improvement is largest, times the probability that the limits are kept.
+    """Proposes recipes by expected improvement times the probability of keeping the limits.
 
     Attributes:
         sources: figures of other runs.
         effects: of the goal, by option; see `priors.effects`.
         start: a recipe to begin with.
-        seconds_of: what a trial of a recipe takes, about; improvement is then sought per second.
-        most_s: says what a trial may take; recipes that are expected to take longer are not tried.
+        seconds_of: the approximate seconds of a recipe's trial; proposals are then ranked by improvement per second.
+        most_s: returns the longest allowed trial in seconds; recipes expected to take longer are not tried.
         peaks: predicted peaks in bytes, read again each time.
 
-    A recipe has at most one option that no measured recipe has had, so techniques come in one at a time, and what fails
-    is known, and a technique comes in aimed as usual, or as is reported of this model. A recipe that was measured of
-    this model on such a GPU may come as a whole.
+    A proposal has at most one option that no measured recipe has had, so that the cause of a failure is known. A new
+    technique has its usual targets, or those recorded for this model. A recipe that was measured with this model on
+    such a GPU may be proposed as a whole.
     """
 
     space: Space
@@ -140,7 +140,7 @@ class ModelSampler:
         ]
         self.slack.learn(
             [
-                # How far below its limit a recipe is says little of how far others will be: an odd image decides.
+                # How far below its limit one recipe is says little about others: a single odd image decides.
                 Datum(result.recipe, slack - _SLACK_AT_BEST, math.hypot(result.slack_error, _ODD * slack))
                 for result in with_quality
                 if (slack := min(max(result.slack or 0.0, -0.3), _SLACK_AT_BEST)) is not None
@@ -206,20 +206,21 @@ class ModelSampler:
             if pick in chosen:
                 continue
             chosen.append(pick)
-            # Until it is measured it counts as what is expected of it, so that the next one is a different bet.
+            # Until it is measured it counts with its expected value, so that the next proposal is a different bet.
             mean, _ = self.gain.estimate([pick])
             floor = floor_of(history, self.space.objective)
             best = max(best, floor + float((mean[0] - floor) * self._chance([pick])[0]))
             self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
             pool = [r for r in pool if not tries_the_same(r, pick, self._tested)]
-            # Recipes of one path pass or fail together: one of them is judged, and what it tells is used next time.
+            # Recipes of one path pass or fail together, so one of them is judged, and its result counts next time.
             if (path := path_of(pick)) is not None and path not in judged_paths:
                 pool = [r for r in pool if path_of(r) != path]
         self.learn(history)
         return chosen
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> Array:
-        """Draw posterior samples. Doubts that recipes share, such as of one path of the latents, are shared in each."""
+        """Draw posterior samples. A doubt that recipes share, such as about one path of the latents, is drawn once for
+        all of them."""
         self.learn(history)
         self._blame = failure_probabilities(history)
         recipes = [result.recipe for result in results]
@@ -243,10 +244,10 @@ class ModelSampler:
         return values
 
     def _best_elsewhere(self, results: Collection[Recipe]) -> Recipe | None:
-        """Return the best recipe measured of this model on such a GPU, or one that ends waits of this machine.
+        """Return the best recorded recipe of this model on such a GPU, or one that removes this machine's launch gaps.
 
         Args:
-            results: what is known not to work here, and is left out.
+            results: recipes that are known not to work here; they are left out.
         """
         data = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
         held = [datum.recipe for datum in data if datum.value > 0 and self.space.holds(datum.recipe)]
@@ -259,7 +260,7 @@ class ModelSampler:
         return held[int(np.argmax(promises))]
 
     def _best(self, results: Sequence[Result]) -> float:
-        """Return the best gain so far, discounted by the doubts about its quality; 0 of the baseline."""
+        """Return the best gain so far, discounted by the doubts about its quality; the baseline counts 0."""
         floor = floor_of(results, self.space.objective)
         values = [floor]
         for result in results:
@@ -269,7 +270,7 @@ class ModelSampler:
         return max(values)
 
     def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
-        """Return the model's estimate, which pools all recipes, so that one lucky measurement does not win."""
+        """Return the model's estimate: it pools all recipes, so that no single lucky measurement wins."""
         if not results:
             return []
         self.learn(history)
@@ -293,7 +294,7 @@ class ModelSampler:
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
     def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        """Add tried techniques that leave the path of the latents as it is and promise more than 2 % there."""
+        """Add techniques that were tried, keep the path of the latents and are expected to gain more than 2 %."""
         self.learn(history)
         self._blame = failure_probabilities(history)
         tried = set().union(*(texts_of(result.recipe) for result in history if result.is_measured))
@@ -309,10 +310,10 @@ class ModelSampler:
             current, most = near[which - 1], float(more[which])
 
     def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
-        """Return a recipe of several new techniques without those expected to give nothing.
+        """Return a recipe of several new techniques without those expected to gain nothing.
 
-        Another search's recipe comes as a whole, but without techniques expected to give nothing. Where only one
-        technique is new, the rest is what it is tried on.
+        Another search's recipe is proposed as a whole, without techniques expected to gain nothing. Where only one
+        technique is new, the rest is its context.
         """
         new = texts_of(recipe) - self._tested
         if len(new) < 2:
@@ -324,7 +325,8 @@ class ModelSampler:
         )
 
     def _without_idle(self, recipe: Recipe, little: float, allowed: Callable[[Recipe], bool]) -> Recipe:
-        """Return the recipe without techniques that give at most `little`, as a logarithm, each time the least."""
+        """Return the recipe without techniques that gain at most `little` (a logarithm), removing the smallest gain
+        first."""
         while True:
             fewer = [recipe.without(technique) for technique in recipe]
             fewer = [
@@ -340,10 +342,10 @@ class ModelSampler:
             recipe = fewer[int(np.argmax(np.where(idle, gain[1:], -np.inf)))]
 
     def _differs_by_one(self, recipe: Recipe) -> bool:
-        """Whether at most one of its options is new, or as many as were measured together elsewhere.
+        """Whether at most one of its options is new, or all new ones were measured together elsewhere.
 
-        In every second batch what is new and changes the image comes alone, so that what it does to quality is
-        seen; in the others it comes on top of what is good already.
+        In every second batch a new technique that changes the image is measured by itself, so that its effect on
+        quality is visible; in the others it is added to a good recipe.
         """
         new = texts_of(recipe) - self._tested
         if len(new) > 1:

@@ -1,4 +1,4 @@
-"""Companions of the finalists, which may be the better answer: shorter recipes, and fuller ones."""
+"""Companions of the finalists that may be better answers: shorter recipes, and longer ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REACH = 0.10
 
 
 def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
-    """Return the first finalist without techniques expected to give nothing, if it may win and the time suffices."""
+    """Return the first finalist without techniques expected to gain nothing, if it may win and there is time."""
     first = finalists[0]
     less = search.sampler.shorter(first.recipe, search.history)
     if less.is_baseline or less in {result.recipe for result in finalists} or not search.space.holds(less):
@@ -33,9 +33,9 @@ def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
 
 
 def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Recipe]:
-    """Return the pick with tried techniques that are expected to make it faster, if trials and time suffice.
+    """Return the pick with tried techniques that are expected to make it faster, if the budget allows.
 
-    What is tried is tried for what it tells, and the last trials mostly tell that it fails; this is for the answer.
+    Trials are chosen for their information, and the last ones mostly fail; this recipe is chosen to be the answer.
     """
     recipe = search.sampler.assembled(pick.recipe, search.history)
     if recipe in {pick.recipe, *(result.recipe for result in others)}:
@@ -52,11 +52,11 @@ def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Re
 
 
 def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
-    """Return the finalists with their common part in the place of the last of three, if it may be as fast.
+    """Replace the last of three finalists by their common part, if that may be as fast.
 
-    Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such
-    as `tf32` in bf16, and no belief tells it from a gain of 1 %. Measured beside them, the common part is the
-    answer if it is as fast.
+    Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such as `tf32`
+    in bf16, which the model cannot tell from a gain of 1 %. The common part, measured beside them, is the answer if it
+    is as fast.
     """
     shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
     common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))
@@ -71,7 +71,7 @@ def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:
 
 
 def unlike(search: Search, finalists: Sequence[Result]) -> list[Result]:
-    """Return recipes that differ by more than techniques expected to give nothing, one of which is measured without."""
+    """Return recipes that differ by more than techniques expected to gain nothing."""
     kept: dict[Recipe, Result] = {}
     for result in finalists:
         kept.setdefault(search.sampler.shorter(result.recipe, search.history), result)
@@ -79,7 +79,7 @@ def unlike(search: Search, finalists: Sequence[Result]) -> list[Result]:
 
 
 def with_shorter(search: Search, finalists: Sequence[Result]) -> list[Result]:
-    """Return the finalists, and the first one's shorter form if there is a place for it."""
+    """Return the finalists, with the first one's shorter form if there is room."""
     less = search.sampler.shorter(finalists[0].recipe, search.history) if finalists else Recipe()
     if len(finalists) == MOST_USEFUL or less in {Recipe(), *(result.recipe for result in finalists)}:
         return list(finalists)

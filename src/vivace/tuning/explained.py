@@ -59,7 +59,7 @@ def explained_results(
 
 
 def why_lost(result: Result, pick: Result | None, objective: Objective, judges: bool) -> str:
-    """Describe why a recipe is not the pick, or why it is no pick where there is none."""
+    """Describe why a recipe is not the pick, or why it cannot be one where there is no pick."""
     if not result.is_measured:
         return f"{result.outcome.value.replace('_', ' ')}: {result.reason}"
     if result.gate is Gate.FAILED or result.is_ruined:

@@ -40,9 +40,9 @@ class Explanation:
     """The posterior gains, and their sources.
 
     Attributes:
-        beliefs: of techniques that were tried, or whose gain or loss earlier figures tell, the best first.
-        num_unknown: options that were not tried, and for which no earlier figure tells whether they help.
-        sources: earlier figures, by where they are from.
+        beliefs: the gains of techniques that were tried or that earlier figures decide, the best first.
+        num_unknown: number of options that were not tried and that no earlier figure decides.
+        sources: earlier figures, by source.
         num_left_out: options that were left out before anything was timed.
     """
 

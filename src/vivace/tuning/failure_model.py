@@ -21,9 +21,9 @@ def texts_of(recipe: Recipe) -> frozenset[str]:
 
 
 def failure_probabilities(history: Sequence[Result]) -> dict[frozenset[str], float]:
-    """Return which techniques, alone or in pairs, probably make recipes fail, with the probability.
+    """Return the probability that each technique, alone or in pairs, makes recipes fail.
 
-    Of a recipe whose images are ruined these are the techniques that were in no recipe whose quality does not fail.
+    For a recipe with ruined images these are the techniques that were in no recipe of passing quality.
     """
     good: set[frozenset[str]] = set()
     kept: set[str] = set()
@@ -34,7 +34,8 @@ def failure_probabilities(history: Sequence[Result]) -> dict[frozenset[str], flo
             kept |= texts_of(result.recipe)
     blame: dict[frozenset[str], float] = {}
     for result in history:
-        # What misses the limit by less may pass with others: ending guidance gives back what a cache loses.
+        # A recipe that misses the limit by less may pass with other techniques: ending guidance gives back what a cache
+        # loses.
         if result.gate is Gate.FAILED and (result.slack is None or result.slack < -RUINED):
             suspected = texts_of(result.recipe) - kept
             for text in suspected:
@@ -46,7 +47,7 @@ def failure_probabilities(history: Sequence[Result]) -> dict[frozenset[str], flo
         suspects = _parts(result.recipe) - good
         for part in suspects:
             weight = 0.5 if result.outcome in _NOT_YET else 1.0
-            # Each failure adds to the blame, so that what all of them have in common is soon left alone.
+            # Each failure adds to the blame, so that the common part of all of them is soon avoided.
             blame[part] = 1 - (1 - blame.get(part, 0.0)) * (1 - _SURE * weight / len(suspects))
     return blame
 

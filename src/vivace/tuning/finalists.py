@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_USEFUL = 3
-"""Recipes that are measured in a final because one of them may be the fastest."""
+"""Number of recipes in a final, any of which may be the fastest."""
 SURE = 0.95
-"""Probability with which one of the finalists has to pass, where there is no answer yet."""
+"""Probability that at least one finalist must pass, while there is no answer yet."""
 MOST = 5
 """Finalists at most: each is fast, and the baseline's images are drawn once for all."""
 _WORTH_A_PLACE = 0.005
-"""Expected improvement that a further finalist must add to the best that passes."""
+"""Expected improvement that a further finalist must add."""
 _FASTER = 0.01
-"""A gain, as a logarithm, that a final can tell from none."""
+"""The smallest gain, as a logarithm, that a final can detect."""
 _MORE_LIKELY = 0.01
-"""Increase of the probability that one passes, which a further finalist must bring."""
+"""Increase in the probability that one passes that a further finalist must bring."""
 
 
 def useful(samples: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:
@@ -27,7 +27,7 @@ def useful(samples: NDArray[np.float64], floor: float, number: int, least: float
     Args:
         samples: gains (samples, candidates), no more than `floor` where a candidate does not pass.
         floor: the gain that a proposal has to exceed.
-        least: what the first has to add to it.
+        least: the improvement that the first candidate must add.
     """
     reached = np.full(len(samples), floor)
     chosen: list[int] = []

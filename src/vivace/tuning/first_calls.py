@@ -10,7 +10,7 @@ from typing import Any
 from vivace.benchmark.progress import Forwarding
 
 _SHARE_OF_FIRST = 0.5
-"""Least share of a first call that a later one takes; the first also loads kernels and chooses algorithms."""
+"""Smallest time of a later call as a share of the first, which also loads kernels and chooses algorithms."""
 
 
 @dataclass
@@ -19,7 +19,7 @@ class FirstCalls(Forwarding):
 
     Attributes:
         progress: receives everything.
-        check: takes the least seconds of later calls, and their likely seconds. What it raises ends the round.
+        check: takes the least seconds of later calls, and their likely seconds. An error that it raises ends the round.
     """
 
     check: Callable[[float, float], None]

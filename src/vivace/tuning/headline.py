@@ -1,4 +1,4 @@
-"""The answer of a search in one sentence, which claims no more than was proved."""
+"""The answer of a search in one sentence that claims only what was proved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Headline:
-    """The sentence, and whether the final proved what it says."""
+    """The sentence, and whether the final proved it."""
 
     text: str
     is_proved: bool

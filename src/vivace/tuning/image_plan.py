@@ -1,11 +1,11 @@
 """The images of a final: added one batch after the other until each verdict is decided.
 
-The batches are fixed beforehand, and so is how sure each look at the images has to be (`stats.repeated_looks`): all
-looks together pass what lies below its limit no more often than one look would. The bounds of a row are widened to
-that, so the answer's "with 95 % confidence" holds over all looks.
+The batches and the confidence of each look at the images (`stats.repeated_looks`) are fixed beforehand, so that all
+looks together pass a recipe below its limit no more often than a single look would. The bounds of a row are widened
+accordingly, and the answer's "with 95 % confidence" holds over all looks.
 
-A final's images have another seed than those that the search judged before: a recipe that was chosen because its images
-came out well has to show it again.
+A final's images have another seed than those that the search judged before: a recipe that was chosen for its images
+must prove itself on new ones.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class ImagePlan:
         return sure_of_each(SURE_PASS, self.sizes)
 
     def prompts_at(self, look: int) -> float:
-        """Return the number of prompts that a look's images count as: further seeds of a prompt count as their root."""
+        """Return the effective number of prompts of a look's images: further seeds of a prompt count as their square
+        root."""
         return math.sqrt(self.num_prompts[look] * self.sizes[look])
 
     def num_images(self, look: int) -> int:

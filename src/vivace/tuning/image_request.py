@@ -18,7 +18,7 @@ class ImageRequest:
         prompts: instead of the model's set of thirteen.
         batch: images per call.
         text: "prompts", or "repeated" if all timed calls have the same.
-        task, images, masks, controls, strength, controlnet: what is started from, as in `WorkloadRequest`.
+        task, images, masks, controls, strength, controlnet: the source images, as in `WorkloadRequest`.
     """
 
     prompts: tuple[str, ...] | None = None

@@ -1,4 +1,4 @@
-"""The judges of a search's images, and the space without any."""
+"""The judges of a search's images, and the search space without a judge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class QualityJudge:
         trusts: whether quality is taken from another model.
         reason: why there is no CLIP model; "" if there is one, or if images show nothing anyway.
         usual: the CLIP model that would judge this model's images.
-        limits_from: where the limits of the models that judge come from, in sentences.
+        limits_from: sentences about the sources of the judging models' limits.
     """
 
     quality: QualityRequest = field(default_factory=QualityRequest)
@@ -43,7 +43,7 @@ class QualityJudge:
 
     @property
     def same_picture_only(self) -> bool:
-        """Whether only techniques that keep the image are searched, since nothing can judge others."""
+        """Whether only techniques that keep the image are searched, for lack of a judge."""
         return not self.trusts and self.scorer is None
 
     def quality_request(self, enabled: bool, *, noise_floor: bool = False) -> QualityRequest:
@@ -55,15 +55,15 @@ class QualityJudge:
         return not self.compares or run.scorer == (None if self.scorer is None else self.scorer.id)
 
     def counted(self, result: Result | None, run: Invocation) -> Result | None:
-        """Return a stored result as this search counts it: another judge's verdict is dropped."""
+        """Return a stored result without the verdict of another judge."""
         if result is None or result.rung is Rung.SCREENED or self.is_of(run):
             return result
         return replace(result, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
 
     def notes(self, command: str) -> list[str]:
-        """Describe the search without a judge, the gain of having one, and the line to type.
+        """Describe the search without a judge, what a judge would add, and the command for it.
 
-        With a judge, where its limits come from.
+        With a judge, describe the source of its limits.
         """
         if not self.reason:
             return list(self.limits_from)
@@ -91,7 +91,7 @@ def judge_of(
         shows_nothing: the images show nothing, though the model's weights are its own.
 
     Raises:
-        UsageError: a limit or a judge that cannot be asked for here.
+        UsageError: a limit or a judge that does not apply here.
         UnknownModel, Unsupported: there is no such scorer or witness.
     """
     is_synthetic = located.model.is_synthetic

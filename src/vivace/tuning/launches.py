@@ -1,8 +1,7 @@
-"""Expected gain of capturing launches before it is tried: a trace shows the GPU's waits for the CPU.
+"""Expected gain of CUDA graphs before they are tried, from the launch gaps in a trace.
 
-A GPU that waits for the CPU to launch its kernels gains from a replay, which is one launch, about the time that it
-waits. That depends on the host, so another host's records of captured recipes count less where this one is
-slow.
+A GPU that waits for the CPU to launch its kernels gains about the waiting time from a replay, which is a single launch.
+The gain depends on the host, so records of captured recipes from other hosts count less where this one is slow.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from vivace.tuning.results import Result
 from vivace.tuning.utility import with_option
 
 WAITS = 0.1
-"""The logarithm of the time over the busy time from which a GPU counts as waiting for the CPU."""
+"""The logarithm of time over busy time above which a GPU counts as waiting for the CPU."""
 _REPEATED = 0.02
-"""Standard error of the logarithm of a busy GPU's time: between processes it hardly changes."""
+"""Standard error of the logarithm of a busy GPU's time, which hardly differs between processes."""
 _ERROR, _SHARE_OF_WAIT = 0.03, 0.1
 """Standard error of a replay's gain: a constant part, and a share of the wait."""
 
@@ -35,7 +34,7 @@ def captures(recipe: Iterable[Technique]) -> bool:
 
 
 def wait_of(result: Result, targets: Sequence[str] = ()) -> float:
-    """Return the logarithm of a recipe's time over its time without waits in these components; 0 if unknown.
+    """Return the logarithm of a recipe's time over its time without launch gaps in these components; 0 if unknown.
 
     Args:
         targets: components; empty: all.
@@ -47,10 +46,10 @@ def wait_of(result: Result, targets: Sequence[str] = ()) -> float:
 
 
 def over_the_usual_baseline(history: Sequence[Result]) -> list[Result]:
-    """Return the results with the gain over the baseline's usual time where that is more precise.
+    """Return the results, with gains relative to the baseline's usual time where that is more precise.
 
-    A baseline that waits for the CPU takes 3.4 s in one comparison and 6.5 in the next on a shared host. A recipe that
-    keeps the GPU busy takes the same each time, so its gain over the baseline beside it is the baseline's noise.
+    On a shared host, a baseline that waits for the CPU took 3.4 s in one comparison and 6.5 s in the next. A recipe
+    that keeps the GPU busy takes the same time in both, so the difference between its gains is the baseline's noise.
     """
     beside = {
         round(math.log(result.seconds) + result.gain, 6)
@@ -78,7 +77,7 @@ def _over(result: Result, usual: float) -> Result:
 
 
 def expected_of_capturing(results: Mapping[Recipe, Result], options: Iterable[Technique]) -> list[Datum]:
-    """Return the gain of each traced recipe that does not capture, with an option that does; measured ones left out."""
+    """Return the expected gain of adding a capturing option to each traced recipe, unless that was measured."""
     capturing = [option for option in options if captures((option,))]
     expected = {}
     for recipe, result in results.items():
@@ -94,7 +93,7 @@ def expected_of_capturing(results: Mapping[Recipe, Result], options: Iterable[Te
 
 
 def as_of_another_host(data: Iterable[Datum], wait: float) -> list[Datum]:
-    """Return records with the error of captured recipes whose host waited for another time.
+    """Return records with a larger error for captured recipes whose host had other launch gaps.
 
     Args:
         wait: of the baseline on this host; see `wait_of`.

@@ -1,8 +1,8 @@
-"""Reach of a technique beside others, which change the share of the time that it works on.
+"""The share of the time that a technique works on, which depends on the other techniques.
 
 Effects are logarithms of gains over the baseline, which add up only while shares stay as they are. A tiny VAE takes 5 %
-off a call of 25 steps and 30 % off one of 4. Measured stages say what share is left to each component. And `steps`
-takes the place of the number of steps that weights were trained for: the gains of both do not add up.
+off a call of 25 steps and 30 % off one of 4. Measured stages give the remaining share of each component. `steps`
+replaces the number of steps that weights were trained for, so the gains of both do not add up either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LARGEST_SHARE = 0.9
 _LEAST, _MOST = 0.1, 10.0
 """Bounds of a weight: shares of single calls are noisy."""
 _BESIDE_STEPS = 0.3
-"""Remaining effect of trained weights where `steps` sets another number: most of them need no guidance."""
+"""Remaining effect of distilled weights where `steps` sets another number: most of them need no guidance."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Leverage:
 
     Attributes:
         baseline: the baseline's seconds by stage; empty if unknown.
-        stages: of recipes that change how long stages take, by their techniques; those with the most come first.
+        stages: of recipes that change the times of stages, by their techniques; recipes with the most techniques come
+            first.
     """
 
     baseline: Mapping[str, float] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Leverage:
     def of(cls, results: Sequence[Result]) -> Leverage:
         """Read the stages of results.
 
-        Recipes that keep the image are screened with a few steps, and their stages are of these.
+        Recipes that keep the image are screened with a few steps, and so are their stages.
         """
         stages = [
             (frozenset(result.recipe.techniques), dict(result.stages_s))

@@ -1,4 +1,4 @@
-"""Interfaces of a search: the machine that measures, and the observer of its progress."""
+"""Protocols of a search: the measurer, and the observer of its progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Measurer(Protocol):
     """Measures recipes. Failures are outcomes, never exceptions."""
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Return the recipes that cannot work here, found without measuring."""
+        """Return the recipes that cannot work here, without measuring."""
         ...
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:

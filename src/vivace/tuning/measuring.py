@@ -52,8 +52,8 @@ class Bench:
         time: when the parts of the search have to end.
         finals: comparisons of finalists with the baseline, with all images that were drawn of them.
         left_out: finalists that the last final had no time for.
-        peaks: what `vivace plan` predicts.
-        pace: how long measurements take here.
+        peaks: predictions of `vivace plan`.
+        pace: estimates of the times of measurements.
     """
 
     model: str
@@ -87,7 +87,7 @@ class Bench:
         )
 
     def start(self) -> Result | None:
-        """Measure the baseline alone; None if it fails. Its stages say what techniques can touch.
+        """Measure the baseline alone; None if it fails. Its stages bound the gains of techniques.
 
         Few steps suffice where only techniques are searched that keep the image: full ones are not screened.
         """
@@ -107,7 +107,7 @@ class Bench:
         return self.baseline
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Return refusals: techniques judge the model without its weights; limited memory is predicted."""
+        """Return refusals: by techniques on the model without weights, and by predicted memory."""
         texts = [recipe.text for recipe in recipes if recipe not in self._supported]
         reasons: dict[str, str] = {}
         if texts:
@@ -131,7 +131,7 @@ class Bench:
         return refused
 
     def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Measure few steps of recipes that keep the image, whose steps are alike; others at full length."""
+        """Measure recipes that keep the image over few steps, since their steps are alike; others over all steps."""
         alike = [recipe for recipe in recipes if recipe.same_picture and self._few_steps is not None]
         others = [recipe for recipe in recipes if recipe not in alike]
         results: list[Result] = []
@@ -148,7 +148,7 @@ class Bench:
         return self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Draw images of those that have fewer than others first."""
+        """Draw images of the recipes with the fewest images first."""
         looks = {recipe: self.time.looks.get(recipe, 1) for recipe in recipes}
         look = min(looks.values())
         if look >= len(self.plan.batches):
@@ -230,7 +230,7 @@ class Bench:
         )
 
     def _final_rounds(self, recipes: Sequence[Recipe]) -> int:
-        """Return the rounds of a final: more than before, where all its recipes have been in one."""
+        """Return the number of rounds of a final, which grows if all its recipes have been in one before."""
         earlier = [self._rounds.get(recipe, 0) for recipe in recipes]
         return FINAL_ROUNDS + (max(earlier) if earlier and all(earlier) else 0)
 
@@ -272,7 +272,7 @@ class Bench:
         return results
 
     def _seen(self, rows: Sequence[Row], rung: Rung, steps_left: float) -> list[Result]:
-        """Return the results of rows. A final of one round proves nothing: it counts as a judgement."""
+        """Return the results of rows. A final of one round proves nothing and counts as a judgement."""
         results = []
         baseline = rows[0]
         for row in rows:
@@ -297,7 +297,7 @@ class Bench:
         return replace(result, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
 
     def _note_pace(self, rows: Sequence[Row], workload: WorkloadRequest) -> None:
-        """Record how long the baseline takes now: other programs come and go."""
+        """Record how long the baseline takes now, since other programs come and go."""
         latency = rows[0].latency
         if latency is not None and workload.num_inference_steps is None:
             self.pace.base_s = self.request.batch * latency.median.point
@@ -350,7 +350,7 @@ class Bench:
     def rung_of(self, run: Invocation, workload: Workload) -> tuple[Rung | None, float]:
         """Return the rung of this search that a stored run measured, None for none, and the steps that it left out.
 
-        A comparison that was typed counts as a final if it is as thorough.
+        A comparison that the user ran counts as a final if it is as thorough.
         """
         rung = RUNGS.get(run.purpose)
         if run.purpose is Purpose.COMPARISON and (run.rounds or 1) >= FINAL_ROUNDS:

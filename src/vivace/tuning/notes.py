@@ -1,4 +1,4 @@
-"""Notes on the answer: its evidence, unmet requests, and steps that there was no time for."""
+"""Notes on the answer: its evidence, unmet requests, and skipped steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | N
 
 
 def _what_to_do(search: Search, bench: Bench) -> list[str]:
-    """Describe how much more time would decide, or that more time would have to find another recipe."""
+    """Describe how much more time would decide, or that only another recipe would help."""
     if bench.time.ends_at is None:
         return []
     left = search.open_ends()
@@ -92,7 +92,7 @@ def _ending(result: Result) -> str:
 
 
 def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]:
-    """Describe the parts of the final that there was no time for, and what they leave unproved."""
+    """Describe the skipped parts of the final, and what remains unproved."""
     notes = []
     rows = bench.finals.rows(None if pick is None else pick.recipe)
     short = [
@@ -128,7 +128,7 @@ def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]
 
 
 def _unmet(search: Search) -> list[str]:
-    """Describe which limit no measured recipe kept, and the nearest recipe."""
+    """Describe the limit that no measured recipe kept, and the nearest recipe."""
     objective, notes = search.objective, []
     measured = [result for result in latest(search.history).values() if result.is_measured]
     limit, first = objective.max_memory_bytes, objective.max_first_call_s

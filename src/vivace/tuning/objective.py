@@ -73,7 +73,7 @@ class Objective:
         return technique.same_picture or not self.same_picture_only
 
     def keeps(self, technique: Technique) -> bool:
-        """Whether the user keeps a technique with `keep`."""
+        """Whether a technique is one that the user keeps with `keep`."""
         return technique.name in self.kept_names
 
     def has_kept(self, recipe: Recipe) -> bool:
@@ -115,7 +115,7 @@ def parse_bytes(text: str) -> float:
     """Return the bytes of e.g. "12GB" or "8" (GB); GB are 10^9 bytes, GiB 2^30.
 
     Raises:
-        UsageError: it is no amount of memory.
+        UsageError: it is not an amount of memory.
     """
     return _parse(text, _BYTES, "an amount of memory such as 12GB")
 
@@ -124,7 +124,7 @@ def parse_seconds(text: str) -> float:
     """Return the seconds of e.g. "60s", "2min" or "60".
 
     Raises:
-        UsageError: it is no time.
+        UsageError: it is not a time.
     """
     return _parse(text, _SECONDS, "a time such as 60s or 2min")
 

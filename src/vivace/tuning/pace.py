@@ -1,7 +1,7 @@
 """Durations of measurements: the cost of a trial and of the final, before they begin.
 
-Estimates are made of the baseline's seconds, of recipes' own where they were measured, and of what rounds took beyond
-their calls.
+Estimates use the baseline's seconds, those of recipes where they were measured, and the overhead of rounds beyond their
+calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WARM, _WARM_ON_A_CPU = 0.25, 0.5  # of a first call, where the compiler has kep
 # blocks 15 s. Where a CPU compiles a small model for itself it takes 9 to 46 s a graph, and more on a busy one.
 _COMPILING_S = {"whole": 80.0, "blocks": 18.0, "other": 20.0}
 _ON_A_CPU = 2.0
-_UNUSUAL = 4.0  # modes that no technique declares worth tuning: they try out kernels
+_UNUSUAL = 4.0  # modes that no technique declares worth tuning, because they autotune kernels
 
 
 @dataclass
@@ -44,10 +44,10 @@ class Pace:
         batch: images of a call.
         base_s: of one call of the baseline, at full steps.
         few_s: of one with the few steps of a screening; None where screening takes all steps.
-        overhead_s: what rounds took beyond their calls: starting and loading.
+        overhead_s: seconds of rounds beyond their calls: starting and loading.
         scoring_s: of an image, in the quality pass; `reading_s` is what a pass takes beyond its images.
         long_s: of the baseline's timed calls in a round of the final.
-        reported_s: what compiling this model's denoiser whole has taken, where that is known; see `reported_compiling`.
+        reported_s: recorded seconds of compiling this model's whole denoiser; see `reported_compiling`.
     """
 
     on_gpu: bool

@@ -1,4 +1,4 @@
-"""Common parts of recipes: the path of the latents, and the options that they would be the first to try."""
+"""Common parts of recipes: the path of the latents, and the options that they would try first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vivace.technique import Technique
 
 @lru_cache(maxsize=10_000)
 def parts_of(technique: Technique) -> frozenset[str]:
-    """Return the texts of a technique aimed at each of its several components: so it has run, too."""
+    """Return the texts of a technique aimed at each of its components alone, which a run also covers."""
     if len(technique.targets) < 2:
         return frozenset()
     kind = type(technique)
@@ -21,14 +21,14 @@ def parts_of(technique: Technique) -> frozenset[str]:
 def path_of(recipe: Recipe) -> tuple[str, ...] | None:
     """Return the techniques that decide on the path of the latents: those that change the image, except for the VAE's.
 
-    What only rounds leaves the path as it is, and so does another decoder. How techniques on the path bear each other's
-    errors is then the same with it and without.
+    Techniques that only round leave the path as it is, and so does another decoder. The interaction of the techniques
+    on the path is then the same with and without them.
     """
     changing = sorted(t.text for t in recipe if not t.same_picture and t.targets != ("vae",))
     return tuple(changing) or None
 
 
 def tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
-    """Whether both would be the first to try an option of the same technique: one of them tells about both."""
+    """Whether both would try an option of the same technique first, so that one of them is enough."""
     mine = {technique.name for technique in recipe if technique.text not in tested}
     return any(technique.name in mine for technique in other if technique.text not in tested)

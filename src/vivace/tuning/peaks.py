@@ -19,14 +19,14 @@ class Peaks:
 
     Attributes:
         predict: returns bytes of each recipe; None where there is no prediction.
-        predicted: what was predicted so far, by recipe.
+        predicted: the predictions so far, by recipe.
     """
 
     predict: Predict
     predicted: dict[Recipe, float | None] = field(default_factory=dict)
 
     def ask(self, recipes: Sequence[Recipe]) -> None:
-        """Predict all missing peaks at once: starting the process that does it is most of the time."""
+        """Predict all missing peaks at once: most of the time is spent on starting the process."""
         missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in self.predicted]
         if missing:
             self.predicted.update(zip(missing, self.predict(missing), strict=True))
@@ -45,8 +45,8 @@ class Peaks:
     def least(self, recipes: Sequence[Recipe]) -> list[float | None]:
         """Return the peak of each recipe, or a lower bound of it; None if nothing is known.
 
-        Some techniques have no prediction, such as captured graphs. Unless they save memory, the recipe takes no less
-        than it takes without them.
+        Some techniques have no prediction, such as captured graphs. Unless they save memory, the recipe needs at least
+        as much as without them.
         """
         self.ask(recipes)
         singles = {

@@ -29,24 +29,24 @@ from vivace.tuning.regression import Datum, Prior
 from vivace.tuning.space import is_recommended
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
-"""Standard errors of a recorded gain as a prediction of this model's on this GPU."""
-_NO_GPU = 0.2  # more where no GPU is known: all records are of GPUs
+"""Standard errors of a recorded gain as a prediction for this model on this GPU."""
+_NO_GPU = 0.2  # larger where no GPU is known: all records are of GPUs
 SAME = 0.1
 """Largest error of a gain of this model: only other models' or families' measurements have a larger one."""
 _MUCH_SLOWER = -0.3
-"""The gain below which a combination says nothing of its parts: what one part repairs, another has broken (fp32 and
+"""The gain below which a combination says nothing about its parts: one part may repair what another breaks (fp32 and
 tf32 on a bf16 model)."""
-_NOT_THE_BASELINE = 0.1  # more for a gain over a recipe that is not the baseline
+_NOT_THE_BASELINE = 0.1  # larger for a gain over a recipe that is not the baseline
 _STAGES = {"denoiser": "steps", "vae": "vae"} | dict.fromkeys(TEXT_ENCODERS, "text")
 _LARGEST_SD = 0.35
 _REPLACED_SHARE = 0.3
-"""The same of trained weights that replace a component, whose share of the time is measured."""
+"""The same for trained weights that replace a component, whose share of the time is measured."""
 _ON_A_CPU_SD, _SAVING_ON_A_CPU_SD = 0.1, 0.2
-"""Of what keeps the image without compiling it: a CPU does not wait for launches, so the same arithmetic takes about
-the same time. What saves memory computes in another precision, which some CPUs are fast at."""
+"""For techniques that keep the image without compiling: a CPU has no launch gaps, so the same arithmetic takes about
+the same time. Those that save memory compute in another precision, which some CPUs do fast."""
 _TRAINED_SHARE, _LEAST_TRAINED_SD = 0.2, 0.05
-"""Standard deviation of the gain of weights trained for fewer steps: in shares of the gain, and at least. Guidance may
-go, too, and calls have overheads."""
+"""Standard deviation of the gain of weights trained for fewer steps: as a share of the gain, and its minimum. They may
+also drop guidance, and calls have overheads."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _effect_of_training(
 ) -> Prior | None:
     """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they save.
 
-    Of other techniques that leave work out the gain could be counted as well. But a search that expects it tries the
+    The gain of other techniques that leave work out could be counted as well. But a search that expects it tries the
     most reckless of them first, and finds less (docs/tuning.md).
     """
     if objective.measures_memory:
@@ -115,7 +115,7 @@ def _effect(
     if objective.measures_memory:
         return Prior(0.2, 0.3) if saves_memory else Prior(0.0, 0.08)
     reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
-    # What changes the image does so to skip work. What saves memory mostly pays with time.
+    # Techniques that change the image do so to skip work. Those that save memory mostly cost time.
     mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
     sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
     if not is_recommended(technique):
@@ -138,8 +138,8 @@ def known_sources(
 ) -> tuple[PriorSource, ...]:
     """Return the gains of recipes in vivace's records, contributions and published studies, for a device.
 
-    What is known was measured on GPUs. A CPU compiles, rounds and multiplies in its own way, so there only what leaves
-    work out is taken over: it gains on any device.
+    The records are of GPUs. A CPU compiles, rounds and multiplies differently, so it takes over only techniques that
+    leave work out, which gain on any device.
 
     Args:
         without: sources to leave out: "records", or the number of a study, e.g. "000". A replay leaves out what it

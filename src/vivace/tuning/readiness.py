@@ -99,7 +99,7 @@ def check_ready(
 def _located(name: str) -> tuple[LocatedModel | None, str | None]:
     """Return the model's parts on this machine, and the repositories of the others; "" if they are unknown.
 
-    A name that is no model's is reported where it is looked up.
+    An unknown model name is reported where it is looked up.
     """
     try:
         located = find_model(name, download=False)
@@ -226,7 +226,7 @@ def _judges(scorer: str | None, witness: str | None, here: Surroundings) -> Iter
 
 
 def _free(folder: Path) -> int:
-    """Return the free bytes of the disk that a folder is, or would be, on."""
+    """Return the free bytes of the disk of a folder, which need not exist."""
     folder = user_path(str(folder)).absolute()
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 

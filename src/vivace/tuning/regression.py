@@ -44,9 +44,9 @@ class Datum:
 
 
 def merged(data: Sequence[Datum]) -> list[Datum]:
-    """Return one figure for each recipe: the mean, weighted by precision, with the least of the errors.
+    """Return one figure for each recipe: the mean, weighted by precision, with the smallest of the errors.
 
-    Sources share models and methods, so that they agree does not make them more precise.
+    Sources share models and methods, so their agreement does not make them more precise.
     """
     by_recipe: dict[Recipe, list[Datum]] = {}
     for datum in data:
@@ -67,9 +67,9 @@ class Regression:
         effects: of techniques, by text or by name, and by name@component; others have `usual`.
         knob_share: standard deviation of a knob's effect, in shares of its technique's.
         pair_sd: of the effect of a pair.
-        own_sd: what single recipes differ from the sum of their effects.
-        kind_sd: what recipes of one kind differ from it together.
-        kind_of: what recipes of one kind have in common; None for a recipe that has no kind.
+        own_sd: deviation of single recipes from the sum of their effects.
+        kind_sd: common deviation of recipes of one kind.
+        kind_of: returns the kind of a recipe, or None.
         shared_sd: error that all figures share, because all are relative to the baseline.
         weight_of: a technique's effect in a recipe, in shares of its effect on the baseline; see `reweigh`.
     """
@@ -96,7 +96,7 @@ class Regression:
         self._inverse = None
 
     def reweigh(self, weight_of: Weight) -> None:
-        """Replace the weights of effects: they follow the share of the time that a recipe's other techniques leave."""
+        """Replace the weights of effects, which depend on the time left by a recipe's other techniques."""
         self.weight_of = weight_of
         self._rows.clear()
         self._inverse = None
@@ -162,7 +162,7 @@ class Regression:
         return [(float(mean), float(sd)) for mean, sd in zip(means, deviations, strict=True)]
 
     def _inverted(self, design: Array, variances: Array) -> Array:
-        """Return the inverse of the covariance of the data; it stays the same until other data are learnt."""
+        """Return the inverse of the covariance of the data; it is kept until new data are learnt."""
         if self._inverse is None:
             covariance = (design * variances) @ design.T + np.diag(self._noise())
             self._inverse = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
@@ -211,7 +211,7 @@ class Regression:
                 for name, value in technique.values.items()
                 if value != technique.knobs()[name].default
             ]
-            # A technique's effect on one component says nothing of its effect on another.
+            # A technique's effect on one component says nothing about its effect on another.
             for where in technique.targets or ("",):
                 reach = self.effects.get(f"{technique.name}@{where}", effect)
                 weight = self.weight_of(recipe, technique, (where,) if where else ())

@@ -17,11 +17,11 @@ from vivace.stats.intervals import Interval, student_t
 from vivace.tuning.objective import Objective
 
 RUINED = 0.15
-"""Gap to the limit on a few images, beyond which a recipe is not measured further."""
+"""Gap to the limit on a few images beyond which a recipe is dropped."""
 _LEAST_ERROR = 0.01
 _UNKNOWN_ERROR = 0.08  # of one round without an interval
 _DISTURBED_ERROR = 0.10
-_PROVEN_ERROR = 0.004  # of a slack: what another build of the same library, or another seed, changes
+_PROVEN_ERROR = 0.004  # error of a slack: what another build of a library, or another seed, makes of it
 _SURE = 0.95  # of the bounds that a judgement before the final has
 
 
@@ -31,7 +31,7 @@ class Rung(IntEnum):
     SCREENED = 0
     """A few calls; steps reduced where the technique does the same in each step. No quality."""
     JUDGED = 1
-    """Full steps, as many prompts as the gate needs at least."""
+    """Full steps, and the fewest prompts that the gate accepts."""
     PROVEN = 2
     """Interleaved with the baseline in several rounds; quality by the images of the final."""
 
@@ -43,8 +43,8 @@ class Result:
     Attributes:
         gain: logarithm of the goal's improvement over the baseline beside it: time or memory, more is better.
         error: its standard error.
-        slack: by how much quality exceeds its limit at the lower bound of its interval; negative: by how much less. Of
-            few images, as it is to be expected of all that the final draws.
+        slack: the margin of quality above its limit at the lower bound of its interval; negative below it. For few
+            images, as expected for all images of the final.
         slack_error: its standard error, as a prediction of the final's.
         own_error: standard error of the logarithm of its own figure, beside others of its comparison; 0 if unknown.
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
@@ -103,9 +103,9 @@ def result_of_row(
 
     Args:
         steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
-        final_prompts: by which quality is going to be decided; 0: no more than these. Further seeds of a prompt count
-            as the root of their number, since images of one prompt suffer together.
-        sure: how sure each look of the final has to be that a recipe passes; a final's row has its bounds at that.
+        final_prompts: the number that will decide on quality; 0 for only these. Further seeds of a prompt count
+            as the root of their number, since images of one prompt are correlated.
+        sure: confidence of each look of the final that a recipe passes, at which a final's row has its bounds.
     """
     recipe = recipe_of(row.record)
     if recipe is None:
@@ -167,7 +167,7 @@ def slack_of(
     *,
     of_the_final: bool = False,
 ) -> tuple[float | None, float]:
-    """Return by how much a row's figures exceed their limits, the least of them, and its error; None without any.
+    """Return the smallest margin of a row's figures above their limits, with its error; None without figures.
 
     For the arguments see `expected_low`.
     """
@@ -211,7 +211,7 @@ def expected_low(
     Args:
         prompts, images: that the bounds are of.
         final: prompts of the final.
-        sure: how sure each look of the final has to be.
+        sure: confidence of each look of the final.
         of_the_final: these are the first of its images, with bounds as sure as that; else it draws others.
     """
     if bounds.low is None:
@@ -251,7 +251,7 @@ def _own_error(seconds: Interval) -> float:
 
 
 def gain_of(result: Result) -> float:
-    """Return the gain of a result; the least gain if it was not measured."""
+    """Return the gain of a result; the smallest possible if it was not measured."""
     return -math.inf if result.gain is None else result.gain
 
 

@@ -1,4 +1,4 @@
-"""Which recipes to measure next. All samplers see the same history; only the way in which they choose differs."""
+"""Choose the recipes to measure next. All samplers see the same history and differ only in how they choose."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Sampler(Protocol):
         ...
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:
-        """Return posterior samples of each recipe's value (samples, recipes): its gain where it
-        passes, else no more than a proposal has to exceed."""
+        """Return posterior samples of each recipe's value (samples, recipes): its gain where it passes, else at most
+        the gain that a proposal must exceed."""
         ...
 
     def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        """Return the recipe without techniques expected to give nothing; unchanged without a model."""
+        """Return the recipe without techniques expected to gain nothing; unchanged without a model."""
         ...
 
     def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:

@@ -1,10 +1,10 @@
 """The search: screen promising recipes, judge the better half, prove the best beside the baseline.
 
-With a limit of time it has an answer within its first half: a final of recipes, one of which passes almost surely.
-What is bolder replaces the answer only where another final proves it.
+With a time limit it has an answer in the first half: a final of recipes of which one almost certainly passes.
+A bolder recipe replaces the answer only where another final proves it.
 
-What is measured goes through a `Measurer`, which is the benchmark, or in tests a recorded grid. The history is all that
-the search knows; it comes from the store, so an interrupted search goes on where it stopped.
+All measurements go through a `Measurer`: the benchmark, or in tests a recorded grid. The search knows only the history,
+which comes from the store, so an interrupted search goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ BATCH = 4
 PROMOTED = 0.5
 _MANY = 10  # trials; one is kept for the end
 _FINALS = 8
-"""Finals at most: a finalist whose quality is not proven makes room for the next one."""
+"""Maximum number of finals: a finalist whose quality is not proven makes room for the next one."""
 _WORTH_A_FINAL = 0.01
 """Expected improvement over the pick, as the logarithm of a speed-up."""
 _LIKELY = 0.5
 _WORTH_IMAGES = 0.25
 _HOPELESS = 0.02
-"""Probabilities that a recipe's quality passes in full."""
+"""Probabilities that a recipe's quality passes in the final."""
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
 
 
@@ -46,7 +46,7 @@ class Search:
 
     Attributes:
         judges: whether quality is judged; if not, screening is followed by the final.
-        history: everything that is known; results of an earlier run come first.
+        history: all results; those of an earlier run come first.
         proven: the rows of the last final.
     """
 
@@ -89,7 +89,7 @@ class Search:
         """Screen and judge recipes until `stops` says so, or only the final still fits."""
         number = self.budget.number
         if self.judges and number >= _MANY:
-            number -= 1  # for what a final has shown to pass, with all that works; see `_assembled`
+            number -= 1  # for recipes that passed a final, with all techniques that work; see `_assembled`
         while (
             not self.exhausted
             and self.num_trials < number
@@ -115,7 +115,7 @@ class Search:
                 self._judge_promising(recipes)
 
     def _has_to_prove(self) -> bool:
-        """Whether there is no answer yet, and the time has come to prove one."""
+        """Whether there is no answer yet and it is time to prove one."""
         if not self.judges or self.pick() is not None:
             return False
         finalists = self._portfolio()
@@ -123,7 +123,7 @@ class Search:
         return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
-        """Return recipes that may work here; others are noted, and cost no trial."""
+        """Return recipes that may work here; the others are recorded and cost no trial."""
         refused = 0
         while True:
             recipes = self.sampler.ask(self.history, number)
@@ -143,7 +143,7 @@ class Search:
                 self.watcher.measured(result, self.history)
 
     def _leave_out_failed(self) -> None:
-        """Remove the options that failed alone for good from the space."""
+        """Remove the options that failed by themselves from the space for good."""
         base = self.space.base()
         for result in self.history:
             added = [t for t in result.recipe if t not in base.techniques]
@@ -153,9 +153,9 @@ class Search:
                 self.space.leave_out(added[0], result.reason or result.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes, if they can still win, and the changes of the image anew.
+        """Judge the better half of the screened recipes that can still win, and techniques whose quality is unknown.
 
-        What ruins the image is then known before more recipes are made of it.
+        Techniques that ruin the image are then known before more recipes use them.
         """
         if not self.judges:
             return
@@ -191,14 +191,14 @@ class Search:
             self._note(self.measurer.judge(chosen))
 
     def _tells_of_quality(self, result: Result) -> bool:
-        """Return whether a recipe gains something by a technique that changes the image, and that was never judged."""
+        """Return whether a recipe is faster by a technique that changes the image and was never judged."""
         judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
         return gain_of(result) > _WORTH_A_FINAL and any(
             not technique.same_picture and technique not in judged_techniques for technique in result.recipe
         )
 
     def _judge_until_one_may_pass(self) -> None:
-        """Judge recipes that were only screened, the most promising first, until one probably passes its final."""
+        """Judge recipes that were only screened, the most promising first, until one will probably pass its final."""
         while self.judges and not any(chance_of(result) > _LIKELY for result in self._candidates()):
             left = [
                 result
@@ -248,7 +248,7 @@ class Search:
         """Return the candidates, the most promising first.
 
         Args:
-            screened: also what was not judged yet.
+            screened: also recipes that were not judged yet.
         """
         floor = floor_of(self.history, self.objective)
         candidates = [
@@ -265,9 +265,9 @@ class Search:
         return self._by_promise(candidates)
 
     def _prove(self) -> Result | None:
-        """Measure finalists beside the baseline until one has passed and no other promises more; return the best.
+        """Measure finalists beside the baseline until one passes and no other promises more; return the best.
 
-        Finals after the first that found a pick are extra: they are held only while the budget lasts.
+        Finals after the first with a pick are extra, and are held only while the budget lasts.
         """
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
@@ -284,7 +284,7 @@ class Search:
                 finalists += assembled(self, pick, first)
             if not finalists or set(finalists) <= tried:
                 break
-            if pick is not None:  # what is compared is measured side by side
+            if pick is not None:  # compared recipes are measured side by side
                 if not self.budget.allows_rounds(first[:1] or [pick]):
                     break
                 finalists = [pick.recipe, *finalists]
@@ -299,7 +299,7 @@ class Search:
         return self.pick()
 
     def _final(self, recipes: Sequence[Recipe]) -> None:
-        """Measure finalists beside the baseline: the first ones, as many as there is time for."""
+        """Measure finalists beside the baseline, as many as there is time for."""
         results = latest(self.history)
         finalists = [results.get(recipe) or _placeholder(recipe) for recipe in recipes]
         while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
@@ -315,7 +315,7 @@ class Search:
         """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
 
         Args:
-            least_chance: to pass, of a finalist; what is less likely is left for the end.
+            least_chance: probability of passing that a finalist needs; less likely recipes are left for the end.
         """
         while undecided := self._undecided(least_chance):
             if until_one_passes and self.pick() is not None:
@@ -350,9 +350,10 @@ class Search:
         return self._by_promise([*undecided, *self._candidates(screened=True)])
 
     def _portfolio(self) -> list[Result]:
-        """Return the finalists of a search without an answer: one of them passes almost surely, if that can be had."""
+        """Return the finalists of a search without an answer, so that one of them almost certainly passes, if
+        possible."""
         every = self._candidates(screened=True)
-        # What has passed, but was not shown to be faster, gets more rounds where there is nothing else.
+        # Recipes that passed but were not shown to be faster get more rounds if there is nothing else.
         candidates = [result for result in every if result.rung < Rung.PROVEN] or every
         if not candidates:
             return []
@@ -369,7 +370,7 @@ class Search:
         each posterior sample, so one of them represents all.
 
         Args:
-            over: what they have to beat.
+            over: the gain that they must exceed.
         """
         if not candidates:
             return []
@@ -379,7 +380,7 @@ class Search:
         return unlike(self, [candidates[k] for k in chosen])
 
     def pick(self) -> Result | None:
-        """Return the best proven recipe, without techniques that were proven to give it nothing."""
+        """Return the best proven recipe, without techniques that were proven to gain nothing."""
         floor = floor_of(self.history, self.objective)
         good = [
             result
@@ -395,5 +396,5 @@ class Search:
 
 
 def _placeholder(recipe: Recipe) -> Result:
-    """Return a placeholder for a recipe that was not measured: it may take as long as the baseline."""
+    """Return a placeholder for an unmeasured recipe, which may take as long as the baseline."""
     return Result(recipe, Outcome.MEASURED, Rung.SCREENED)

@@ -1,4 +1,4 @@
-"""The request of a search: one frozen object, from the command line or from `vivace.tune`'s keywords."""
+"""The settings of a search: one frozen object, from the command line or from the keywords of `vivace.tune`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SearchSettings:
         )
 
     def objective(self, judge: QualityJudge) -> Objective:
-        """Return the goal with its limits, as this judge can decide them."""
+        """Return the goal with the limits that this judge can decide."""
         return Objective(
             self.goal,
             self.max_memory_bytes,
@@ -84,7 +84,8 @@ class SearchSettings:
         )
 
     def images(self, objective: Objective) -> ImageRequest:
-        """Return the images for the goal: batches of four for throughput, repeated prompts where these are kept."""
+        """Return the images for the goal: batches of four for throughput, repeated prompts where a kept technique needs
+        them."""
         request = self.request
         if request.batch == 1:
             request = replace(request, batch=_BATCHES[self.goal])

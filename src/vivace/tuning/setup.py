@@ -31,7 +31,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
     """Return the recipe to begin with.
 
     Raises:
-        UsageError: it lacks what is to be kept, or has what is not allowed.
+        UsageError: it lacks a kept technique, or has one that is not allowed.
     """
     if text is None:
         return None
@@ -57,7 +57,7 @@ def space_of(
     """Return the space without unsupported techniques. For `reported` see `Space.of`.
 
     Raises:
-        Unsupported: that includes a technique that is to be kept.
+        Unsupported: a technique to keep is among them.
     """
     every = Space.of(objective, reported=reported, judges=bench.judges).options
     texts = [option.text for option in every]
@@ -66,7 +66,7 @@ def space_of(
     reasons = {
         fitted(option, components).text: why for option in every if (why := support.reasons.get(option.text))
     }
-    # What others have made work on such a GPU, as fused does with CUDA graphs of SDXL's VAE.
+    # Combinations that records show to work on such a GPU, as fused does with CUDA graphs of SDXL's VAE.
     combined = frozenset(
         fitted(option, components)
         for option in every
@@ -99,7 +99,7 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
     """Return the recipes that kept the quality of an embedded model, by the store.
 
     Raises:
-        UsageError: it is not of the same kind, or nothing is known of it.
+        UsageError: it is not of the same kind, or the store has no results of it.
     """
     entry = CATALOGUE.get(name)
     mine = CATALOGUE.get(located.model.name.removeprefix(SYNTHETIC))
@@ -132,7 +132,7 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:
-    """Refuse a limit of memory that no recipe is predicted to keep.
+    """Refuse a memory limit that no recipe is predicted to keep.
 
     Raises:
         UsageError: naming the least that is predicted.
@@ -160,7 +160,7 @@ def check_baseline(base: Result | None, bench: Bench) -> None:
     """Check that the baseline was measured.
 
     Raises:
-        Unsupported: it was not, so nothing can be compared with it.
+        Unsupported: it was not measured, so nothing can be compared with it.
     """
     if base is None or not base.is_measured:
         reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"
@@ -170,7 +170,7 @@ def check_baseline(base: Result | None, bench: Bench) -> None:
 
 
 def check_of_calls(minutes: float | None, bench: Bench, began: float) -> Callable[[float, float], None]:
-    """Return a function that refuses minutes too few for the final, by the least and the likely seconds of a call.
+    """Return a function that refuses too few minutes for the final, from the shortest and the likely seconds of a call.
 
     Raises (the function):
         UsageError: naming the minutes that suffice.

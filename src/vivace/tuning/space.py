@@ -40,7 +40,7 @@ def tune_values(kind: type[Technique], knob: str) -> list[Any]:
 
 
 def options(kind: type[Technique], components: Components = None) -> list[Technique]:
-    """Return a technique's options, the most usual first; none if a required knob has no value worth tuning.
+    """Return a technique's options, the most usual first; empty if a required knob has no value worth tuning.
 
     Args:
         components: that the model has; None if unknown.
@@ -70,7 +70,7 @@ def fitted(technique: Technique, components: Components) -> Technique:
 
 
 def is_usual(technique: Technique) -> bool:
-    """Whether it is aimed as usual."""
+    """Whether it has its usual targets."""
     return technique.targets == type(technique).default_targets
 
 
@@ -100,7 +100,7 @@ def variants(technique: Technique, components: Components = None) -> Iterator[Te
 
 
 def _target_sets(kind: type[Technique], components: Components) -> list[tuple[Any, ...]]:
-    """Return other targets than the default ones: all of the model, and each that is no default alone."""
+    """Return other targets than the default ones: all of the model's, and each single one that is not a default."""
     every = tuple(option for option in kind.targetable if components is None or option in components)
     usual = tuple(option for option in kind.default_targets if option in every)
     target_sets = [every, *((option,) for option in every if option not in usual)]
@@ -123,13 +123,13 @@ class Space:
     """The recipes of a search.
 
     Attributes:
-        options: what recipes are made of.
+        options: the options of recipes.
         cut: options that are left out before anything is timed, with the reason, by their text.
         judges: whether images are compared with the baseline's.
         trusted: recipes whose quality is known to be kept; techniques that change the image may then be combined only
             as in one of them. None: no such rule.
         components: that the model has: options name no others. None if unknown.
-        combined: options that do not work alone, and do with others.
+        combined: options that work only with others.
     """
 
     objective: Objective
@@ -189,7 +189,7 @@ class Space:
         return True
 
     def leave_out(self, technique: Technique, reason: str) -> None:
-        """Remove an option, because it failed alone, unless it is one that works with others."""
+        """Remove an option because it failed by itself, unless it works with others."""
         if technique in self.combined:
             return
         self.cut[technique.text] = reason
@@ -228,7 +228,7 @@ class Space:
                     yield from self._held(changed)
 
     def holds(self, recipe: Recipe) -> bool:
-        """Whether a recipe has everything to keep and nothing that is left out."""
+        """Whether a recipe has all kept techniques and no removed option."""
         if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
             return False
         changing = {technique for technique in recipe if not technique.same_picture}
@@ -245,7 +245,7 @@ class Space:
     ) -> list[Recipe]:
         """Return promising recipes: the neighbours of `around`, and the ends of repeated improvement by `value`.
 
-        What is kept is one of them by itself.
+        The kept techniques by themselves are one of them.
 
         Args:
             value: returns the estimated value of each recipe, an array of floats.

@@ -1,4 +1,4 @@
-"""A store's knowledge of a model: results of the same search, which continues from them, and figures of other runs."""
+"""A store's results for a model: those of the same search, which continues, and figures of other runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vivace.tuning.regression import Datum
 from vivace.tuning.results import Result, Rung, latest
 
 _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
-"""Standard errors of a stored gain as a prediction of this one."""
+"""Standard errors of a stored gain as a prediction of the present one."""
 
 
 def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:

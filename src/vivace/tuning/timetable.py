@@ -16,18 +16,18 @@ from vivace.tuning.pace import Pace
 from vivace.tuning.results import Result, Rung
 
 FINAL_ROUNDS = 2
-"""A speed-up of one round has no interval over processes, so nothing is proven by it."""
+"""The speed-up of one round has no interval over processes, so it proves nothing."""
 MOST_OF_THE_TIME = 0.2
-"""Share of a search for a round of a recipe before the final, unless it is expected to take longer."""
+"""Share of the search time for a round before the final, unless it is expected to take longer."""
 _USUAL_LOOKS = 3
-"""Usual number of looks at a final's images: judgements before it predict the last, and their time is reserved."""
+"""Usual number of looks at a final's images, for which time is reserved."""
 _LOOKS_AT_BOLD = 2
-"""The same of finals after the first, when an answer is already proven."""
+"""The same for later finals, when an answer is already proven."""
 _LONG_SHARE = 1 / 60  # of a search's time: the baseline's timed calls in a round of the final
 _LEAST_TIMEOUT_S = 20.0
 _LATE = 2.0
 """Factor of a round's expected time at which it is stopped."""
-_ROOM_TO_DECIDE = 1.5  # a search that had too little time was on a busy machine
+_ROOM_TO_DECIDE = 1.5  # a search ran out of time on a busy machine
 _OF_THE_BASELINE = 0.5  # share of its time for a finalist without results
 _GRACE = 0.05
 """Share of a search's time by which the final's quality pass may exceed it."""
@@ -40,7 +40,7 @@ class Timetable:
     Attributes:
         judges: whether images are compared with the baseline's.
         ends_at, total_s: of the clock, when the search has to end, and how long it may last; None for no limit.
-        starting_s: what passed before the baseline was measured.
+        starting_s: seconds before the baseline was measured.
         looks: how many batches of a final's images there are of each recipe.
         results: the last result of each recipe.
     """
@@ -69,13 +69,13 @@ class Timetable:
 
     @property
     def placeholder(self) -> Result:
-        """Return a finalist without results: one worth a final is faster than the baseline."""
+        """Return a finalist without results, assumed to be faster than the baseline."""
         seconds = _OF_THE_BASELINE * self.pace.base_s / self.pace.batch
         return Result(Recipe(), Outcome.MEASURED, Rung.SCREENED, seconds=seconds)
 
     def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
-        """Return the number of prompts that will decide on quality: the usual number, or the most that there are of
-        what a final has left unclear; 0 if there are no more."""
+        """Return the number of prompts that will decide on quality: the usual number, or all that remain after an
+        unclear final; 0 if none remain."""
         if rung is not Rung.PROVEN:
             return self.plan.prompts_at(min(_USUAL_LOOKS, len(self.plan.sizes)) - 1)
         is_over = self.looks.get(recipe, 1) >= len(self.plan.sizes)
@@ -93,7 +93,7 @@ class Timetable:
     def seconds_of_final(self, finalists: Sequence[Result]) -> float:
         """Estimate the seconds of a final with the usual number of further images.
 
-        Without any finalist: of the least that is a final.
+        Without any finalist, the estimate is of the smallest possible final.
         """
         seconds = self.seconds_of_rounds(finalists)
         undecided = [

@@ -85,8 +85,8 @@ def tune(
 ) -> Tuned:
     """Find the best recipe for a model on this machine, within limits, by measuring little.
 
-    What has been measured is kept in the store: the same call goes on where an interrupted one stopped, and a second
-    one starts from all that is known.
+    Measurements are kept in the store: the same call goes on where an interrupted one stopped, and a later one starts
+    from its results.
 
     Args:
         model: what `vivace.load` takes.
@@ -110,7 +110,7 @@ def tune(
         launcher: a running launcher; None to start one.
 
     Raises:
-        UsageError: options that contradict each other; the message names the limit and what is nearest.
+        UsageError: options that contradict each other; the message names the limit and the nearest possible value.
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
     run = RunSettings(store=store, progress=progress or SILENT, command=command, launcher=launcher, gpus=gpus)
@@ -233,7 +233,7 @@ def _bench(
 
 
 def _measured_baseline(bench: Bench, minutes: float | None, began: float) -> Result:
-    """Measure the baseline; its first calls tell whether the minutes can suffice."""
+    """Measure the baseline; its first calls show whether the minutes can suffice."""
     run = bench.run
     bench.run = replace(run, progress=FirstCalls(run.progress, check_of_calls(minutes, bench, began)))
     base = bench.start()
@@ -272,7 +272,7 @@ def _sampler(
 
 
 def _stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
-    """Describe the store's content: results of the same search, which count, and figures to learn from."""
+    """Describe the store's content: results of the same search, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
     parts = []

@@ -18,16 +18,16 @@ from vivace.tuning.objective import Objective
 from vivace.tuning.results import Result, Rung, latest
 
 TRIES = 200
-"""Random recipes that are drawn for each one to return."""
+"""Number of random recipes drawn for each one returned."""
 
 NUM_SAMPLES = 512
-"""Number of posterior samples, in each of which recipes pass or fail, and have a gain."""
+"""Number of posterior samples of whether recipes pass and how much they gain."""
 
 _ANY_GAIN = -3.0
 _AS_FAST, _NOISE = 0.01, 0.03
-"""Gap, as a logarithm, within which a shorter recipe counts as fast: at any rate, and within its interval."""
+"""Gap, as a logarithm, within which a shorter recipe counts as equally fast: always, and within its interval."""
 _ANOTHER = 0.005
-"""The same of a shorter recipe that is no part of the best one."""
+"""The same for a shorter recipe that is not part of the best one."""
 
 
 class AsMeasured:
@@ -82,7 +82,7 @@ def with_option(recipe: Recipe, option: Any) -> Recipe | None:
 
 
 def value_of(result: Result, objective: Objective, failed: float = -math.inf) -> float:
-    """Return the gain of a recipe that may be proposed; `failed` for others."""
+    """Return the gain of a recipe that may be proposed; `failed` otherwise."""
     if result.gain is None or not result.keeps(objective) or result.gate is Gate.FAILED or result.is_ruined:
         return failed
     if result.slack is not None and result.slack < 0 and failed == -math.inf:

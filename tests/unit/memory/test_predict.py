@@ -14,6 +14,7 @@ from tests.narrow import make_all_small
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
 from vivace.measure.memory import weights_bytes
 from vivace.memory import fit
+from vivace.memory.estimate import largest_encoder
 from vivace.memory.fit import RESERVE_BYTES, changes, fits
 from vivace.memory.footprint import CUBLAS_WORKSPACE
 from vivace.memory.predict import Prediction, predict, predict_trial
@@ -267,7 +268,7 @@ def test_what_is_for_the_largest_text_encoder_is_aimed_at_it(encoder: str | None
 def test_the_largest_text_encoder_of_sd35_is_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
     make_all_small(monkeypatch)
     now = predict(find_weightless("sd35-medium"), resolve("baseline"), height=128, width=128)
-    assert fit._largest_encoder(now) == "text_encoder_3"
+    assert largest_encoder(now) == "text_encoder_3"
 
 
 @pytest.mark.long

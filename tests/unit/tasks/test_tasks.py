@@ -267,25 +267,25 @@ def test_keys_of_text_workloads_are_those_of_earlier_versions() -> None:
     assert made.digest() != Workload(**text).digest()
 
 
-def test_pictures_are_fitted_and_known_by_their_pixels(tmp_path: Path) -> None:
+def test_source_images_are_fitted_and_identified_by_their_pixels(tmp_path: Path) -> None:
     photo = tmp_path / "photo.jpg"
     Image.open(IMAGE).convert("RGB").resize((400, 300)).save(photo)
     prepared = checked_request("tiny-flux", "baseline", images=(str(photo),), prompts=[PROMPT])
-    workload, pictures = prepared.workload, prepared.pictures
-    assert pictures is not None
+    workload, sources = prepared.workload, prepared.sources
+    assert sources is not None
     assert (workload.width, workload.height) == (144, 112), (
         "as many pixels as the model's own size, multiples of 16"
     )
     (source,) = workload.sources
     assert source.image is not None
-    fitted = pictures.by_sha[source.image]
+    fitted = sources.by_sha[source.image]
     assert fitted.size == (144, 112)
-    assert "cutting 4% off at left and right" in pictures.notes[0]
+    assert "cutting 4% off at left and right" in sources.notes[0]
     copy = tmp_path / "copy.png"
     fitted.save(copy)
-    again = checked_request("tiny-flux", "baseline", images=(str(copy),), prompts=[PROMPT]).pictures
+    again = checked_request("tiny-flux", "baseline", images=(str(copy),), prompts=[PROMPT]).sources
     assert again is not None
-    assert again.sources == pictures.sources
+    assert again.sources == sources.sources
     assert sha_of(fitted) == source.image
 
 

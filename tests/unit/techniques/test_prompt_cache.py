@@ -220,7 +220,7 @@ def test_freed_encoders_come_back_when_they_are_needed(family: str, monkeypatch:
             f"{type(module).__name__} {'away' if device == 'cpu' else 'back'}"
         ),
     )
-    monkeypatch.setattr("vivace.techniques.prompt_cache._is_managed", lambda module: False)
+    monkeypatch.setattr("vivace.techniques.prompt_cache.is_moved_by_hooks", lambda module: False)
     effect = PromptCache(free_encoders=True).apply(target_of(machine=GPU, pipe=pipe))
     encoders = [e for n in ("text_encoder", "text_encoder_2") if (e := component_of(pipe, n)) is not None]
     names = [type(encoder).__name__ for encoder in encoders]

@@ -29,14 +29,14 @@ class _Ask:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A place's worker has started; `environment` is its own."""
+    """A place's worker has started, with this `environment`."""
 
     environment: Environment
 
 
 @dataclass(frozen=True)
 class _Lost:
-    """A place that can measure no more, and why, in words."""
+    """A place that can no longer measure, with the reason."""
 
     why: str
 
@@ -161,7 +161,7 @@ class _Worker(threading.Thread):
         self.start()
 
     def stop(self) -> None:
-        """End the thread, and a round that runs."""
+        """End the thread, and its running round."""
         self._stopping.set()
         self._launcher.kill()
         self.inbox.put(None)

@@ -32,7 +32,8 @@ _POLL_S = 1.0
 
 
 class RayPlace:
-    """What runs in an actor: a worker, its environment, and its rounds. Only texts and bytes pass through Ray."""
+    """The code that runs in an actor: a worker, its environment, and its rounds. Only texts and bytes pass through
+    Ray."""
 
     def __init__(self, device: str, threads: int | None, worker: Sequence[str]) -> None:
         import ray
@@ -121,7 +122,7 @@ class RayNodes:
         self._threads: int | None = None
 
     def environments(self, threads: int | None) -> list[Environment]:
-        """Return the environments of the nodes that are alive, without place; found by an actor on each."""
+        """Return the environments of the live nodes, without place, as reported by an actor on each."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
         self._threads = threads
@@ -146,7 +147,7 @@ class RayNodes:
         exceptions = self._ray.exceptions
         arriving: dict[Any, Any] = {}  # the reference of its environment -> the actor
         measuring: dict[Any, tuple[Any, Ticket]] = {}  # the stream of its rounds -> the actor, and its work
-        broken: list[str] = []  # why the last actors in a row did not say where they are
+        broken: list[str] = []  # the reasons why the last actors in a row did not report their place
         try:
             while spread.waiting or measuring:
                 while len(arriving) < spread.waiting and len(broken) < MAX_ATTEMPTS:
@@ -196,8 +197,8 @@ class RayNodes:
     def _actor(self, **options: Any) -> Any:
         """Return a new actor with a GPU of its own, or a CPU.
 
-        Ray neither restarts it nor repeats its calls: rounds that it repeated on another node would be taken for those
-        of the first one.
+        Ray neither restarts it nor repeats its calls: rounds repeated on another node would be taken for those of the
+        first.
         """
         resource = {"num_gpus": 1} if self._device == "cuda" else {"num_cpus": 1}
         kind = self._ray.remote(**resource, max_restarts=0, max_task_retries=0)(RayPlace)
@@ -230,7 +231,7 @@ def _sources_of(job: Job) -> dict[str, bytes]:
     """Return the files of the images that a job's trials start from, by the sha256 of their pixels."""
     if job.sources is None:
         return {}
-    shas = {sha for trial in job.trials for source in trial.workload.sources for sha in source.pictures}
+    shas = {sha for trial in job.trials for source in trial.workload.sources for sha in source.hashes}
     return {sha: image_path(Path(job.sources), sha).read_bytes() for sha in sorted(shas)}
 
 
@@ -240,6 +241,6 @@ def _done(text: str) -> Done:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return the line of one of Ray's errors that says what happened: the last one of a traceback, else the first."""
+    """Return the telling line of a Ray error: the last one of a traceback, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]

@@ -1,4 +1,4 @@
-"""Spread the trials of a comparison over several places: the GPUs of a host, or what Ray gives.
+"""Spread the trials of a comparison over several places: the GPUs of a host, or the nodes of a Ray cluster.
 
 A place takes trials together with their baseline and returns their rounds, so that every place measures its own
 baseline. Its records have keys of their own (`Environment.place`), and comparisons are made within a place alone.
@@ -38,8 +38,8 @@ class Pool(Protocol):
 
     @property
     def num_places(self) -> int | None:
-        """The number of places, each of which takes its share of the trials at once, with one baseline. None if it is
-        not known: then a place takes one trial."""
+        """The number of places, each of which takes its share of the trials at once, with one baseline. None if
+        unknown: then a place takes one trial."""
         ...
 
     def environments(self, threads: int | None) -> list[Environment]:
@@ -54,7 +54,7 @@ class Pool(Protocol):
         ...
 
     def run(self, spread: SpreadTrials) -> None:
-        """Have places take work from `spread` until there is none left, or no place.
+        """Let places take work from `spread` until no work or no place is left.
 
         All calls of `spread` come from the caller's thread.
         """
@@ -85,7 +85,7 @@ class SpreadTrials:
 
     Args:
         trials: the first is the baseline.
-        live: the environments of the pool's places, without the place. What was measured in another one is stale.
+        live: the environments of the pool's places, without the place. Measurements in other environments are stale.
         num_places: see `Pool`.
         rerun: measure stored trials again.
     """

@@ -51,7 +51,7 @@ class Job(Spec):
 class Done:
     """A finished round of the job's trial with that index, and the end of its log.
 
-    `is_update`: it was yielded before, and has a canary now.
+    `is_update`: it was yielded before, and now has a canary.
     """
 
     trial: int
@@ -131,7 +131,7 @@ def rounds_of(
 def _canary(
     job: Job, index: int, launcher: Launcher, event: Callable[[dict[str, Any]], None]
 ) -> Canary | str:
-    """Measure the baseline briefly; return its calls, or why there are none."""
+    """Measure the baseline briefly; return its calls, or the reason for having none."""
     warmup = min(CANARY_WARMUP, job.timing.max_warmup)
     short = job.model_copy(
         update={"timing": job.timing.model_copy(update={"repeats": CANARY_CALLS, "max_warmup": warmup})}
@@ -215,7 +215,7 @@ def _explain(ending: Ending, trial: Trial, timing: Timing, oom_killed: bool) -> 
 
 
 def _kernel_oom_kills() -> int:
-    """Return how many processes Linux's out-of-memory killer has killed; 0 where that is not known."""
+    """Return how many processes Linux's out-of-memory killer has killed; 0 if unknown."""
     total = 0
     for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
         with contextlib.suppress(OSError, ValueError):

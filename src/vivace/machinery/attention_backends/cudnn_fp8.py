@@ -106,7 +106,7 @@ def _plan(
     device: int,
     is_padded: bool,
 ) -> Any:
-    """Return what executes cuDNN's plan for one shape of queries and of keys.
+    """Return a function that executes cuDNN's plan for one shape of queries and keys.
 
     Args:
         keys: of keys and values their number, their heads, and from token to token how many elements.

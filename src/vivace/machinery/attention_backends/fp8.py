@@ -47,7 +47,7 @@ def flash3_fp8() -> Function:
 
 
 def flash3_function() -> Function:
-    """Return FlashAttention-3's function, of the wheel or of a build of one's own.
+    """Return FlashAttention-3's function, from the wheel or from a local build.
 
     Raises:
         ImportError: neither is installed.

@@ -13,7 +13,7 @@ from vivace.technique import Arithmetic, Backend, Component, Machine
 
 @dataclass(frozen=True)
 class Kernel:
-    """Where a kernel runs and what it supports.
+    """The requirements of a kernel.
 
     on_cpu: PyTorch has it for CPUs, where neither dtype nor head size is limited.
     elsewhere: other makers' GPUs for which PyTorch has it.

@@ -1,1 +1,1 @@
-"""What torch.compile compiled, and where its code is kept."""
+"""Compiled code and captured graphs: how they are made, counted and kept."""

@@ -33,7 +33,7 @@ _UNUSED = (".lock", ".tmp", ".part")
 
 
 class CompiledFor(Spec):
-    """What compiled code depends on besides its source.
+    """The conditions that compiled code depends on besides its source.
 
     Attributes:
         platform: system, architecture and Python, e.g. "Linux x86_64, Python 3.12".
@@ -48,7 +48,7 @@ class CompiledFor(Spec):
     folder: str = ""
 
     def differences(self, other: CompiledFor) -> list[str]:
-        """Return the differences in words: what the code needs, and what this machine has."""
+        """Describe the differences between what the code needs and what this machine has."""
         differences = [
             f"{name}: compiled for {compiled}, here is {here}"
             for name, compiled, here in (
@@ -66,7 +66,8 @@ class CompiledFor(Spec):
 
 
 class Manifest(Spec):
-    """What an artifact holds. `files` are SHA-256 by path below the cache folder; `first_call_s` is the cold one."""
+    """The content of an artifact. `files` are SHA-256 by path below the cache folder; `first_call_s` is the cold
+    one."""
 
     format: Literal[1]
     vivace: str
@@ -103,7 +104,7 @@ def pack(folder: Path, manifest: Manifest) -> bytes:
 
 
 def unpack(path: Path, folder: Path, here: CompiledFor) -> int:
-    """Put an artifact's files into a cache folder; return how many were not there. Existing files stay as they are.
+    """Put an artifact's files into a cache folder; return the number of new files. Existing files are kept.
 
     Raises:
         UnusableModel: the file is no artifact of vivace, or is damaged.

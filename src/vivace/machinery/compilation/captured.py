@@ -26,7 +26,7 @@ _NEVER_WRITTEN = "_vivace_never_written"
 
 
 class Captured(Protocol):
-    """What captures and replays the calls of a forward."""
+    """Captures and replays the calls of a forward."""
 
     @property
     def num_captured(self) -> int: ...
@@ -39,13 +39,13 @@ class Captured(Protocol):
 
 
 def captured_forward(module: Any) -> Captured | None:
-    """Return what captures and replays a module's forward, or None."""
+    """Return the object that captures and replays a module's forward, or None."""
     captured: Captured | None = getattr(module, _CAPTURED, None)
     return captured
 
 
 def replace_forward(module: Any, captured: Captured, call: Callable[..., Any] | None = None) -> None:
-    """Let a module's forward be a call of what captures it.
+    """Replace a module's forward by the object that captures it.
 
     Args:
         call: what calls `captured`, with other arguments; None: it is called as it is.
@@ -229,7 +229,7 @@ def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
 
 
 def _key(leaves: list[Any], structure: Any) -> Hashable:
-    """Return what must be equal for a graph to be replayed."""
+    """Return the key that must be equal for a graph to be replayed."""
     import torch
 
     # Buffers made in inference mode cannot be written outside of it.
@@ -237,7 +237,7 @@ def _key(leaves: list[Any], structure: Any) -> Hashable:
 
 
 def _leaf_key(leaf: Any) -> Hashable:
-    """Return what must be equal of an argument: of a tensor everything but its values."""
+    """Return the key of an argument: for a tensor everything but its values."""
     import torch
 
     if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Code of fixed shapes for several sizes: how many times torch.compile may compile, and what happens at the limit."""
+"""Code of fixed shapes for several sizes: the number of compilations that torch.compile may make."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ so do batches."""
 
 
 def graph_limit(num_sizes: int, num_kinds: int = 1) -> int:
-    """Return how often a function may be compiled, by the announced sizes and the kinds of a repeated block."""
+    """Return how often a function may be compiled, from the announced sizes and the kinds of a repeated block."""
     return GRAPHS_PER_SIZE * max(1, num_sizes) * num_kinds
 
 

@@ -84,7 +84,7 @@ class PaddedCaptions:
 
 
 def _replace_padding(transformer: Any, masks: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Let a transformer take the masks of these captions, which it would find to be without padding."""
+    """Make a transformer use the masks of these captions, in which it would see no padding."""
     pad = transformer._pad_with_ids
 
     @functools.wraps(pad)

@@ -57,7 +57,7 @@ and a cache of earlier tokens, for models that write, grows with each call."""
 
 
 def bucket_of(length: int) -> int:
-    """Return the length that a graph for a prompt of so many tokens has.
+    """Return the length of the graph for a prompt of this many tokens.
 
     Up to 256 tokens weights take longer to read than to multiply, so padding costs nothing.
     """
@@ -74,7 +74,7 @@ def is_causal_language_model(module: Any) -> bool:
 
 
 class PromptLengths:
-    """Calls a language model's graphs, with prompts made as long as these are.
+    """Calls a language model's graphs, with prompts padded to their lengths.
 
     Args:
         forward: the model's own.
@@ -119,7 +119,7 @@ class PromptLengths:
 
 
 def _are_of_each_token(call: dict[str, Any], ids: torch.Tensor) -> bool:
-    """Return whether all tensors of a call have a number for each token of each prompt."""
+    """Return whether all tensors of a call have one value for each token of each prompt."""
     import torch
 
     tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
@@ -138,7 +138,7 @@ def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
 
 
 def _longer(value: Any, num_more: int) -> Any:
-    """Return numbers of tokens with zeros behind them, which no mask counts; what is no tensor as it is."""
+    """Return a tensor of tokens padded with zeros, which no mask counts; other values unchanged."""
     import torch
 
     return torch.nn.functional.pad(value, (0, num_more)) if isinstance(value, torch.Tensor) else value
@@ -161,7 +161,7 @@ def _shorter(output: Any, rows: tuple[int, int], length: int) -> Any:
 
 
 def _without_cache(output: Any) -> Any:
-    """Return an output without keys and values of earlier tokens, which a graph would keep, and nothing reads."""
+    """Return an output without the keys and values of earlier tokens, which nothing reads but a graph would keep."""
     if getattr(output, "past_key_values", None) is None:
         return output
     return type(output)(**{name: value for name, value in output.items() if name != "past_key_values"})

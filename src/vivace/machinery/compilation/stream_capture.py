@@ -1,4 +1,4 @@
-"""Which nodes of a CUDA graph the next captured one waits for, through CUDA's driver: PyTorch has no call for it.
+"""Dependencies between captured nodes of a CUDA graph, through CUDA's driver: PyTorch has no call for it.
 
 Source: NVIDIA, CUDA Driver API, "Stream Management" and "Graph Management".
 """
@@ -41,7 +41,7 @@ class Capture:
 
 
 def capture_of(stream: int) -> Capture | None:
-    """Return what is being captured from a stream, or None.
+    """Return the capture in progress on a stream, or None.
 
     Raises:
         Unsupported: the driver does not tell.
@@ -57,7 +57,7 @@ def capture_of(stream: int) -> Capture | None:
 
 
 class MemsetsBeside:
-    """Captures launches of memsets and a kernel, which lets the memsets run beside what comes before.
+    """Captures launches of memsets and a kernel so that the memsets run in parallel with earlier work.
 
     They clear what kernels of this object's launches before have used, so they wait for the last of those, and for
     nothing else. The kernel waits for them, and for all that the stream has done.
@@ -124,7 +124,7 @@ def _is_memset(node: Node) -> bool:
 
 
 def _let_wait(graph: int, node: Node, others: Sequence[Node]) -> None:
-    """Add edges to a node, except those that there are."""
+    """Add edges to a node, except those that exist."""
     new = [other for other in others if other not in awaited_by(node)]
     if new:
         _call(

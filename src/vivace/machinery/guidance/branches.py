@@ -36,7 +36,7 @@ class GuidanceRows:
 
 
 def rows_of(pipe: Any) -> GuidanceRows | str:
-    """Return the rows in which the pipeline guides, or why they are not known."""
+    """Return the rows in which the pipeline guides, or the reason why they are unknown."""
     name, code = type(pipe).__name__, call_code(pipe)
     if not hasattr(type(pipe), "do_classifier_free_guidance"):
         return f"{name} does not say whether a call is guided"

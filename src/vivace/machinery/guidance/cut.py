@@ -31,12 +31,12 @@ _CUT: WeakSet[Any] = WeakSet()
 
 
 def is_cut(denoiser: Any) -> bool:
-    """Whether a denoiser is in a call whose batch has the conditional rows alone, unknown to the pipeline."""
+    """Whether a denoiser is in a call whose batch has only the conditional rows, unknown to the pipeline."""
     return denoiser in _CUT
 
 
 class GuidanceProgress:
-    """Which step of the schedule a call of the pipeline is in, by the calls of its denoiser.
+    """Counts the steps of a pipeline's call by the calls of its denoiser.
 
     Attributes:
         guided, unguided: the steps of the latest call with guidance, and those without.

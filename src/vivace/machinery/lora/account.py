@@ -1,4 +1,4 @@
-"""Which parts of a LoRA file are used, and which are not and why, in words."""
+"""The used parts of a LoRA file, and the unused ones with the reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = "vivace adds plain LoRAs, LoCon, LoHa, LoKr and differences: train or c
 
 @dataclass(frozen=True)
 class LoraFile:
-    """What a file adds to a pipeline.
+    """The change that a file makes to a pipeline.
 
     Attributes:
         layers: what can be used.
@@ -141,7 +141,7 @@ class Account:
         return f"alpha is assumed to be the rank{some}: there is none {where}"
 
     def _problem(self, component: Component, hint: str) -> str:
-        """Describe what is wrong with the part of a component, and what to do."""
+        """Describe the problem with the part of a component, and what to do."""
         part = attribute_of(self.pipe, component)
         advice = (
             "give the LoRA of this model"

@@ -96,7 +96,7 @@ def _with_lora(kind: Any) -> Any:
 
 
 def _without_init(kind: Any) -> Any:
-    """Return a layer that is still to get its state, for pickle and `copy`."""
+    """Return a layer without its state, for pickle and `copy`."""
     made = _with_lora(kind)
     return made.__new__(made)
 

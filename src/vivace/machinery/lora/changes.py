@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Rows = tuple[tuple[int, int], ...]
-"""Parts of a weight's rows, each from its first to behind its last, in a layer's order."""
+"""Slices (first, end) of a weight's rows, in a layer's order."""
 
 
 class WeightChange(Protocol):

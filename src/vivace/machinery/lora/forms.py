@@ -1,4 +1,4 @@
-"""The tensors that a file has for one layer, put together to the layer's change."""
+"""Combine the tensors that a file has for one layer into the layer's change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Group:
 
 
 def form_of(group: Group, scale: Scale) -> LoraLayer:
-    """Return what the tensors add.
+    """Return the change that the tensors make.
 
     Raises:
         BadForm: some are missing, too many, or of sizes that do not go together.
@@ -67,7 +67,7 @@ def form_of(group: Group, scale: Scale) -> LoraLayer:
 
 
 def has_no_effect(group: Group) -> bool:
-    """Whether all that a group adds is zero."""
+    """Whether the change of a group is zero."""
 
     def is_zero(*roles: Role) -> bool:
         return any(role in group.tensors and not bool(group.tensors[role].float().any()) for role in roles)

@@ -1,4 +1,4 @@
-"""LoRAs beside layers, exchanged in place: y = W x + B A x, whatever W is stored in.
+"""LoRAs beside layers, exchanged in place: y = W x + B A x, in whatever form W is stored.
 
 A layer gets two matrices as buffers, A (rank, ...) and B (out, rank), and a class that adds B A x to its output. B
 includes the scale and alpha / rank, multiplied in fp32 and rounded once, so that a call does nothing more for them. The
@@ -45,7 +45,7 @@ class _Parsed:
 
 @dataclass
 class HotLora:
-    """A LoRA beside a denoiser's layers, and the rows that are its own.
+    """A LoRA beside a denoiser's layers, with its rows.
 
     Attributes:
         pipe: the pipeline.
@@ -85,7 +85,7 @@ class HotLora:
         return self.layers.rank
 
     def load(self, path: str, scale: float) -> None:
-        """Put another file in this one's rows. Nothing has changed if an error is raised.
+        """Load another file into the rows of this one. After an error nothing has changed.
 
         Raises:
             UnusableModel: it is damaged, or no LoRA.
@@ -107,7 +107,7 @@ class HotLora:
         self.write()
 
     def _parsed(self, path: str) -> tuple[str, _Parsed]:
-        """Return the first digits of a file's sha256, and what is in it, read anew unless it is kept."""
+        """Return the first digits of a file's sha256 and its parsed content, from the cache if it is there."""
         file = locate_lora(path)
         sha256 = digest(file)
         parsed = self._kept.pop(sha256, None)
@@ -209,7 +209,7 @@ def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
 
 
 def follow_writes(pipe: Any, follow: Callable[[Sequence[torch.Tensor]], Any]) -> None:
-    """Have what was written by exchanges, as the denoiser's tensors or views of them, told to `follow`."""
+    """Pass the tensors that exchanges write (of the denoiser, or views) to `follow`."""
     setattr(pipe, _FOLLOWERS, [*getattr(pipe, _FOLLOWERS, ()), follow])
 
 

@@ -64,7 +64,7 @@ UNUSABLE: dict[Role, str] = {
     "replacement": "values that replace those of the model instead of being added",
     "unknown": "of no kind that vivace knows",
 }
-"""Descriptions of tensors whose role is not one that vivace can add."""
+"""Descriptions of tensors whose role vivace cannot apply."""
 
 
 def split_key(key: str) -> tuple[str, Role]:

@@ -1,4 +1,4 @@
-"""Find a pipeline's layers by the names that LoRA files have for them.
+"""Find a pipeline's layers by their names in LoRA files.
 
 Files name layers as diffusers or the original code does, with dots or, kohya's and LyCORIS's, with underscores only,
 behind a prefix for the component. All of these are made from the pipeline's own modules, so that each name is either
@@ -50,7 +50,7 @@ _OF_PROCESSOR = {
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """A layer, and the rows of a file's change that are its own; None for all."""
+    """A layer, and its rows in a file's change; None for all."""
 
     layer: str
     rows: Rows | None = None

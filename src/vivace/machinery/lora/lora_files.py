@@ -1,4 +1,4 @@
-"""Where a LoRA is: a local file, a folder, or a file of a Hugging Face hub repository; and its identity.
+"""Locate a LoRA: a local file, a folder, or a file of a Hugging Face hub repository; and its identity.
 
 In a recipe it is one text: a path, or `org/repo`, `org/repo/FILE.safetensors` or either with `@REVISION` for the hub.
 """
@@ -93,7 +93,7 @@ def locate_lora(path: str) -> Path:
 
 
 def settings_for(file: Path, keys: Collection[str]) -> Path | None:
-    """Return the json beside a file with the settings of PEFT's adapter in it; None if there is none that is its own.
+    """Return the JSON file beside a LoRA with the settings of its PEFT adapter; None if it has none.
 
     Args:
         keys: the names of the file's tensors.

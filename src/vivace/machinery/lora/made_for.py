@@ -31,7 +31,7 @@ _BY_NAME = (
 def made_for(
     metadata: Mapping[str, Any], pipe: Any, foreign: Sequence[Group], misfits: Sequence[Group]
 ) -> str:
-    """Return ": it was made for X, and this is Y", or "" where nothing says so.
+    """Return ": it was made for X, and this is Y", or "" if unknown.
 
     Args:
         metadata: of the file's header.

@@ -1,4 +1,4 @@
-"""Merge LoRAs into weights: W + (alpha / rank) B A, and what other files add.
+"""Merge LoRAs into weights: W + (alpha / rank) B A, and the other forms of change.
 
 Merged, a LoRA adds no cost per step. The sum of all LoRAs is computed in fp32 and rounded once.
 

@@ -1,4 +1,4 @@
-"""A LoRA file's matrices in one piece of host memory for each dtype, so that one copy brings all of them to a GPU."""
+"""A LoRA file's matrices in one piece of host memory for each dtype, so that one copy moves all of them to a GPU."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from vivace.untrusted.reading import reading
 CONFIG = "adapter_config.json"
 _KINDS = ("LORA", "LOHA", "LOKR")
 _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initialisations that take the start of the matrices out of the model's weights."""
+"""Initialisations that subtract the initial matrices from the model's weights."""
 
 
 @dataclass(frozen=True)

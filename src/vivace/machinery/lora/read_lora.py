@@ -51,7 +51,7 @@ class _OpenLora:
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
-    """Read a LoRA for a pipeline of this class and these configurations. Whether it fits, its `problems` say.
+    """Read a LoRA for a pipeline of this class and these configurations. Its `problems` say whether it fits.
 
     Args:
         name: what messages call it; "" for its path.
@@ -184,7 +184,7 @@ def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
 def _add(
     now: _OpenLora, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
 ) -> None:
-    """Take a group's change into its layers."""
+    """Add a group's change to its layers."""
     for place in places:
         own = LoraLayer(_part(change.weight, place), _part(change.bias, place))
         before = now.account.layers[component].get(place.layer)
@@ -242,7 +242,7 @@ def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
 
 
 def _is_guidance(now: _OpenLora, group: Group) -> bool:
-    """Whether a layer reads the guidance scale, in a model that was distilled without: a LoRA of its sibling."""
+    """Whether a layer reads the guidance scale that this distilled model lacks, so that the LoRA is its sibling's."""
     config = getattr(component_of(now.pipe, "denoiser"), "config", {})
     return "guidance" in group.layer and config.get("guidance_embeds") is False
 

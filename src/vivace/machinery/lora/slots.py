@@ -1,4 +1,4 @@
-"""The layers of a model by diffusers' names, also where a technique has taken them into larger ones.
+"""The layers of a model by diffusers' names, also where a technique has merged them into larger ones.
 
 What takes layers (`takes_layers`) has slots for them (`lora_slots`): a slot has the layer's name, its sizes, and where
 there can be a LoRA `reserve_rank`, and `down`, `up` and `amount`, which its owner's `write_loras` takes over. What that

@@ -85,7 +85,7 @@ class PeerMemory:
         ]
 
     def start_copies(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy what the current stream has written, beside what it does from here to the barrier.
+        """Start copying what the current stream has written, in parallel with its work until the barrier.
 
         Args:
             copies: where to, and from where; each contiguous.
@@ -131,7 +131,7 @@ class PeerMemory:
 
 
 def _renamed(group: str) -> str:
-    """Return another name of a process group, which no group before it has had.
+    """Return a new, unused name of a process group.
 
     Some versions of PyTorch remember how to connect to a group by its name, and a later session's group has the same.
     """

@@ -55,7 +55,7 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def visible_gpus(first: int) -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES would call the GPUs that this process sees, rotated to begin with `first`."""
+    """Return the names of this process's GPUs for CUDA_VISIBLE_DEVICES, rotated to begin with `first`."""
     import torch
 
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -148,7 +148,7 @@ class Peers:
 
     @property
     def is_open(self) -> bool:
-        """Whether the peers have not been ended, and none has ended itself."""
+        """Whether all peers still run."""
         return self._failure is None and bool(self._end.alive)
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ class Peers:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn errors that follow from the end of a peer into ones that say so."""
+        """Turn errors caused by the end of a peer into ones that say so."""
         import torch
 
         try:

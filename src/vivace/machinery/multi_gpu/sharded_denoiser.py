@@ -117,7 +117,7 @@ class ShardedDenoiser:
         self._denoiser.forward = self._wrapped(forward)
 
     def send_written(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Have the peers' denoisers hold what was written into this one's.
+        """Send what was written into this denoiser to those of the peers.
 
         Args:
             tensors: that it had when it was copied to the peers, or views of them.
@@ -133,7 +133,7 @@ class ShardedDenoiser:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Surround a call: an image that was generated while a peer died is not the image."""
+        """Surround a call, and reject its image if a peer died meanwhile."""
         self.peers.check()
         try:
             yield
@@ -147,7 +147,7 @@ class ShardedDenoiser:
         self.peers.check()
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
-        """Return what took part, and the peak memory of each peer since it was started."""
+        """Return the GPUs that took part, and the peak memory of each peer since its start."""
         facts: dict[str, int | float | str | list[str]] = {
             "gpus" if self._device == "cuda" else "processes": self.peers.num if self.num_shared else 1,
             "forwards_shared": self.num_shared,

@@ -40,7 +40,7 @@ def split_tokens(
 
 
 def needs_diffusers(denoiser: torch.nn.Module, mode: Mode, num: int) -> bool:
-    """Return whether our own implementation does not fit: always for ring, which is diffusers' alone."""
+    """Return whether diffusers' implementation is needed: always for ring, which only diffusers has."""
     from vivace.machinery.multi_gpu.flux_tokens import can_shard
 
     return mode == "ring" or not can_shard(denoiser, mode, num)
@@ -111,7 +111,7 @@ def attention_processors(denoiser: torch.nn.Module) -> list[Any]:
 
 
 def num_heads(denoiser: torch.nn.Module) -> int | None:
-    """Return a transformer's number of attention heads, None where its configuration does not say."""
+    """Return a transformer's number of attention heads, None if its configuration does not have it."""
     heads = getattr(denoiser.config, "num_attention_heads", None)
     return heads if isinstance(heads, int) else None
 

@@ -161,7 +161,7 @@ def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[t
 
 
 def _num_bytes(layer: torch.nn.Module, is_block: bool) -> int:
-    """Return the bytes copied for a layer; what a compiled block's layers share counts once."""
+    """Return the bytes copied for a layer; tensors shared by a compiled block's layers count once."""
     modules = layer.modules() if is_block else (layer,)
     tensors = (slots[name] for slots, name in tensor_slots(modules))
     moved = {id(tensor): tensor for tensor in tensors if is_moved_by_layer(tensor)}
@@ -240,7 +240,7 @@ class ComponentLayers:
             self._offloader.onload_layer(layer.tensors)
 
     def offload_kept(self) -> None:
-        """Offload the layers that stay otherwise; they are onloaded again when they are called."""
+        """Offload the layers that usually stay; they are onloaded again when they are called."""
         for layer in self._layers.values():
             if layer.is_kept:
                 layer.offload()

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     """A tensor on the device, and the host tensor that it is a copy of."""
 
 
+def is_moved_by_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks of accelerate or diffusers move this module between devices."""
+    from diffusers.hooks.group_offloading import _is_group_offload_enabled
+
+    return hasattr(module, "_hf_hook") or bool(_is_group_offload_enabled(module))
+
+
 def write_copies(copies: list[Copy]) -> int:
     """Copy each host tensor to its device tensor on the current stream. Returns the bytes."""
     with no_autograd():
@@ -77,7 +84,7 @@ class OffloadedModule:
         return write_copies(self.allocate())
 
     def allocate(self) -> list[Copy]:
-        """Put uninitialised device tensors in the place of all tensors; the caller writes the copies."""
+        """Replace all tensors by uninitialised device tensors; the caller writes the copies."""
         import torch
 
         copies: list[Copy] = []

@@ -143,7 +143,7 @@ def no_autograd() -> contextlib.AbstractContextManager[None]:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether it is a tensor or parameter of no subclass."""
+    """Return whether it is a plain tensor or parameter, not of a subclass."""
     import torch
 
     return type(tensor) is torch.nn.Parameter or type(tensor) is torch.Tensor
@@ -163,7 +163,7 @@ def map_tensors(tensor: Any, make: Callable[[Any, Any], Any], strides: tuple[int
 
 
 def opaque_weight_class(module: torch.nn.Module) -> str | None:
-    """Return the class of a weight that wraps other tensors and does not say which, or None."""
+    """Return the class of a weight that wraps other tensors without listing them, or None."""
     import torch
 
     for slots, name in tensor_slots(module.modules()):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _CAPABILITIES = ((10, 0), (10, 3), (12, 0))
 """Not 12.1, DGX Spark's, for which Triton 3.6 multiplies mxfp8 in bf16 and cannot compile nvfp4."""
 _EIGHT_BITS = (*ONE_ROW, "*modulation*", "*_mod", "*adaLN*")
-"""Layers that `nvfp4` stores in MXFP8: with one row an image four bits save no time, and all channels depend on it."""
+"""Layers that `nvfp4` stores in MXFP8: with one row per image four bits save no time, and all channels depend on that
+row."""
 _COLUMNS, _ROWS = 32, 16
 """Multiples of input and output channels that cuBLASLt requires."""
 

@@ -1,4 +1,4 @@
-"""Which layers are quantised, which are skipped and why, and how long lists of layers are summarised."""
+"""Choose the layers to quantise, with reasons for the skipped ones, and summarise long lists of layers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def summarise_reasons(skipped: dict[str, str]) -> list[str]:
 
 
 def kinds_of(module: torch.nn.Module, choice: LayerChoice) -> dict[str, tuple[str, str]]:
-    """Return the chosen layers' present kinds: the class of the layer, and the class of its weight."""
+    """Return the current kinds of the chosen layers: the class of the layer, and the class of its weight."""
     layers = {name: module.get_submodule(name) for name in choice.chosen}
     return {name: (type(layer).__name__, type(layer.weight).__name__) for name, layer in layers.items()}
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 _MORE = 8
-"""Directions that are computed beside those that are kept, so that the last of these is accurate as well."""
+"""Extra directions that are computed, so that the last kept one is accurate as well."""
 _PASSES = 4
 
 

@@ -17,7 +17,7 @@ TensorSpec: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
 
 def meta_layer(layer: torch.nn.Module, *tensors: TensorSpec, dequantises: bool = True) -> torch.nn.Module:
-    """Return a layer that holds what the quantised one would hold, and allocates what its call would allocate.
+    """Return a layer with the memory of the quantised one, whose call allocates as much.
 
     Args:
         layer: a Linear or Conv2d on the meta device.

@@ -1,4 +1,4 @@
-"""The layers that were quantised and those left alone, for a record, and whether they are still what they were then."""
+"""The quantised layers and the others, for a record, and a check that they are still so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizedLayers:
-    """The layers of each component, and what the chosen ones became; see `kinds_of`."""
+    """The layers of each component, and the kinds of the chosen ones; see `kinds_of`."""
 
     modules: Mapping[Component, torch.nn.Module]
     choices: Mapping[Component, LayerChoice]

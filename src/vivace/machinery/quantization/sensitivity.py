@@ -1,4 +1,4 @@
-"""The change of the denoiser's output when one layer alone is quantised, and the layers to leave for that.
+"""The change of the denoiser's output when a single layer is quantised, and the layers to leave out for it.
 
 A few images are generated, and one call of the denoiser is kept of each, from other parts of the denoising. Then each
 layer is quantised alone and these calls are repeated. So the error of a layer is what reaches the denoiser's output,

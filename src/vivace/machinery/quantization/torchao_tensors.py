@@ -1,4 +1,4 @@
-"""How torchao's schemes put a quantised weight into a layer, and subclasses of its tensors with other matmuls.
+"""Put torchao's quantised weights into layers, and subclasses of its tensors with other matmuls.
 
 Every configuration is given `set_inductor_config=False`: torchao's default changes inductor's settings for the whole
 process, and so everything that is measured later.

@@ -36,14 +36,14 @@ LAYOUTS = {
     "ZImagePipeline": "grid",
     "FluxPipeline": "packed",
 }
-"""How their latents lie: (batch, channels, height, width), or packed into tokens (batch, tokens, 4 * channels)."""
+"""Layouts of latents: (batch, channels, height, width), or packed into tokens (batch, tokens, 4 * channels)."""
 ATTACHED = "_progressive_resolution"
 """Attribute of a pipeline that begins at a lower resolution."""
 
 
 @dataclass
 class _Sizes:
-    """Rows and columns of latent cells, and what a call needs of full size.
+    """Rows and columns of latent cells, and the full-size values that a call needs.
 
     Attributes:
         noise: drawn at full size, of variance 1, (batch, channels, rows, columns).

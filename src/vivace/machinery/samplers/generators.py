@@ -69,7 +69,7 @@ def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any
 
 
 def grow_order(scheduler: Any) -> None:
-    """Make LMSDiscreteScheduler begin at first order wherever it begins.
+    """Make LMSDiscreteScheduler begin at first order, also in the middle of a schedule.
 
     Its order is that of its place in the schedule. Amid the schedule, where image-to-image begins, it then multiplies
     some of its coefficients with derivatives that it does not have yet, drops the others, and leaves noise.

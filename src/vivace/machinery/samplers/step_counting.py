@@ -1,4 +1,5 @@
-"""Which step of a schedule each call of the denoiser belongs to. Samplers of higher order make several calls a step."""
+"""Find the step of a schedule that a call of the denoiser belongs to. Samplers of higher order make several calls a
+step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of samplers: numbers of steps, and models that end in pure noise or predict something else than noise.
+"""Limits of samplers: numbers of steps, and models that end in pure noise or predict something other than noise.
 
 diffusers leaves most of this to errors of numpy in the middle of a call, or draws noise in silence.
 """
@@ -20,7 +20,8 @@ _BY_INDEX = (
 
 
 def refused_steps(pipe: Any, call: Mapping[str, Any]) -> str | None:
-    """Return why the pipeline's sampler does not take a call's number of steps, and which it takes; None if it does."""
+    """Return why the pipeline's sampler refuses a call's number of steps, and which it accepts; None if it accepts
+    it."""
     steps = call.get("num_inference_steps")
     if not isinstance(steps, int) or any(call.get(name) is not None for name in ("timesteps", "sigmas")):
         return None

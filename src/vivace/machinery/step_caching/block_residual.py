@@ -24,7 +24,7 @@ process's own part of the image's tokens (batch, tokens, channels). All processe
 
 
 def unknown_blocks(denoiser: Any) -> str | None:
-    """Return why a denoiser's blocks are not known as one residual, or None."""
+    """Return why a denoiser's blocks cannot be treated as one residual, or None."""
     family = family_of(denoiser)
     if family is not None and family.blocks is not None:
         return None
@@ -33,7 +33,7 @@ def unknown_blocks(denoiser: Any) -> str | None:
 
 
 def blocks_of(denoiser: Any) -> Blocks:
-    """Return where a denoiser's blocks are; `unknown_blocks` says whether that is known."""
+    """Return the place of a denoiser's blocks; `unknown_blocks` says whether it is known."""
     family = family_of(denoiser)
     assert family is not None
     assert family.blocks is not None
@@ -163,7 +163,8 @@ def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
 
 @contextmanager
 def telling_calls_apart(transformer: Any) -> Iterator[Callable[[], str]]:
-    """Yield a function that returns the kind of the current call: guidance may take two a step, in named contexts."""
+    """Yield a function that returns the kind of the current call: guidance may make two calls a step, in named
+    contexts."""
     named = getattr(transformer, "cache_context", None)
     current = [_CONDITIONAL]
     if named is None:

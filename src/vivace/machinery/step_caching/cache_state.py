@@ -1,4 +1,4 @@
-"""The state of a step cache within a call: the kept tensors, the step, the timestep, how far inputs have changed."""
+"""The state of a step cache within a call: the kept tensors, the step, the timestep, and the change of its inputs."""
 
 from __future__ import annotations
 

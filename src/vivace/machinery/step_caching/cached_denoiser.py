@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 MODE, _KEPT, _LOOKED = "step_cache_mode", "step_cache_kept", "step_cache_looked"
-"""Keyword arguments added to the forward's own: "compute", "reuse" or "look"; the tensors to reuse; what looking
-computed."""
+"""Keyword arguments added to the forward's own: "compute", "reuse" or "look"; the tensors to reuse; the result of
+looking."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def last_tokens(kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return as many of the last tokens (batch, tokens, channels) as another tensor has.
+    """Return the last tokens (batch, tokens, channels), as many as another tensor has.
 
     What Qwen-Image 2.1's first step makes of the text is in front of the image's; later steps have the image's alone.
     """

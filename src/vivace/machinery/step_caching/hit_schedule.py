@@ -10,7 +10,7 @@ from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
 
 
 def evenly_spaced(share: float) -> IsHit:
-    """Make that share of the steps after the first hits, evenly spaced."""
+    """Make this share of the steps hits, evenly spaced, but never the first step."""
 
     def is_hit(state: CacheState, _: Look) -> bool:
         step = state.step

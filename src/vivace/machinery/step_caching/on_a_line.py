@@ -22,7 +22,7 @@ def with_slopes(state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[
 
 
 def on_a_line(state: CacheState) -> tuple[torch.Tensor, ...]:
-    """Return the tensors as they would be in the step that is decided; `state.kept` is what `with_slopes` returned."""
+    """Return the tensors extrapolated to the current step; `state.kept` is the result of `with_slopes`."""
     num = state.notes["num_computed"]
     tensors, slopes = state.kept[:num], state.kept[num:]
     if not slopes:

@@ -119,7 +119,7 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
             return returned
 
     def entering() -> Tokens:
-        """Return the tokens in front of the middle blocks, as the last of these takes them."""
+        """Return the tokens in front of the middle blocks, as the last of those blocks takes them."""
         return _joined(passing.entering) if joins_in_middle else passing.entering
 
     def view(roles: dict[int, str]) -> Any:

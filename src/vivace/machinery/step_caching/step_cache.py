@@ -102,7 +102,7 @@ class StepCache(Technique):
 
     @abstractmethod
     def decision(self, target: Target) -> StepDecision:
-        """Return when a step is a hit, without `hits`."""
+        """Return the decision about hits where `hits` is not set."""
 
     @property
     def provides(self) -> frozenset[Trait]:
@@ -139,8 +139,8 @@ class StepCache(Technique):
         return self._attached(target, decision)
 
     def predict(self, target: Target) -> Effect:
-        """Apply to a pipeline without weights. To predict memory all steps are computed, and kept is what can be; to
-        count work, steps are hits as often as they were when measured."""
+        """Apply to a pipeline without weights. To predict memory all steps are computed and all that can be is kept; to
+        count work, hits are as frequent as measured."""
         hits = target.model.hits
         return self._attached(target, StepDecision(never if hits is None else evenly_spaced(hits)))
 
@@ -195,7 +195,8 @@ def _mixes_guidance(target: Target) -> str | None:
 
 
 def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
-    """Raise an error in a step that an argument of the call makes guided after all: both calls get one tensor.
+    """Raise an error in a step that an argument of the call makes guided after all, since both calls would get one
+    tensor.
 
     The last latents are kept, so that no other tensor is taken for them.
     """

@@ -24,7 +24,7 @@ class DamageKind:
     """A kind of damage.
 
     Attributes:
-        like: what does it in accelerated drawing.
+        like: the cause of such damage in accelerated drawing.
         unit: of the strengths.
     """
 
@@ -45,7 +45,7 @@ class DamageKind:
 
 @dataclass(frozen=True)
 class HarmlessChange:
-    """A change that no viewer would mind."""
+    """A change that no viewer would notice or mind."""
 
     name: str
     change: Callable[[Pixels, np.random.Generator], Pixels]

@@ -9,7 +9,7 @@ POWER = 0.9
 
 
 def least_detected(powers: Sequence[float], strengths: Sequence[float], power: float = POWER) -> float | None:
-    """Return the least strength from which on damage is detected with this power, or None if it is not.
+    """Return the lowest strength from which damage is detected with this power; None if it never is.
 
     Between two strengths the power is interpolated over their logarithms. If the lowest is detected already, it is
     returned: an upper bound.

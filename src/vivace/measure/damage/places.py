@@ -61,7 +61,7 @@ def blackened(image: Pixels, percent: float, random: np.random.Generator) -> Pix
 
 
 def _square(image: Pixels, percent: float, random: np.random.Generator) -> tuple[int, int, int]:
-    """Return the top, left and side of a square somewhere in the image that covers so much of its area."""
+    """Return the top, left and side of a random square that covers this share of the image."""
     height, width = image.shape[:2]
     side = min(height, width, max(1, round(float(np.sqrt(height * width * percent / 100)))))
     return int(random.integers(height - side + 1)), int(random.integers(width - side + 1)), side

@@ -28,7 +28,7 @@ _SD3 = {
 _FLUX_NORMS = ("query_norm", "key_norm")
 """Norms whose weight is called `scale`."""
 _NOT_OF_MODELS = "_lora"
-"""Part of names that trainers of LoRAs alone have."""
+"""Parts of names that only LoRA trainers use."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Layers' names in the code with which models were published, which many trainers keep, by diffusers' names.
+"""The names of layers in the models' original code, which many trainers keep, by diffusers' names.
 
 `#` is a block's number. Where the original has one layer for several of diffusers', its rows are theirs, one after the
 other. Sources: diffusers, loaders/single_file_utils.py; github.com/black-forest-labs/flux; github.com/XLabs-AI/x-flux;

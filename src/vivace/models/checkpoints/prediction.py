@@ -61,7 +61,7 @@ def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str])
     """Return the prediction type of a UNet's checkpoint.
 
     Raises:
-        UnusableModel: what it says contradicts itself, or is something else.
+        UnusableModel: its statements contradict each other, or name another type.
     """
     leaves = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[2] in MARKERS}
     votes = {f"the tensor {leaves['v_pred']}": True} if "v_pred" in leaves else {}

@@ -103,7 +103,7 @@ def _decoded(path: Path, file: Any, name: str, codes: Codes) -> Any:
     """Return a weight in fp32, with its padding.
 
     Raises:
-        UnusableModel: a scale or a product is no number, or a scale of 0 makes nothing of values.
+        UnusableModel: a scale or a product is not a number, or a scale is 0 where values are not.
     """
     weight, scale = file.get_tensor(name), file.get_tensor(codes.scale)
     scales = {codes.scale: scale}

@@ -1,8 +1,8 @@
 """Signatures of published files of weights, by tensors that they have: one table.
 
-The first row whose tensors a file all has says what it is. So kinds that contain another's tensors come first: Chroma
-and FLUX.2 before FLUX.1, whole models before single components. A row reads a file only by what the file has; nothing
-is taken for a model because it lacks something.
+The first row whose tensors are all in a file identifies it. So kinds that contain another's tensors come first: Chroma
+and FLUX.2 before FLUX.1, whole models before single components. A row matches only by tensors that the file has, never
+by missing ones.
 
 The names are those of the authors' own files, of ComfyUI's `model_detection.py` and of diffusers'
 `single_file_utils.py`.
@@ -17,7 +17,7 @@ from typing import Any
 DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "")
 """Prefixes that tools write before the names of a denoiser's tensors; "net." is NVIDIA's."""
 SD2 = "sd2"
-"""Stands for a catalogue name in rows of SD 2, which the catalogue does not have."""
+"""Placeholder for a catalogue name in rows of SD 2, which the catalogue lacks."""
 SUPPORTED = "supported are single files of SD 1.5, SDXL, SD 3.5, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
 
 _FOLDER = f"give it as a folder in diffusers' format, or as org/repo of the hub ({SUPPORTED})"

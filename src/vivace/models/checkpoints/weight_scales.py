@@ -1,4 +1,4 @@
-"""Scales that a file has beside its weights. With such a companion a stored weight is a code.
+"""Scales in a file that belong to its weights: a weight with such a companion is stored as a code.
 
 Two conventions are read. ComfyUI's older files have `X.scale_weight` beside `X.weight` in fp8, `X.scale_input`, and a
 tensor `scaled_fp8`. Its newer files, Black Forest Labs' and ModelOpt's have `X.weight_scale`, `X.input_scale`, and say
@@ -98,7 +98,7 @@ def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
 
 
 def check_plain(path: Path) -> None:
-    """Refuse a file of a folder that has codes in the place of weights, which libraries would take for weights.
+    """Refuse a file of a folder that has codes in place of weights: libraries would read them as weights.
 
     Raises:
         UnusableModel: names the file and the tensor.
