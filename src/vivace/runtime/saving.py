@@ -14,7 +14,7 @@ from vivace.models.export_embedded import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import num_bytes
-from vivace.models.saved_folder import digests
+from vivace.models.saved_folder import digests, piecewise_digests
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for, precedes
@@ -175,7 +175,7 @@ def _described(
             if technique.text in effects
         ),
         sources=digests(_sources(located)),
-        files=digests(saved_files(folder)),
+        files=piecewise_digests(saved_files(folder)),
     )
 
 

@@ -26,6 +26,7 @@ from vivace.machinery.quantization.stored_tensors import (
     unflatten,
 )
 from vivace.models.headers import read_header, read_metadata
+from vivace.saved.threaded_reading import read_tensors
 from vivace.untrusted.files import parse_json
 from vivace.untrusted.reading import reading
 
@@ -158,10 +159,16 @@ def fill(skeleton: torch.nn.Module, files: ComponentFiles, device: str) -> None:
     from safetensors import safe_open
 
     opened: dict[Path, Any] = {}
+    on_gpu: dict[str, torch.Tensor] = {}
+    if torch.device(device).type == "cuda":
+        with reading(next(iter(files.places.values()))[0].parent):
+            on_gpu = read_tensors(files.places, _DTYPES, device)
 
     def read(name: str) -> torch.Tensor:
         path, entry = files.places[name]
-        if device == "meta":
+        if name in on_gpu:
+            tensor = on_gpu.pop(name)
+        elif device == "meta":
             tensor = torch.empty(entry["shape"], dtype=getattr(torch, _DTYPES[entry["dtype"]]), device="meta")
         else:
             if path not in opened:

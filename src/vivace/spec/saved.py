@@ -11,7 +11,7 @@ from vivace.spec.environment import Environment
 from vivace.spec.model import Model
 from vivace.spec.recipe_syntax import RecipeSpec
 
-FORMAT = 1
+FORMAT = 2
 """Version of the folder's format. A later one is refused, an earlier one read."""
 
 
@@ -49,10 +49,12 @@ class SavedModel(Spec):
         is_small: whether the source's weights are of the size of the models that ship with vivace.
         recipe: the whole recipe.
         stored: the techniques whose result the weights are; the others are applied when the folder is loaded.
-        sources, files: the sha256 of each file that was read, and of each file of the folder, by name.
+        sources: the sha256 of each file that was read, by name.
+        files: the digest of each file of the folder, by name: its sha256; since format 2 by pieces, see
+            `vivace.models.saved_folder.piecewise_digests`.
     """
 
-    format: Literal[1]
+    format: Literal[1, 2]
     environment: Environment
     model: Model
     entry: str | None

@@ -16,7 +16,7 @@ from tests.make import make_record
 from tests.typed import typed
 from vivace.errors import OutputError, RecipeError, Unsupported, UnusableModel, UsageError
 from vivace.models.find import find_model
-from vivace.models.saved_folder import sha256
+from vivace.models.saved_folder import piecewise_digests, sha256
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
 from vivace.runtime.saving import Saved, save
@@ -189,7 +189,7 @@ def manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def as_written(folder: Path, *names: str) -> None:
     """Let `vivace.json` say that these files are as they were written."""
-    manifest(folder, lambda content: content["files"].update({name: sha256(folder / name) for name in names}))
+    manifest(folder, lambda content: content["files"].update(piecewise_digests({name: folder / name for name in names})))
 
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str]], None]) -> None:
