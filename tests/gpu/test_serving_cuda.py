@@ -1,5 +1,6 @@
 """A worker's images on a GPU: those of the session, whose call returns before the GPU has ended."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +40,20 @@ def test_images_that_are_queued_behind_each_other_are_the_sessions(tmp_path: Pat
             assert event["steps"] == _STEPS
             assert min(event["phases"][name] for name in ("text", "denoise", "decode")) >= 0
             assert event["phases"]["denoise"] > 0
+
+
+def test_a_new_size_is_captured_while_the_last_image_is_copied(tmp_path: Path) -> None:
+    """Calls of other threads invalidate a capture in CUDA's strictest mode."""
+    request = Load("tiny-sd", "cuda_graph", "cuda", None, ((128, 128),), (), str(tmp_path), "text")
+    drawing = Drawing.load(request, lambda phase: None)
+    for number, size in enumerate(range(64, 129, 8)):
+        call = {"width": size, "height": size, "num_inference_steps": _STEPS}
+        draw = Draw((f"job-{number}",), ("a red circle",), (number,), call)
+        finish = drawing.draw(draw, lambda kind, fields: None)
+        with ThreadPoolExecutor(1) as other:
+            ended = other.submit(finish)
+            follower = drawing.draw(
+                Draw(("next",), ("a blue square",), (1,), call | {"width": size + 64}),
+                lambda kind, fields: None,
+            )
+            assert ended.result()["steps"] == follower()["steps"] == _STEPS

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Takes work without arguments. Returns a function that repeats it, and the outputs that this function overwrites."""
 
+_ERROR_MODE = "thread_local"
+"""Other threads call CUDA during a capture: NCCL's watchdog, and that of a server that waits for the last image. Their
+calls concern earlier work and do not invalidate it."""
 _WARMUPS = 2  # first runs choose algorithms and allocate workspaces, which must not be captured
 _CAPTURED = "_vivace_captured"
 _NEVER_WRITTEN = "_vivace_never_written"
@@ -203,7 +206,7 @@ def cuda_capturer() -> Capture:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode=_error_mode()):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=_ERROR_MODE):
                 outputs = work()
         except torch.OutOfMemoryError:
             _end_capture_of_generator()
@@ -253,14 +256,6 @@ def _buffer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     import torch
 
     return torch.empty_like(tensor, device=device, memory_format=torch.preserve_format).copy_(tensor)
-
-
-def _error_mode() -> str:
-    """Return the `capture_error_mode`. In a process group other threads call CUDA during a capture, such as NCCL's
-    watchdog; their calls concern earlier work and do not invalidate it."""
-    import torch.distributed as dist
-
-    return "thread_local" if dist.is_available() and dist.is_initialized() else "global"
 
 
 def _end_capture_of_generator() -> None:
