@@ -155,7 +155,7 @@ def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tun
     if trusted_model is not None and not located.model.is_synthetic:
         raise UsageError(
             f"--trust-quality-of {trusted_model}: {model} has trained weights, so its own images are judged; leave it "
-            f"out"
+            "out"
         )
     judge = settings.judge(located)
     objective = settings.objective(judge)

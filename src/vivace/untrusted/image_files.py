@@ -199,14 +199,14 @@ def _in_8_bits(image: Any, note: Callable[[str], object]) -> Any:
         if not (low >= 0.0 and high <= 1.0):
             raise ValueError(
                 f"it has floating-point numbers from {low:g} to {high:g}; only 0 to 1 has a known white: divide by "
-                f"the value of white, or save it in 8 or 16 bits"
+                "the value of white, or save it in 8 or 16 bits"
             )
         return Image.fromarray(np.round(255 * values).astype(np.uint8))
     # PIL has 16 bits as I;16, and older versions as I, which may also be 32 bits.
     if image.mode == "I" and (low < 0 or high > 65535 or 0 < high <= 255):
         raise ValueError(
             f"it has whole numbers of 32 bits from {low:g} to {high:g}, so which value is white is unclear; save it "
-            f"in 8 or 16 bits"
+            "in 8 or 16 bits"
         )
     if 0 < high < _DIM:
         note(
