@@ -14,7 +14,9 @@ from vivace.saved import threaded_reading
 DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "I64": "int64", "BF16": "bfloat16"}
 
 
-def test_tensors_read_in_pieces_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_read_in_pieces_are_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threaded_reading, "_PIECE", 1000)
     tensors = {
         "large": torch.randn(70, 33),

@@ -21,6 +21,7 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
 from vivace.runtime.saving import Saved, save
 from vivace.runtime.session import Session
+from vivace.saved.pipeline_folder import saved_files
 from vivace.spec.record import Record
 
 LORA = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
@@ -189,7 +190,10 @@ def manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 def as_written(folder: Path, *names: str) -> None:
     """Let `vivace.json` say that these files are as they were written."""
-    manifest(folder, lambda content: content["files"].update(piecewise_digests({name: folder / name for name in names})))
+    manifest(
+        folder,
+        lambda content: content["files"].update(piecewise_digests({name: folder / name for name in names})),
+    )
 
 
 def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str]], None]) -> None:
@@ -311,9 +315,9 @@ def test_another_architecture(copy: Path) -> None:
 
 
 def test_another_version(copy: Path) -> None:
-    manifest(copy, lambda content: content.update(format=2))
-    assert "vivace.json: the key 'format' is 2, and this version of vivace reads up to 1" in refusal(copy)
-    manifest(copy, lambda content: content.update(format=1, entry="sd-next"))
+    manifest(copy, lambda content: content.update(format=3))
+    assert "vivace.json: the key 'format' is 3, and this version of vivace reads up to 2" in refusal(copy)
+    manifest(copy, lambda content: content.update(format=2, entry="sd-next"))
     assert "the key 'entry' names 'sd-next'" in refusal(copy)
 
 
@@ -390,3 +394,12 @@ def test_a_recipe_is_checked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         resolve("quantise(int8)")
     assert typed(monkeypatch, "save", "tiny-sd", str(tmp_path / "x"), "--recipe", "quantise(int8)") == 2
     assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_of_the_first_format_is_checked_by_whole_files(copy: Path) -> None:
+    folder = copy
+    whole = {name: sha256(path) for name, path in saved_files(folder).items()}
+    manifest(folder, lambda content: content.update(format=1, files=whole))
+    assert opened(folder).pipe is not None
+    manifest(folder, lambda content: content["files"].update({UNET: "0" * 64}))
+    assert f"{UNET} is not the file that was saved" in refusal(folder)
