@@ -135,11 +135,17 @@ def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variab
     """Run a server until its worker is ready, and then the test."""
     make_pool = functools.partial(ReplicaPool, make_process=lambda gpu: WorkerProcess(command, variables))
     app = create_app(settings, make_pool)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, port=0, http=Connection, ws="none", log_level="error", timeout_graceful_shutdown=5
-        )
+    # uvicorn waits 5 s for the rest of a request that follows another on its connection: so would a test.
+    config = uvicorn.Config(
+        app,
+        port=0,
+        http=Connection,
+        ws="none",
+        log_level="error",
+        timeout_keep_alive=2,
+        timeout_graceful_shutdown=5,
     )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until = time.monotonic() + 120

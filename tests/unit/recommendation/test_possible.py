@@ -25,6 +25,8 @@ from vivace.stats import Gate
 
 MODELS = [name for name, entry in CATALOGUE.items() if not isinstance(entry.origin, Embedded)]
 CARDS = [chip.name for chip in CHIPS]
+EVERY = 4
+"""A card answers for one model in four beside `make soak`; for all models that `SAMPLE` answers for, and flux-dev."""
 SAMPLE = (
     "H200",
     "H100 PCIe",
@@ -89,6 +91,14 @@ def test_answers_are_possible_on_every_card() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("position", range(len(CARDS)), ids=CARDS)
+def test_each_card_answers_for_some_models(position: int) -> None:
+    """Neighbours in the list of cards, which are of one family, answer for other models."""
+    for model in MODELS[position % EVERY :: EVERY]:
+        assert_possible(model, CARDS[position])
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("gpu", CARDS)
 def test_all_answers_are_possible(gpu: str) -> None:
     for model in MODELS:

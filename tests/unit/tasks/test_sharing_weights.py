@@ -20,12 +20,14 @@ QUICK = [
     ("tiny-sd", "distilled(lcm, steps=4)+scheduler(lcm)"),
     ("tiny-flux", "quantize(int8)"),
 ]
-OTHERS = [recipe for name, recipe in RECIPES if name != "compile"]
+OTHERS = [(name, recipe) for name, recipe in RECIPES if name != "compile"]
+FIRST = set(dict(reversed(OTHERS)).values())
+"""The first recipe of each technique."""
 
 
-def _marks(position: int, number: int) -> object:
-    """Each recipe is tried on one model by `make test-long`, on both by `make soak`."""
-    return pytest.mark.long if number % 2 == position else pytest.mark.soak
+def _marks(recipe: str) -> object:
+    """`make test-long` tries one recipe of each technique, `make soak` all."""
+    return pytest.mark.long if recipe in FIRST else pytest.mark.soak
 
 
 def text_session(model: str, recipe: str) -> Session:
@@ -43,9 +45,9 @@ def from_text(session: Session) -> np.ndarray:
     [
         *QUICK,
         *(
-            pytest.param(model, recipe, marks=_marks(position, number))
-            for position, model in enumerate(("tiny-sd", "tiny-flux"))
-            for number, recipe in enumerate(OTHERS)
+            pytest.param(model, recipe, marks=_marks(recipe))
+            for model in ("tiny-sd", "tiny-flux")
+            for _, recipe in OTHERS
         ),
     ],
 )
