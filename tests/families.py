@@ -15,7 +15,8 @@ from vivace.spec.workload import Task
 
 FAMILIES = ("sd", "sdxl", "flux")
 STEPS = {"sd": 3, "sdxl": 3, "flux": 6}
-"""Default arguments of `draw`."""
+SIDES = {"sd": 64, "sdxl": 64, "flux": 128}
+"""Default arguments of `draw`; the fixtures `small_images` and `short_calls` set smaller ones."""
 
 
 def build(family: str) -> Any:
@@ -79,22 +80,18 @@ def session(family: str, recipe: str = "baseline") -> Any:
 
 
 def draw(session: Any, prompt: Any = "a red circle", seed: int = 0, **call: Any) -> np.ndarray:
-    """Return images (n, height, width, 3) in [0, 1]; 64 px by default, 128 for FLUX."""
+    """Return images (n, height, width, 3) in [0, 1], square ones by default."""
     torch.set_num_threads(1)
+    family = "flux" if type(session.pipe).__name__ == "FluxPipeline" else "sd"
     call_arguments: dict[str, Any] = {
-        "height": 64,
-        "width": 64,
-        "num_inference_steps": 3,
+        "height": SIDES[family],
+        "width": SIDES[family],
+        "num_inference_steps": STEPS[family],
         "output_type": "np",
     }
-    if type(session.pipe).__name__ == "FluxPipeline":
-        # As tiny-flux was trained; smaller, with fewer steps or with 512 tokens its images are empty.
-        call_arguments |= {
-            "height": 128,
-            "width": 128,
-            "num_inference_steps": STEPS["flux"],
-            "max_sequence_length": 32,
-        }
+    if family == "flux":
+        # Images of other sizes, with fewer steps or with 512 tokens are often empty.
+        call_arguments["max_sequence_length"] = 32
     call_arguments |= call
     count = 1 if isinstance(prompt, str) or prompt is None else len(prompt)
     generators = [torch.Generator().manual_seed(seed + k) for k in range(count)]
@@ -115,7 +112,7 @@ def drawn(family: str, recipe: str = "baseline", **call: Any) -> np.ndarray:
     """Return `draw(session(family, recipe), **call)`, read-only. What several tests compare with is drawn once."""
     if any(callable(value) or isinstance(value, torch.Tensor) for value in call.values()):
         return draw(session(family, recipe), **call)
-    key = repr((family, recipe, sorted(call.items())))
+    key = repr((family, recipe, STEPS[family], SIDES[family], sorted(call.items())))
     if key not in _IMAGES:
         _IMAGES[key] = draw(session(family, recipe), **call)
         _IMAGES[key].setflags(write=False)

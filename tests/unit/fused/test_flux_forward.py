@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
-import vivace
+from tests import families
 from tests.families import draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import size
@@ -213,8 +213,8 @@ def test_the_first_norm_is_as_before() -> None:
 
 @pytest.mark.parametrize("cache", ["teacache", "magcache", "seacache", "taylorseer"])
 def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
-    made = vivace.load("tiny-flux", f"fused(bf16)+{cache}(hits=0.5)", device="cpu")
-    reference = vivace.load("tiny-flux", f"{cache}(hits=0.5)", device="cpu")
+    made = families.session("flux", f"fused(bf16)+{cache}(hits=0.5)")
+    reference = families.session("flux", f"{cache}(hits=0.5)")
     assert psnr(draw(made), draw(reference)) > 30
     assert made.refuted({}) is None
     assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"]

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import vivace
 from benchmarks.lora import write_random
-from tests import flow_models
-from tests.families import draw, psnr
+from tests import families, flow_models
+from tests.families import latents, psnr
 from tests.fused_kernels import error
 from tests.lora_files import write_lora
 from vivace.machinery.fused import modulations
@@ -33,15 +32,11 @@ SCALE = 60
 
 
 def session(model: str, recipe: str) -> Any:
-    return (
-        vivace.load(model, recipe, device="cpu")
-        if model == "tiny-flux"
-        else flow_models.session(model, recipe)
-    )
+    return families.session("flux", recipe) if model == "tiny-flux" else flow_models.session(model, recipe)
 
 
-def image(made: Any, **call: Any) -> np.ndarray:
-    draws = draw if type(made.pipe).__name__ == "FluxPipeline" else flow_models.draw
+def drawn_latents(made: Any, **call: Any) -> np.ndarray:
+    draws = latents if type(made.pipe).__name__ == "FluxPipeline" else flow_models.latents
     return draws(made, **call)
 
 
@@ -54,7 +49,7 @@ def first_step(made: Any) -> torch.Tensor:
         outputs.append(sample[0] if isinstance(sample, list) else sample)
 
     handle = made.pipe.transformer.register_forward_hook(note)
-    image(made, num_inference_steps=2, output_type="latent")
+    drawn_latents(made, num_inference_steps=2)
     handle.remove()
     return outputs[0].float()
 
@@ -84,18 +79,18 @@ def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     )
     hot = session(model, f"{fused}+lora({first!r}, hot=True, max_rank=8, scale={SCALE})")
     assert error(first_step(hot), merged) < 0.5 * error(without, merged)
-    drawn = image(hot)
+    drawn = drawn_latents(hot)
     assert hot.refuted({}) is None
     hot.set_lora(second)
     fresh = session(model, f"{fused}+lora({second!r}, hot=True, scale={SCALE})")
-    assert np.array_equal(image(hot), image(fresh)), "nothing of the first is left"
+    assert np.array_equal(drawn_latents(hot), drawn_latents(fresh)), "nothing of the first is left"
     hot.set_lora(scale=0)
     nothing = first_step(hot)
     assert nothing.equal(first_step(session(model, fused))), "bit for bit"
     hot.set_lora(first)
     assert first_step(hot).equal(nothing), "the scale is kept"
     hot.set_lora(scale=SCALE)
-    assert np.array_equal(image(hot), drawn)
+    assert np.array_equal(drawn_latents(hot), drawn)
 
 
 @pytest.mark.parametrize("model", ["flux2-klein-4b"])
@@ -104,9 +99,12 @@ def test_two_are_beside_the_same_layers(model: str, files: list[str]) -> None:
     both = session(model, f"fused(bf16)+lora({first!r}, hot=True)+lora({second!r}, hot=True, scale={SCALE})")
     merged = session(model, f"fused(bf16)+lora({first!r})+lora({second!r}, scale={SCALE})")
     alone = session(model, f"fused(bf16)+lora({first!r}, hot=True)")
-    assert psnr(image(both), image(merged)) > psnr(image(both), image(alone)) + 10
+    assert (
+        psnr(drawn_latents(both), drawn_latents(merged))
+        > psnr(drawn_latents(both), drawn_latents(alone)) + 10
+    )
     both.set_lora(scale=0, instead_of=second)
-    assert psnr(image(both), image(alone)) > 40
+    assert psnr(drawn_latents(both), drawn_latents(alone)) > 40
 
 
 def is_modulation(layer: str) -> bool:
@@ -133,7 +131,7 @@ def test_modulations_too(model: str, precision: str, tmp_path: Path) -> None:
     hot.set_lora(second)
     assert not first_step(hot).equal(drawn)
     hot.set_lora(scale=0)
-    assert np.array_equal(image(hot), image(plain))
+    assert np.array_equal(drawn_latents(hot), drawn_latents(plain))
     hot.set_lora(first, scale=1)
     assert first_step(hot).equal(drawn)
 
@@ -144,14 +142,14 @@ def test_the_table_of_modulations_is_computed_again(tmp_path: Path, monkeypatch:
     pipe = session_of_flux("baseline").pipe
     path = write_lora(pipe, tmp_path / "lora.safetensors", 4, strength=0.1, takes=is_modulation)
     hot, plain = session_of_flux(f"fused(bf16)+lora({path!r}, hot=True)"), session_of_flux("fused(bf16)")
-    first = draw(hot)
+    first = latents(hot)
     table = hot.pipe.transformer.vivace_fused.modulations
     address = table.table.data_ptr()
     hot.set_lora(scale=0)
     assert table.keys.isnan().all(), "nothing of before is found"
-    assert np.array_equal(draw(hot), draw(plain))
+    assert np.array_equal(latents(hot), latents(plain))
     hot.set_lora(scale=1)
-    assert np.array_equal(draw(hot), first)
+    assert np.array_equal(latents(hot), first)
     assert table.table.data_ptr() == address, "captured graphs read it"
     assert hot.evidence()["denoiser.modulations_computed_in_the_loop"] == 0
 

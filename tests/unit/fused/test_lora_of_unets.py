@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.families import build, draw, session
+from tests.families import build, latents, session
 from tests.fused_kernels import error
 from tests.lora_files import write_lora
 from vivace.errors import Unsupported
@@ -28,7 +28,7 @@ def first_step(made: Any) -> torch.Tensor:
     handle = made.pipe.unet.register_forward_hook(
         lambda _, __, output: outputs.append(output[0] if isinstance(output, tuple) else output.sample)
     )
-    draw(made)
+    latents(made, num_inference_steps=2)
     handle.remove()
     return outputs[0].float()
 
@@ -62,9 +62,9 @@ def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     assert error(first, merged) < 1.5 * rounding
     hot.set_lora(of_some)
     fresh = session(family, f"{recipe}+lora({of_some!r}, hot=True)")
-    assert np.array_equal(draw(hot), draw(fresh)), "nothing of the first is left"
+    assert np.array_equal(latents(hot), latents(fresh)), "nothing of the first is left"
     hot.set_lora(scale=0)
-    assert np.array_equal(draw(hot), draw(plain)), "nothing at all is left"
+    assert np.array_equal(latents(hot), latents(plain)), "nothing at all is left"
     hot.set_lora(of_all, scale=1)
     assert first_step(hot).equal(first)
     assert hot.refuted({}) is None
@@ -122,17 +122,17 @@ def test_kohyas_names_and_several_at_once(family: str, tmp_path: Path) -> None:
     first, second = sorted([own, kohyas])
     assert (first, second) == (kohyas, own), "the one with fewer layers has its columns moved by the other"
     pair.set_lora(scale=0, instead_of=kohyas)
-    assert np.array_equal(draw(pair), draw(alone))
+    assert np.array_equal(latents(pair), latents(alone))
 
 
 @pytest.mark.parametrize("family", ["sd"])
 def test_layers_that_were_not_reserved_are_refused_by_name(family: str, files: tuple[str, str]) -> None:
     of_all, of_some = files
     hot = session(family, f"fused(fp8)+lora({of_some!r}, hot=True)")
-    before = draw(hot)
+    before = latents(hot)
     with pytest.raises(Unsupported, match=r"targets \d+ layers without a LoRA slot .*layers=all"):
         hot.set_lora(of_all)
-    assert np.array_equal(draw(hot), before)
+    assert np.array_equal(latents(hot), before)
     hot = session(family, f"fused(fp8)+lora({of_some!r}, hot=True, layers=all)")
     hot.set_lora(of_all)
-    assert not np.array_equal(draw(hot), before)
+    assert not np.array_equal(latents(hot), before)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vivace
+from tests import families
 from tests.families import STEPS, draw
 from tests.targets import target_of
 from tests.unit.fused.test_flux_forward import Pipe, transformer
@@ -35,7 +36,7 @@ def _with_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offloaded(model: str, recipe: str) -> tuple[Any, ComponentOffloader]:
-    session = vivace.load(model, recipe, device="cpu")
+    session = families.session(model.removeprefix("tiny-"), recipe)
     return session, ComponentOffloader(session.pipe, "cpu", pin=False)
 
 
@@ -44,7 +45,7 @@ def offloaded(model: str, recipe: str) -> tuple[Any, ComponentOffloader]:
     "recipe", ["fused(bf16)", "fused(fp8)@denoiser,vae", "fused(bf16)+teacache(hits=0.5)"]
 )
 def test_flux_draws_the_same_and_hoists_in_every_call(recipe: str) -> None:
-    plain, (made, offloader) = vivace.load("tiny-flux", recipe, device="cpu"), offloaded("tiny-flux", recipe)
+    plain, (made, offloader) = families.session("flux", recipe), offloaded("tiny-flux", recipe)
     table = made.pipe.transformer.vivace_fused.modulations
     for calls, prompt in enumerate(PROMPTS, 1):
         assert np.array_equal(draw(made, prompt), draw(plain, prompt))
@@ -58,7 +59,7 @@ def test_flux_draws_the_same_and_hoists_in_every_call(recipe: str) -> None:
 @pytest.mark.usefixtures("_with_table")
 def test_the_table_is_filled_again_after_an_offload_within_a_call() -> None:
     plain, (made, offloader) = (
-        vivace.load("tiny-flux", "fused(bf16)", device="cpu"),
+        families.session("flux", "fused(bf16)"),
         offloaded("tiny-flux", "fused(bf16)"),
     )
 
@@ -87,7 +88,7 @@ def test_what_is_not_hoisted_is_counted_over_all_calls() -> None:
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)@denoiser,vae", "fused(fp8)"])
 def test_a_unet_and_its_vae_draw_the_same(recipe: str) -> None:
-    plain, (made, offloader) = vivace.load("tiny-sd", recipe, device="cpu"), offloaded("tiny-sd", recipe)
+    plain, (made, offloader) = families.session("sd", recipe), offloaded("tiny-sd", recipe)
     for prompt in PROMPTS[:2]:
         assert np.array_equal(draw(made, prompt), draw(plain, prompt))
         assert not offloader.is_in_call
@@ -112,7 +113,7 @@ def test_offloading_by_layer_is_refused(mode: str) -> None:
     assert resolve("fused+offload(model)").loads_from_host
     with pytest.raises(RecipeError, match=r"fused blocks read .* take offload\(model\)"):
         resolve(f"fused(fp8)@denoiser,vae+offload({mode})")
-    session = vivace.load("tiny-sd", "fused(bf16)", device="cpu")
+    session = families.session("sd", "fused(bf16)")
     with pytest.raises(Unsupported, match=r"run by fused kernels: .* take offload\(model\)"):
         vivace.apply(session.pipe, f"offload({mode})")
 

@@ -250,22 +250,22 @@ def test_no_activation_exceeds_its_scale(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def draw(recipe: str) -> Any:
-    return flow_models.draw(flow_models.session(MODEL, recipe))
+    return flow_models.latents(flow_models.session(MODEL, recipe))
 
 
 def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16() -> None:
-    expected = flow_models.reference(MODEL)
+    expected = flow_models.reference(MODEL, output_type="latent")
     by_diffusers = psnr(draw("bf16@denoiser"), expected)
     for recipe, lost in (("fused(bf16)", 1), ("fused(fp8)", 4)):
         session = flow_models.session(MODEL, recipe)
-        assert psnr(flow_models.draw(session), expected) > by_diffusers - lost, recipe
+        assert psnr(flow_models.latents(session), expected) > by_diffusers - lost, recipe
         assert session.refuted({}) is None
 
 
 def test_guidance_keeps_keys_and_values_of_its_own() -> None:
     call: dict[str, Any] = {"negative_prompt": "a blue square", "true_cfg_scale": 4.0}
     expected, by_diffusers, fused = (
-        flow_models.draw(flow_models.session(MODEL, recipe), **call)
+        flow_models.latents(flow_models.session(MODEL, recipe), **call)
         for recipe in ("baseline", "bf16@denoiser", "fused(bf16)")
     )
     assert psnr(fused, expected) > psnr(by_diffusers, expected) - 1
@@ -275,8 +275,8 @@ def test_guidance_keeps_keys_and_values_of_its_own() -> None:
 def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
     cache = f"{cache}(hits=0.5)"
     plain, fused = (flow_models.session(MODEL, text) for text in (cache, f"fused(bf16)+{cache}"))
-    expected = flow_models.draw(plain)
-    assert psnr(flow_models.draw(fused), expected) > psnr(draw(f"bf16@denoiser+{cache}"), expected) - 1
+    expected = flow_models.latents(plain)
+    assert psnr(flow_models.latents(fused), expected) > psnr(draw(f"bf16@denoiser+{cache}"), expected) - 1
     assert fused.evidence()["cache_hit_rate"] == plain.evidence()["cache_hit_rate"]
 
 
@@ -304,7 +304,9 @@ def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> 
     assert effect.evidence is not None
     prompts = ["a red star", "a blue star", "a star on a field of white flowers", "a red star"]
     for number, prompt in enumerate(prompts, 1):
-        assert np.array_equal(flow_models.draw(session, prompt), flow_models.draw(plain, prompt)), prompt
+        assert np.array_equal(flow_models.latents(session, prompt), flow_models.latents(plain, prompt)), (
+            prompt
+        )
         assert effect.evidence()["cuda_graph_replays"] == number * (flow_models.STEPS - 1)
     assert effect.evidence()["cuda_graphs_recorded"] == 2
 
@@ -314,6 +316,6 @@ def test_steps_that_are_not_captured_are_no_effect(monkeypatch: pytest.MonkeyPat
     session = flow_models.session(MODEL, "fused(bf16)")
     effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
     session.pipe.transformer.pos_embed.register_forward_pre_hook(lambda *_: None)
-    flow_models.draw(session)
+    flow_models.latents(session)
     assert effect.refuted is not None
     assert effect.refuted({}) == "the denoiser had no step that is captured"

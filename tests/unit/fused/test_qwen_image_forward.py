@@ -229,17 +229,17 @@ def test_what_it_does_not_compute_is_refused() -> None:
 
 
 def draw(model: str, recipe: str, **call: Any) -> Any:
-    return flow_models.draw(flow_models.session(model, recipe), **call)
+    return flow_models.latents(flow_models.session(model, recipe), **call)
 
 
 @pytest.mark.parametrize("model", ["qwen-image", "qwen-image-edit", "qwen-image-edit-2511"])
 def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
     """With guidance: two calls a step, with texts of other lengths."""
-    expected = flow_models.reference(model)
+    expected = flow_models.reference(model, output_type="latent")
     by_diffusers = psnr(draw(model, "bf16@denoiser"), expected)
     for recipe, lost in (("fused(bf16)", 1), ("fused(fp8)", 4)):
         session = flow_models.session(model, recipe)
-        assert psnr(flow_models.draw(session), expected) > by_diffusers - lost, recipe
+        assert psnr(flow_models.latents(session), expected) > by_diffusers - lost, recipe
         assert session.refuted({}) is None
 
 
@@ -254,9 +254,9 @@ def test_two_prompts_of_other_lengths_are_drawn_as_each_alone() -> None:
 def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
     cache = f"{cache}(hits=0.5)"
     plain, fused = (flow_models.session(MODEL, text) for text in (cache, f"fused(bf16)+{cache}"))
-    expected = flow_models.draw(plain)
+    expected = flow_models.latents(plain)
     by_diffusers = psnr(draw(MODEL, f"bf16@denoiser+{cache}"), expected)
-    assert psnr(flow_models.draw(fused), expected) > by_diffusers - 1
+    assert psnr(flow_models.latents(fused), expected) > by_diffusers - 1
     assert fused.evidence()["cache_hit_rate"] == plain.evidence()["cache_hit_rate"]
 
 

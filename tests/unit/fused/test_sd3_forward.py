@@ -249,7 +249,7 @@ def test_attention_in_fp8_is_refused_at_heads_of_64_channels(model: str) -> None
 
 
 def draw(model: str, recipe: str, **call: Any) -> Any:
-    return flow_models.draw(flow_models.session(model, recipe), **call)
+    return flow_models.latents(flow_models.session(model, recipe), **call)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -261,7 +261,7 @@ def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
         if isinstance(layer, torch.nn.Linear):
             round_by_row(layer)
     by_others = {
-        "bf16": psnr(draw(model, "bf16@denoiser"), expected),
+        "bf16": psnr(flow_models.draw(flow_models.session(model, "bf16@denoiser")), expected),
         "fp8": psnr(flow_models.draw(by_row), expected),
     }
     for recipe, lost in (("fused(bf16)", 1), ("fused(fp8)", 3), ("fused(fp8)@denoiser,vae", 3)):
@@ -274,7 +274,7 @@ def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
 def test_skip_layer_guidance_is_refused_before_an_image_is_drawn() -> None:
     session = flow_models.session(MODELS[0], "fused(bf16)", num_inference_steps=8)
     with pytest.raises(Unsupported, match="leave fused out, or call without skip-layer guidance"):
-        flow_models.draw(session, skip_guidance_layers=[1], skip_layer_guidance_stop=1.0)
+        flow_models.latents(session, skip_guidance_layers=[1], skip_layer_guidance_stop=1.0)
 
 
 def test_an_offloaded_model_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_an_offloaded_model_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(modulations, "capacity_on", lambda device: 8)
     plain, made = (flow_models.session(MODELS[1], "fused(fp8)") for _ in range(2))
     offloader = ComponentOffloader(made.pipe, "cpu", pin=False)
-    assert np.array_equal(flow_models.draw(made), flow_models.draw(plain))
+    assert np.array_equal(flow_models.latents(made), flow_models.latents(plain))
     assert made.evidence() == plain.evidence()
     assert not offloader.is_in_call
 
@@ -298,9 +298,9 @@ def test_two_prompts_are_drawn_as_each_alone() -> None:
 def test_what_works_on_whole_steps_goes_with_it(recipe: str) -> None:
     model = MODELS[1]
     plain, fused = (flow_models.session(model, text) for text in (recipe, f"fused(bf16)+{recipe}"))
-    expected = flow_models.draw(plain)
+    expected = flow_models.latents(plain)
     by_diffusers = psnr(draw(model, f"bf16@denoiser+{recipe}"), expected)
-    assert psnr(flow_models.draw(fused), expected) > by_diffusers - 1
+    assert psnr(flow_models.latents(fused), expected) > by_diffusers - 1
     for figure in ("cache_hit_rate",):
         assert fused.evidence().get(figure) == plain.evidence().get(figure)
 

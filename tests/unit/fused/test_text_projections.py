@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import vivace
+from tests import families
 from tests.families import STEPS, draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import TEXT, inputs, size, target, unet
@@ -210,8 +210,8 @@ def test_unets_that_read_the_text_elsewhere_are_refused() -> None:
 @pytest.mark.parametrize("rest", ["", "+cfg_cutoff(0.5)", "+deepcache"])
 @pytest.mark.slow("+deepcache")
 def test_a_call_projects_its_text_once(rest: str) -> None:
-    made = vivace.load("tiny-sd", f"fused(bf16){rest}", device="cpu")
-    plain = vivace.load("tiny-sd", rest.removeprefix("+") or "baseline", device="cpu")
+    made = families.session("sd", f"fused(bf16){rest}")
+    plain = families.session("sd", rest.removeprefix("+") or "baseline")
     a_call = 2 if "cutoff" in rest else 1  # the conditional half is another text
     for calls, prompt in enumerate(("a red circle", "a blue square", "a blue square"), 1):
         assert psnr(draw(made, prompt), draw(plain, prompt)) > 33
@@ -220,12 +220,12 @@ def test_a_call_projects_its_text_once(rest: str) -> None:
 
 
 def test_an_offloaded_unet_projects_a_text_where_it_works() -> None:
-    made = vivace.load("tiny-sd", "fused(bf16)", device="cpu")
+    made = families.session("sd", "fused(bf16)")
     expected = draw(made)
     ComponentOffloader(made.pipe, "cpu", pin=False)
 
     def decode(pipe: Any, at: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        if at == 1:  # as a preview does it: the VAE comes later, so the UNet makes room
+        if at == 0:  # as a preview does it: the VAE comes later, so the UNet makes room
             pipe.vae.decode(torch.zeros(1, pipe.vae.config.latent_channels, 4, 4))
         return tensors
 
@@ -236,7 +236,7 @@ def test_an_offloaded_unet_projects_a_text_where_it_works() -> None:
 
 
 def test_captured_steps_copy_keys_and_values_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, made = (vivace.load("tiny-sd", "fused(bf16)", device="cpu") for _ in range(2))
+    plain, made = (families.session("sd", "fused(bf16)") for _ in range(2))
     apply_cuda_graph(made.pipe, monkeypatch)
     copied: list[tuple[int, ...]] = []
     copy_ = torch.Tensor.copy_

@@ -310,7 +310,7 @@ def test_nothing_computes_with_offloaded_tensors(
                 watch.is_swapping = before
 
         monkeypatch.setattr(owner, name, swapping)
-    small = {"height": 64, "width": 64, "num_inference_steps": 3}
+    small = {"height": 64, "width": 64, "num_inference_steps": 2}
     with watch:
         draw(offloaded, **small)
         draw(offloaded, **small)

@@ -15,6 +15,8 @@ from vivace.runtime.embeddings import encode
 from vivace.technique import Machine
 from vivace.techniques.tf32 import Tf32
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 AMPERE = Machine("cuda", "a GPU", (8, 0), None)
 
 

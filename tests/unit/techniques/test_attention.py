@@ -25,6 +25,8 @@ from vivace.recipes.resolve import resolve
 from vivace.technique import Machine
 from vivace.techniques.attention import Attention
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 CPU = Machine("cpu", "CPU", None, "c++")
 PLAIN = F.scaled_dot_product_attention
 

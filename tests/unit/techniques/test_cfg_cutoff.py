@@ -15,6 +15,8 @@ from vivace.runtime.embeddings import encode
 from vivace.technique import Machine
 from vivace.techniques.cfg_cutoff import CfgCutoff
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 TRUE_CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0, "output_type": "latent"}
 CALLS = {"cfg_cutoff(0.5)": 3 * 2 + 3, "cfg_cutoff(0.34)": 2 * 2 + 4, "cfg_cutoff(0.01)": 2 + 5}
 """Of the transformer, in six steps."""
@@ -39,7 +41,7 @@ def by_hand(pipe: Any, guided: int, prompt: str, negative: str, scale: float, st
     negatives, negative_pooled, _ = pipe.encode_prompt(negative, None, max_sequence_length=32)
     channels = pipe.transformer.config.in_channels // 4
     latents, image_ids = pipe.prepare_latents(
-        1, channels, 128, 128, embeds.dtype, torch.device("cpu"), torch.Generator().manual_seed(0)
+        1, channels, 96, 96, embeds.dtype, torch.device("cpu"), torch.Generator().manual_seed(0)
     )
     sigmas = np.linspace(1.0, 1 / steps, steps)
     pipe.scheduler.set_timesteps(sigmas=sigmas.tolist(), device="cpu", mu=0.5)
@@ -64,7 +66,7 @@ def by_hand(pipe: Any, guided: int, prompt: str, negative: str, scale: float, st
                 away = predict(t, negatives, negative_pooled)
                 noise = away + scale * (noise - away)
             latents = pipe.scheduler.step(noise, t, latents).prev_sample
-        latents = pipe._unpack_latents(latents, 128, 128, pipe.vae_scale_factor)
+        latents = pipe._unpack_latents(latents, 96, 96, pipe.vae_scale_factor)
         latents = latents / pipe.vae.config.scaling_factor + pipe.vae.config.shift_factor
         picture = pipe.vae.decode(latents).sample
     return np.asarray(pipe.image_processor.postprocess(picture, output_type="np"))
@@ -253,7 +255,7 @@ def test_every_prompt_of_a_batch_has_its_own_row_of_the_empty_one(per_prompt: in
     torch.set_num_threads(1)
     generators = [torch.Generator().manual_seed(k) for k in range(2 * per_prompt)]
     batch = made(
-        prompts, generator=generators, num_images_per_prompt=per_prompt, height=128, width=128,
+        prompts, generator=generators, num_images_per_prompt=per_prompt, height=96, width=96,
         num_inference_steps=6, max_sequence_length=32, output_type="np",
     ).images  # fmt: skip
     assert made.evidence() == {"guided_steps": 3, "unguided_steps": 3}

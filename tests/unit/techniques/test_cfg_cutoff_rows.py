@@ -16,6 +16,8 @@ from vivace.machinery.guidance.branches import GuidanceRows, rows_of
 from vivace.runtime.step_ends import with_step_ends
 from vivace.technique import Effect
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 
 def ended_by_hand(pipe: Any, guided: int, number: int, conditional: int) -> None:
     """Compute the whole batch to the end, and give the pipeline the conditional rows for all after `guided` calls."""

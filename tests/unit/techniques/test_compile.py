@@ -20,6 +20,8 @@ from vivace.machinery.compilation.compiled_code import code_folder
 from vivace.technique import Machine
 from vivace.techniques.compile import Compile
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs that serve them all
 
 

@@ -17,6 +17,8 @@ from vivace.spec.recipe_syntax import RecipeSpec
 from vivace.technique import Effect
 from vivace.techniques.compile import Compile
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:

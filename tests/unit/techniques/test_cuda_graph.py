@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import vivace
 from tests import flow_models
-from tests.families import FAMILIES, STEPS, build, draw, psnr
+from tests.families import FAMILIES, STEPS, build, draw, latents, psnr
 from tests.targets import target_of
 from vivace.benchmark import Timing
 from vivace.benchmark.round import measure_round
@@ -31,6 +31,8 @@ from vivace.technique import Machine
 from vivace.techniques import cuda_graph
 from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph
+
+pytestmark = pytest.mark.usefixtures("short_calls")
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)
 
@@ -222,12 +224,12 @@ def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_of_captured_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = build(family)
-    reference = draw(vivace.apply(pipe)), draw(vivace.apply(pipe), height=96)
+    reference = latents(vivace.apply(pipe)), latents(vivace.apply(pipe), height=128)
     effect = apply(pipe, monkeypatch)
     session = vivace.apply(pipe)
     for _ in range(2):
-        assert psnr(draw(session), reference[0]) > 90
-        assert psnr(draw(session, height=96), reference[1]) > 90
+        assert psnr(latents(session), reference[0]) > 90
+        assert psnr(latents(session, height=128), reference[1]) > 90
     assert effect.evidence() == {"cuda_graphs_recorded": 2, "cuda_graph_replays": 4 * STEPS[family]}
     assert effect.refuted({}) is None
 

@@ -16,6 +16,8 @@ from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.techniques.deepcache import Deepcache
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 UNETS = ("sd", "sdxl")
 NUM_SKIPS = {"sd": 6, "sdxl": 6}
 

@@ -28,6 +28,8 @@ from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
 from vivace.techniques.distilled import Distilled
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 LAYERS = ("mid_block.attentions.0.transformer_blocks.0.attn1.to_q", "mid_block.resnets.0.conv1")
 RANK = 2
 

@@ -16,6 +16,8 @@ from vivace.errors import NoEffect
 from vivace.models.synthetic import build as build_architecture
 from vivace.techniques.dtype import Dtype
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 
 def test_a_step_does_not_ask_the_denoiser_for_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     session = vivace.apply(build("sd"), "dtype(bf16)@denoiser")

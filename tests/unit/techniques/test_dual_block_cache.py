@@ -22,6 +22,8 @@ from vivace.spec.recipe_syntax import RecipeSpec
 from vivace.technique import Machine
 from vivace.techniques.dual_block_cache import DualBlockCache, steps_of
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 CALL = {"num_inference_steps": 12}
 
 

@@ -19,6 +19,8 @@ from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.techniques.faster_cache import FasterCache, _bands, _conditional
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 UNETS = ("sd", "sdxl")
 
 

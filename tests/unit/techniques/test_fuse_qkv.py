@@ -15,6 +15,8 @@ from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.technique import component_of
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("target", ["", "@denoiser", "@vae"])

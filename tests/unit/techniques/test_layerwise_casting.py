@@ -12,6 +12,8 @@ from vivace.memory.predict import predict
 from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 FP8 = torch.float8_e4m3fn
 TARGETS = [
     *(("sd", "denoiser"), ("sd", "text_encoder")),

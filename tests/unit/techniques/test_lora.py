@@ -20,6 +20,8 @@ from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.runtime.request import checked_request
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 SOME = {"sd": (".attn1.", "conv1"), "flux": (".attn.", ".proj_mlp")}
 FEWER = {"sd": (".attn1.",), "flux": (".attn.",)}
 

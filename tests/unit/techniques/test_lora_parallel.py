@@ -12,6 +12,8 @@ from tests.forked_peers import forked_peers
 from tests.lora_files import write_lora
 from vivace.errors import Unsupported, WorkerError
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 SAME_DB = 34.0
 """A row alone and two at once are rounded differently."""
 

@@ -24,6 +24,8 @@ from vivace.runtime.cache_fits import calibrate_magcache
 from vivace.technique import Machine
 from vivace.techniques.magcache import Magcache, find_ratios
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 CALL = {"num_inference_steps": 14}
 FLUX = Ratios(tuple(float(r) for r in FLUX_MAG_RATIOS), model="FLUX's")
 
