@@ -104,12 +104,11 @@ def test_one_plan_of_attention_is_for_many_numbers_of_keys() -> None:
     assert cudnn_fp8.leaves_out_keys(where)
     generator = torch.Generator("cuda").manual_seed(0)
     parts = [torch.randn(1, n, 32, 128, generator=generator, device="cuda") for n in (4096, 4224, 4224)]
+    q, k, v = (part.mul(32).to(torch.float8_e4m3fn) for part in parts)
     scales = torch.tensor([1 / 32, 1 / 32, 1 / 32, 32.0], device="cuda")
     num_plans = cudnn_fp8._plan.cache_info().misses
     for length in (4224, 4159, 4119, 4097):
-        for part in parts[1:]:
-            part[:, length:] = 0
-        q, k, v = (part.mul(32).to(torch.float8_e4m3fn) for part in parts)
+        k[:, length:] = v[:, length:] = 0
         num_keys = torch.full((1, 1, 1, 1), length, device="cuda", dtype=torch.int32)
         padded, exact = torch.empty_like(q), torch.empty_like(q)
         fewer = k[:, :length], v[:, :length]

@@ -79,12 +79,11 @@ def _left_out_keys(where: torch.device) -> bool:
 
     generator = torch.Generator(where).manual_seed(0)
     parts = [torch.randn(1, length, 2, 128, generator=generator, device=where) for length in (128, 256, 256)]
-    q, k = (part.mul(32).to(torch.float8_e4m3fn) for part in parts[:2])
+    q, k, v = (part.mul(32).to(torch.float8_e4m3fn) for part in parts)
     scales = torch.tensor([1 / 32, 1 / 32, 1 / 32, 32.0], device=where)
     out = torch.empty_like(q)
     for length in (200, 137):
-        parts[2][:, length:] = 6.0  # nobody can overlook them
-        v = parts[2].mul(32).to(torch.float8_e4m3fn)
+        v[:, length:] = 200.0  # nobody can overlook them
         num_keys = torch.full((1, 1, 1, 1), length, device=where, dtype=torch.int32)
         try:
             attend(q, k, v, scales[:2], scales[2:], out, num_keys)
