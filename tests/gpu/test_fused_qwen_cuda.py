@@ -10,13 +10,9 @@ from diffusers import QwenImage21Transformer2DModel, QwenImageTransformer2DModel
 
 import vivace
 from tests import flow_models
-from tests.gpu import test_fused_cuda as of_fused
 from tests.gpu.test_fused_cuda import too_far
 from tests.unit.fused import test_qwen_image21_blocks as of_qwen_image21
-from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.models.random_weights import fill
-from vivace.techniques.cuda_graph import CudaGraph
-from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu
 
@@ -96,59 +92,3 @@ def test_a_pipeline_of_qwen_image_21_in_a_graph(recipe: str) -> None:
     for prompt in ("a red star", "a star on a field of white flowers", "a red star"):
         assert np.array_equal(flow_models.draw(graphs, prompt), flow_models.draw(plain, prompt)), prompt
     assert graphs.evidence()["cuda_graphs_recorded"] == 2
-
-
-def test_one_plan_of_attention_is_for_many_numbers_of_keys() -> None:
-    """At full size: as exact plans compute it, and about as fast. Keys behind are left out."""
-    where = torch.device("cuda", torch.cuda.current_device())
-    assert cudnn_fp8.leaves_out_keys(where)
-    generator = torch.Generator("cuda").manual_seed(0)
-    parts = [torch.randn(1, n, 32, 128, generator=generator, device="cuda") for n in (4096, 4224, 4224)]
-    q, k, v = (part.mul(32).to(torch.float8_e4m3fn) for part in parts)
-    scales = torch.tensor([1 / 32, 1 / 32, 1 / 32, 32.0], device="cuda")
-    num_plans = cudnn_fp8._plan.cache_info().misses
-    for length in (4224, 4159, 4119, 4097):
-        k[:, length:] = v[:, length:] = 0
-        num_keys = torch.full((1, 1, 1, 1), length, device="cuda", dtype=torch.int32)
-        padded, exact = torch.empty_like(q), torch.empty_like(q)
-        fewer = k[:, :length], v[:, :length]
-        calls = [
-            functools.partial(cudnn_fp8.attend, q, k, v, scales[:2], scales[2:], padded, num_keys),
-            functools.partial(cudnn_fp8.attend, q, fewer[0], fewer[1], scales[:2], scales[2:], exact),
-        ]
-        times = [milliseconds(call) for call in calls]
-        print(f"{length} keys: padded {times[0]:.3f} ms, exact {times[1]:.3f} ms")
-        assert (padded.float() - exact.float()).norm() < 0.02 * exact.float().norm()
-        assert times[0] < 1.1 * times[1]
-    assert cudnn_fp8._plan.cache_info().misses == num_plans + 5, "one padded, four exact"
-
-
-def milliseconds(call: Any) -> float:
-    for _ in range(3):
-        call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(20):
-        call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 20
-
-
-@torch.no_grad()
-def test_padded_keys_of_qwen_image_21_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph serves texts of several lengths, and computes what a plan of each would."""
-    cases = [inputs_of_qwen_image21((words,), (32, 32)) for words in (23, 64, 9)]
-    plain, made = qwen_image21(), qwen_image21()
-    for each in (plain, made):
-        Fused(precision="fp8", attention="fp8").apply(of_fused.target(each))
-    with monkeypatch.context() as patched:
-        patched.setattr(cudnn_fp8, "leaves_out_keys", lambda _: False)
-        expected = [of_qwen_image21.steps(plain, case)[1].float() for case in cases]
-    effect = CudaGraph().apply(of_fused.target(made))
-    for _ in range(2):
-        for case, right in zip(cases, expected, strict=True):
-            later = of_qwen_image21.steps(made, case)[1].float()
-            assert (later - right).norm() < 0.02 * right.norm()
-    assert effect.evidence is not None
-    assert effect.evidence()["cuda_graphs_recorded"] == 1

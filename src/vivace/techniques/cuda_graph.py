@@ -12,8 +12,7 @@ Costs: each graph keeps a step's activations, in a pool that all graphs share. T
     prompts at their own length: each new length captures anew, and prompts of more than `max_graphs` lengths in turn do
     so with every image. On an H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9
     (docs/models-measured.md). Their text encoders are captured for a few lengths only, of 32, 64, 128, 256, 384, ...
-    tokens. Qwen-Image 2.1's denoiser is captured where it is fused, and without its first step; where attention is in
-    e4m3, for prompts of up to 128, 256, ... tokens.
+    tokens. Qwen-Image 2.1's denoiser is captured where it is fused, and without its first step.
 Needs: a CUDA device, and a denoiser that decides nothing on the CPU: a step cache that reads back whether to skip a
     step cannot be captured, nor can layers that copy from the host (most of GGUF's). Weights must stay at their
     addresses, so offloading them does not go with it.

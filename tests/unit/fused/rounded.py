@@ -46,17 +46,9 @@ def attend_in_e4m3(
     qk_scales: torch.Tensor,
     v_scales: torch.Tensor,
     out: torch.Tensor,
-    num_keys: torch.Tensor | None = None,
 ) -> None:
     """Take the place of `vivace.machinery.attention_backends.cudnn_fp8.attend` on a CPU."""
     assert {each.dtype for each in (q, k, v, out)} == {torch.float8_e4m3fn}
-    if num_keys is not None:
-        assert num_keys.shape == (len(q), 1, 1, 1)
-        assert num_keys.dtype == torch.int32
-        (length,) = set(num_keys.flatten().tolist())
-        assert not k[:, length:].float().any()
-        assert not v[:, length:].float().any()
-        k, v = k[:, :length], v[:, :length]
     wide = (q.float() * qk_scales[0], k.float() * qk_scales[1], v.float() * v_scales[0])
     made = torch.nn.functional.scaled_dot_product_attention(*(each.transpose(1, 2) for each in wide))
     out.copy_(reference.to_e4m3(made.transpose(1, 2) * v_scales[1]))

@@ -172,50 +172,6 @@ def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def pad_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the CPU attend as a GPU whose cuDNN leaves out keys."""
-    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
-    monkeypatch.setattr(cudnn_fp8, "leaves_out_keys", lambda _: True)
-
-
-@pytest.mark.parametrize("case", CASES)
-@torch.no_grad()
-def test_padded_keys_change_nothing(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
-    made = transformer()
-    Fused(precision="fp8", attention="fp8").apply(target(made))
-    expected = steps(made, case)
-    pad_keys(monkeypatch)
-    shapes: list[int] = []
-
-    def noted(*arguments: Any) -> None:
-        shapes.append(arguments[1].shape[1])
-        attend_in_e4m3(*arguments)
-
-    monkeypatch.setattr(cudnn_fp8, "attend", noted)
-    outputs = steps(made, case)
-    for output, right in zip(outputs, expected, strict=True):
-        assert error(output, right) < 0.005
-    count = math.prod(case["img_shapes"][0][-1])
-    in_e4m3 = case["encoder_hidden_states_mask"] is None
-    assert shapes == ([count + 128] * LAYERS if in_e4m3 else [])
-
-
-def test_a_graph_with_padded_keys_serves_prompts_of_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    pad_keys(monkeypatch)
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
-    plain, session = (flow_models.session(MODEL, "fused(fp8)") for _ in range(2))
-    for each in (plain, session):
-        for block in each.pipe.transformer.transformer_blocks[0].blocks:
-            scale = block.norms.weight.new_full((2,), 11.3137 * 4 / 448, dtype=torch.float32)
-            block.norms.scales = scale  # what attention=fp8 adds on a GPU
-    effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
-    assert effect.evidence is not None
-    for prompt in ("a red star", "a star on a field of white flowers", "a blue star", "a red star"):
-        assert np.array_equal(flow_models.draw(session, prompt), flow_models.draw(plain, prompt)), prompt
-    assert effect.evidence()["cuda_graphs_recorded"] == 1
-
-
 @pytest.mark.parametrize("largest", [1, 10, 50])
 @torch.no_grad()
 def test_outlier_channels_cost_no_more_than_with_a_scale_for_each_row(largest: float) -> None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 PACKAGE = "nvidia-cudnn-frontend"
 _SOFTMAX_SCALE = 256.0
-_NEAR = 0.12
-"""Relative error of attention in e4m3 that rounding explains: it is 0.06."""
 
 
 def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
@@ -46,7 +44,6 @@ def attend(
     qk_scales: torch.Tensor,
     v_scales: torch.Tensor,
     out: torch.Tensor,
-    num_keys: torch.Tensor | None = None,
 ) -> None:
     """Write softmax(q k^T / sqrt(channels)) v to `out`, with the values' scale.
 
@@ -56,61 +53,20 @@ def attend(
         qk_scales: (2,), fp32, of queries and keys.
         v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds them.
         out: like q, but tokens may be part of wider rows.
-        num_keys: (batch, 1, 1, 1), int32: keys behind the first so many are left out, where `leaves_out_keys` says so;
-            their values must be zero. None: there are none.
     """
     keys = (k.shape[1], k.shape[2], k.stride(1))
-    plan = _plan(tuple(q.shape), keys, out.stride(1), q.device.index or 0, num_keys is not None)
-    plan(q, k, v, qk_scales, v_scales, out, num_keys)
-
-
-@functools.cache
-def leaves_out_keys(where: torch.device) -> bool:
-    """Return whether a plan leaves out the keys behind a number that is in a tensor, tried once with a few tokens.
-
-    Then one plan, and one CUDA graph, is for many numbers of keys. Not to be called while a graph is captured.
-    """
-    return where.type == "cuda" and _left_out_keys(where)
-
-
-def _left_out_keys(where: torch.device) -> bool:
-    import cudnn
-    import torch
-
-    generator = torch.Generator(where).manual_seed(0)
-    parts = [torch.randn(1, length, 2, 128, generator=generator, device=where) for length in (128, 256, 256)]
-    q, k, v = (part.mul(32).to(torch.float8_e4m3fn) for part in parts)
-    scales = torch.tensor([1 / 32, 1 / 32, 1 / 32, 32.0], device=where)
-    out = torch.empty_like(q)
-    for length in (200, 137):
-        v[:, length:] = 200.0  # nobody can overlook them
-        num_keys = torch.full((1, 1, 1, 1), length, device=where, dtype=torch.int32)
-        try:
-            attend(q, k, v, scales[:2], scales[2:], out, num_keys)
-        except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
-            return False
-        wide = [(each[:, :length].float() / 32).transpose(1, 2) for each in (q, k, v)]
-        right = torch.nn.functional.scaled_dot_product_attention(*wide).transpose(1, 2)
-        if not bool((out.float() / 32 - right).norm() < _NEAR * right.norm()):
-            return False
-    return True
+    plan = _plan(tuple(q.shape), keys, out.stride(1), q.device.index or 0)
+    plan(q, k, v, qk_scales, v_scales, out)
 
 
 # Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
 @functools.cache
-def _plan(
-    shape: tuple[int, int, int, int],
-    keys: tuple[int, int, int],
-    row_stride: int,
-    device: int,
-    is_padded: bool,
-) -> Any:
+def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stride: int, device: int) -> Any:
     """Return a function that executes cuDNN's plan for one shape of queries and keys.
 
     Args:
         keys: of keys and values their number, their heads, and from token to token how many elements.
         row_stride: the same of the output.
-        is_padded: the first keys alone count; a tensor has how many.
     """
     import torch
 
@@ -142,22 +98,8 @@ def _plan(
     names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
     ones = [1, 1, 1, 1]
     scales = {name: graph.tensor(dim=ones, stride=ones, data_type=single) for name in names}
-    counts = {}
-    if is_padded:
-        counts = {
-            name: graph.tensor(dim=[batch, 1, 1, 1], stride=ones, data_type=cudnn.data_type.INT32)
-            for name in ("seq_len_q", "seq_len_kv")
-        }
     out, _, largest_s, largest_o = graph.sdpa_fp8(
-        q=q,
-        k=k,
-        v=v,
-        **scales,
-        is_inference=True,
-        attn_scale=channels**-0.5,
-        use_causal_mask=False,
-        use_padding_mask=is_padded,
-        **counts,
+        q=q, k=k, v=v, **scales, is_inference=True, attn_scale=channels**-0.5, use_causal_mask=False
     )
     wide = [tokens * row_stride, channels, row_stride, 1]
     out.set_output(True).set_dim(dim).set_stride(wide).set_data_type(eight)
@@ -173,7 +115,6 @@ def _plan(
     size = graph.get_workspace_size()
     constants = torch.tensor([1 / _SOFTMAX_SCALE, _SOFTMAX_SCALE, 0.0, 0.0], device=where)
     workspace = torch.empty(max(size, 1), device=where, dtype=torch.uint8)
-    num_queries = torch.full((batch, 1, 1, 1), tokens, device=where, dtype=torch.int32)
 
     def execute(
         queries: torch.Tensor,
@@ -182,7 +123,6 @@ def _plan(
         qk_scales: torch.Tensor,
         v_scales: torch.Tensor,
         result: torch.Tensor,
-        num_keys: torch.Tensor | None,
     ) -> None:
         tensors = {
             q: queries,
@@ -198,8 +138,6 @@ def _plan(
             largest_s: constants[2:3],
             largest_o: constants[3:4],
         }
-        if is_padded:
-            tensors |= {counts["seq_len_q"]: num_queries, counts["seq_len_kv"]: num_keys}
         cudnn.set_stream(handle, torch.cuda.current_stream(where).cuda_stream)
         graph.execute(tensors, workspace, handle=handle)
 

@@ -24,7 +24,6 @@ def attend(
     onto: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     launch: Launch | None = None,
-    num_keys: torch.Tensor | None = None,
 ) -> Rows:
     """Return attention's output as rows of tokens, (rows, channels), in e4m3 if there is a scale for it.
 
@@ -34,11 +33,9 @@ def attend(
         values: (1 or more,), fp32, the first of which is the scale of an output that is computed in bf16.
         onto: where to write it, (rows, channels), which may be part of wider rows.
         mask: (batch, tokens), which keys there are; in bf16 alone.
-        num_keys: (batch, 1, 1, 1), int32, how many keys there are, the first ones; in e4m3 alone. None: all.
     """
     q, k, v = qkv
     if scales is None:
-        assert num_keys is None, "attention in bf16 takes a mask"
         grouped = k.shape[2] != q.shape[2]
         if grouped and mask is not None:  # PyTorch's kernels that take a mask know no groups
             k, v = (each.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for each in (k, v))
@@ -60,7 +57,7 @@ def attend(
     if not q.is_meta:
         from vivace.machinery.attention_backends.cudnn_fp8 import attend as by_cudnn
 
-        compute = functools.partial(by_cudnn, q, k, v, scales.queries_keys, scales.values, eight, num_keys)
+        compute = functools.partial(by_cudnn, q, k, v, scales.queries_keys, scales.values, eight)
         if launch is None:
             compute()
         else:

@@ -20,7 +20,6 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
 )
 from torch import nn
 
-from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
@@ -115,9 +114,7 @@ class CausalChain(nn.Module):  # type: ignore[misc]
             return self.compute(hidden_states, modulation, layer_cache.get()[0], is_still)
         rope = rotary_emb.real.float().contiguous(), rotary_emb.imag.float().contiguous()
         length = segments[-1][1] if segments else 0
-        is_kept = cache_write_slice is not None
-        is_padded = is_kept and key_valid is None and self._leaves_out_keys(hidden_states)
-        prefix = Prefix(length, segments, rope, key_valid, is_kept, is_padded)
+        prefix = Prefix(length, segments, rope, key_valid, is_kept=cache_write_slice is not None)
         made = self.compute(hidden_states, modulation, prefix, is_still)
         if prefix.is_kept:
             layer_cache.store(prefix.behind, prefix.behind)
@@ -167,11 +164,6 @@ class CausalChain(nn.Module):  # type: ignore[misc]
         operations.add_and_norm(rows, pending, vectors, None, tokens, None, self._eps)
         return to_joint(rows, tokens)
 
-    def _leaves_out_keys(self, x: torch.Tensor) -> bool:
-        """Whether attention of later steps, in e4m3 in all blocks, can leave out keys that pad others."""
-        has_scales = all(block.norms.scales is not None for block in self.blocks)
-        return has_scales and cudnn_fp8.leaves_out_keys(x.device)
-
     def _scales(self, vectors: torch.Tensor, channels: int) -> tuple[Any, Any]:
         """Return the scales of the products' inputs (2, 1), and of values with their inverse (blocks, 2).
 
@@ -211,9 +203,7 @@ class CausalChain(nn.Module):  # type: ignore[misc]
         q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
         keys, values, own = prefix.before(index, q, scales)
         operations.write_attention_inputs(qkv, preparation, (q, *own))
-        return attend(
-            (q, keys, values), scales, tokens, of_values, onto, prefix.mask, num_keys=prefix.num_keys
-        )
+        return attend((q, keys, values), scales, tokens, of_values, onto, prefix.mask)
 
 
 def _vectors(modulation: torch.Tensor, batch: int, is_still: bool) -> torch.Tensor:

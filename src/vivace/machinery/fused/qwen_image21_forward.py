@@ -46,7 +46,7 @@ class QwenImage21Forward:
         if args or is_watched or kwargs.get("kv_cache_mode") != "cached" or prefix is None:
             return type(transformer).forward(transformer, *args, **kwargs)
         latents = kwargs["hidden_states"][:, -math.prod(kwargs["img_shapes"][0][-1]) :]
-        kept = prefix.rope, prefix.mask, prefix.num_keys, prefix.keys, prefix.values
+        kept = prefix.length, prefix.rope, prefix.mask, prefix.keys, prefix.values
         image = self.later_step(latents, kwargs["timestep"], *kept)
         return Transformer2DModelOutput(sample=image) if kwargs.get("return_dict", True) else (image,)
 
@@ -54,9 +54,9 @@ class QwenImage21Forward:
         self,
         latents: torch.Tensor,
         timestep: torch.Tensor,
+        length: int,
         rope: Tables,
         mask: torch.Tensor | None,
-        num_keys: torch.Tensor | None,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> torch.Tensor:
@@ -64,13 +64,13 @@ class QwenImage21Forward:
 
         Args:
             latents: (batch, tokens, channels), of the image alone.
-            rope, mask, num_keys, keys, values: see `Prefix`.
+            length, rope, mask, keys, values: see `Prefix`.
         """
         transformer = self._transformer
         image = transformer.img_in(latents)
         times = timestep.to(image.dtype)
         embedding = transformer.time_text_embed(torch.cat([times, times.new_zeros(1)]), image)
-        prefix = Prefix(0, None, rope, mask, keys=keys, values=values, num_keys=num_keys)
+        prefix = Prefix(length, None, rope, mask, keys=keys, values=values)
         image = self._chain.compute(image, transformer.modulation(embedding), prefix, is_still=True)
         made: torch.Tensor = transformer.proj_out(transformer.norm_out(image, embedding[:-1]))
         return made
