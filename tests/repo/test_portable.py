@@ -33,10 +33,12 @@ ATTRIBUTES = {
 }  # fmt: skip
 GUARDED = {
     "processes/end.py": {"os.killpg", "signal.SIGKILL", "select.poll"},
+    "processes/open_files.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
     "processes/fork.py": {"os.fork", "os.waitpid", "os.register_at_fork"},
     "processes/parent.py": {"signal.SIGKILL", "select.poll"},
     "processes/peak_memory.py": {"resource"},
     "processes/resident.py": {"os.setpgid"},
+    "serve/image_folder.py": {"os.getuid"},
     "untrusted/destinations.py": {"os.chown"},
 }
 """Each asks `processes.system`, or for the attribute, first. `tests/unit/*/test_without_fork.py` run without them."""
