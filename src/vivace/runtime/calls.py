@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from vivace.errors import UsageError, nearest
 from vivace.families.pipeline_code import rounds_steps_up
 from vivace.models.sources import example_images
 from vivace.spec.workload import steps_for, steps_run
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 Call = Sequence[tuple[int, str, int]]
 """Index, prompt and seed of each image of one call."""
 _IMAGES = ("image", "control_image")
+_DEPRECATED = frozenset({"callback", "callback_steps"})
+"""Arguments of diffusers' calls that are no parameters, and are used."""
 
 
 def prompts_of(call: Call) -> dict[str, Any]:
@@ -150,6 +153,25 @@ def as_the_pipeline_takes(
         args, kwargs = (), {"prompt": only} | kwargs
     copied = {name: list(value) for name, value in kwargs.items() if _is_list_of_text(value)}
     return tuple(list(v) if _is_list_of_text(v) else v for v in args), kwargs | copied
+
+
+def refuse_ignored(pipe: DiffusionPipeline, names: Iterable[str]) -> None:
+    """Refuse arguments by name that a pipeline would take and ignore: Stable Diffusion's calls take any.
+
+    Raises:
+        UsageError: names the first.
+    """
+    parameters = call_parameters(pipe)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters and name not in _DEPRECATED:
+            advice = (
+                "; give generator=torch.Generator().manual_seed(SEED)"
+                if name == "seed"
+                else nearest(name, parameters)
+            )
+            raise UsageError(f"{type(pipe).__name__} ignores the argument {name!r}{advice}")
 
 
 def _is_list_of_text(value: Any) -> bool:

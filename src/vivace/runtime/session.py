@@ -15,6 +15,7 @@ from vivace.runtime.calls import (
     accepted_by,
     as_the_pipeline_takes,
     in_contexts,
+    refuse_ignored,
     why_no_steps,
     with_negative_prompts,
     with_size_of_image,
@@ -197,6 +198,7 @@ class Session:
 
         Raises:
             Cancelled: by `cancel`, from another thread.
+            UsageError: the pipeline would ignore an argument.
         """
         with turn():
             self._calls.begin()
@@ -213,6 +215,7 @@ class Session:
         return self._calls.cancel()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PipelineOutput | tuple[Any, ...]:
+        refuse_ignored(self.pipe, kwargs)
         args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
         by_position = set(list(call_parameters(self.pipe))[: len(args)])
         call = with_negative_prompts(

@@ -10,9 +10,9 @@ import torch
 from diffusers.models import modeling_utils
 
 import vivace
-from tests import shrunken
+from tests import families, shrunken
 from tests.targets import target_of
-from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported
+from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported, UsageError
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
@@ -279,3 +279,11 @@ def test_a_call_that_fails_while_decoding_leaves_the_vae_as_it_was(tmp_path: Pat
     session.pipe.vae.decode = decode
     assert session.pipe.vae.dtype == torch.float16
     assert np.array_equal(draw(session, PROMPTS[0], 0, **call), first)
+
+
+def test_an_argument_that_would_be_ignored_is_refused() -> None:
+    session = families.session("sd")
+    with pytest.raises(UsageError, match=r"ignores the argument 'seed'; give generator=torch.Generator"):
+        session("a red circle", seed=1)
+    with pytest.raises(UsageError, match="'num_inference_step'; did you mean 'num_inference_steps'"):
+        session("a red circle", num_inference_step=1)
