@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol
 
+NOT_AN_IMAGE = "it is not an image"
+"""Beginning of the reason why bytes are refused."""
+
 
 class DrawingFailed(Exception):
     """One image could not be drawn; the message says why. The others continue.
@@ -111,5 +114,5 @@ def suffix_of(content: bytes) -> str:
     if content.startswith(b"BM"):
         return ".bmp"
     raise DrawingFailed(
-        f"it is not an image: it begins with {content[:16]!r}; PNG, JPEG, WebP, BMP and TIFF are read"
+        f"{NOT_AN_IMAGE}: it begins with {content[:16]!r}; PNG, JPEG, WebP, BMP and TIFF are read"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import time
@@ -36,6 +35,7 @@ from vivace.serve.responses import (
     KEPT_S,
     EncodedImage,
     KeptImages,
+    dumped,
     encode,
     error_body,
     event_text,
@@ -205,7 +205,7 @@ def _entry(request: Request, image: Drawn, encoded: EncodedImage, *, in_json: bo
         "url": f"{request.base_url}v1/images/files/{kept.keep(encoded)}",
         "expires_at": int(time.time() + KEPT_S),
     }
-    return json.dumps(fields).encode()
+    return dumped(fields)
 
 
 async def _all_of(

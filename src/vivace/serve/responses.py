@@ -82,14 +82,19 @@ def encode_now(
     return EncodedImage(data, MIME[format_], time.perf_counter() - began, text)
 
 
+def dumped(fields: dict[str, Any]) -> bytes:
+    """Return fields as compact JSON."""
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
 def with_image(fields: dict[str, Any], b64: bytes) -> bytes:
     """Return the JSON of an object with an image. The megabytes of an image need no look for what JSON escapes."""
-    return json.dumps(fields).encode()[:-1] + b', "b64_json": "' + b64 + b'"}'
+    return dumped(fields)[:-1] + b',"b64_json":"' + b64 + b'"}'
 
 
 def with_list(fields: dict[str, Any], name: str, entries: list[bytes]) -> bytes:
     """Return the JSON of an object with a list of what is JSON already."""
-    return json.dumps(fields).encode()[:-1] + f', "{name}": ['.encode() + b", ".join(entries) + b"]}"
+    return dumped(fields)[:-1] + f',"{name}":['.encode() + b",".join(entries) + b"]}"
 
 
 def error_body(status: int, message: str, field_: str | None = None) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def error_body(status: int, message: str, field_: str | None = None) -> dict[str
 def event_text(kind: str, fields: dict[str, Any], b64: bytes | None = None) -> bytes:
     """Return a server-sent event, of an image if there is one."""
     fields = {"type": kind, **fields}
-    data = json.dumps(fields).encode() if b64 is None else with_image(fields, b64)
+    data = dumped(fields) if b64 is None else with_image(fields, b64)
     return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 

@@ -30,8 +30,8 @@ import logging, sys, noisy
 from vivace.lint import read_tables
 
 logging.basicConfig(stream=sys.stdout)
-read_tables = read.read_tables
-read.read_tables = lambda file: (noisy.noise(), read_tables(file))[1]
+read = read_tables.read_tables
+read_tables.read_tables = lambda file: (noisy.noise(), read(file))[1]
 from vivace.cli import main
 main()
 """

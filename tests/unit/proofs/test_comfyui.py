@@ -165,5 +165,5 @@ def test_a_server_draws_what_the_reference_draws(tmp_path: Path) -> None:
     (failure,) = proof["failures"]
     assert failure["reason"] == "the workflow failed: VAEDecode: out of paint"
     assert {check["status"] for check in proof["checks"]} == {"passed"}
-    assert len(proof["checks"]) == 10
+    assert len(proof["checks"]) == 14
     assert proof["exit_code"] == 4

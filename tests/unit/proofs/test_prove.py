@@ -134,7 +134,7 @@ def test_folders_are_paired_by_name(tmp_path: Path) -> None:
     result = prove(tmp_path, str(a), str(b), "--format", "json")
     proof = answer(result)
     assert len(proof["pairs"]) == 7
-    assert "it is no image" in proof["failures"][0]["reason"]
+    assert "it is not an image" in proof["failures"][0]["reason"]
     assert proof["exit_code"] == 4
 
 

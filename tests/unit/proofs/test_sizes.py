@@ -183,7 +183,7 @@ def test_odd_answers_are_a_line_each_and_the_rest_goes_on(tmp_path: Path) -> Non
         "busy": "HTTP 429: come back later",
         "broken": "HTTP 500: Internal Server Error",
         "animated": "the image cannot be read as an image: it has 2 frames or",
-        "gif": "it is not an image: it begins with b'GIF89a\\x00\\x00\\x00\\x00\\",
+        "gif": "it is not an image: it begins with b'GIF89a\\x00\\x00\\x00\\",
         "larger": "images of 128x96 and 96x96 cannot be compared pixel by p",
     }
     assert proof["verdict"] == "proven", "of the others"

@@ -127,7 +127,7 @@ def test_synthetic_takes_random_weights_and_no_quality(tmp_path: Path) -> None:
         (PART + "recipes = 3", "part 1, recipes: 3 must be a list"),
         (
             PART + 'recipes = ["bf16"]\nfigures = ["latencyy"]',
-            "'latencyy' is no figure; did you mean 'latency'?",
+            "'latencyy' is not a figure; did you mean 'latency'?",
         ),
         (PART + "matrix = { a = [] }", "axis 'a' must have at least one recipe"),
         (PART + f"matrix = {{ a = {['tiny_vae'] * 30}, b = {['bf16'] * 30} }}", "and it has 900"),
