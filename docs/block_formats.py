@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from vivace.report.text_table import markdown_lines
+
+_NUMBERS = ("steps", "images", "SSIM", "PSNR dB, worst")
+
 
 def section(record: Path) -> list[str]:
     """Return the page's section.
@@ -25,12 +29,21 @@ def section(record: Path) -> list[str]:
         f"([record](../results/{record.name})). Their times on a GPU are not measured, and what 4 bits do to models of "
         "full size these small ones do not say.",
         "",
-        "| model | recipe | steps | images | quality | SSIM | PSNR dB, worst |",
-        "| --- | --- | --: | --: | --- | --: | --: |",
-        *(
-            f"| {row['model']} | `{row['recipe']}` | {row['steps']} | {row['images']} | {row['verdict']} "
-            f"| {row['ssim']:.3f} | {row['psnr_db']:.1f}, {row['worst_psnr_db']:.1f} |"
-            for row in content["quality"]
+        *markdown_lines(
+            ("model", "recipe", *_NUMBERS[:2], "quality", *_NUMBERS[2:]),
+            [
+                (
+                    row["model"],
+                    f"`{row['recipe']}`",
+                    str(row["steps"]),
+                    str(row["images"]),
+                    row["verdict"],
+                    f"{row['ssim']:.3f}",
+                    f"{row['psnr_db']:.1f}, {row['worst_psnr_db']:.1f}",
+                )
+                for row in content["quality"]
+            ],
+            dict.fromkeys(_NUMBERS, "right"),
         ),
         "",
         "SVDQuant's smoothing, which moves outliers of inputs into weights, is left out. The mean error of linear "

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vivace.report.text_table import markdown_lines
+
 _MEASURED = "9.0"
 
 
@@ -18,6 +20,12 @@ def content(path: Path) -> str:
         if not row["failures"] and row["capability"] != _MEASURED
     }
     return json.dumps(compiled, indent=1) + "\n"
+
+
+_HEADINGS = (
+    "GPU", "programs", "most shared memory, of the limit, bytes", "spilled, bytes", "matmuls in e4m3",
+    "do not compile",
+)  # fmt: skip
 
 
 class CompiledKernels:
@@ -51,14 +59,15 @@ class CompiledKernels:
             "that a block may have, and multiplies e4m3 by tensor core instructions in e4m3. "
             "*Spilled* are bytes of a thread's registers, in the kernel with the most.",
             "",
-            "| GPU | programs | most shared memory, of the limit, bytes | spilled, bytes | matmuls in e4m3 | "
-            "do not compile |",
-            "| --- | --: | --- | --- | --- | --- |",
-            *(_line(row, names.get(row["capability"], row["capability"])) for row in self._rows),
+            *markdown_lines(
+                _HEADINGS,
+                [_cells(row, names.get(row["capability"], row["capability"])) for row in self._rows],
+                {"programs": "right"},
+            ),
         ]
 
 
-def _line(row: dict[str, Any], name: str) -> str:
+def _cells(row: dict[str, Any], name: str) -> list[str]:
     shared = (
         f"{row['most_shared_memory']:,} of {row['shared_memory_limit']:,}, `{row['most_shared_memory_of']}`"
     )
@@ -70,7 +79,7 @@ def _line(row: dict[str, Any], name: str) -> str:
         for instruction in instructions
         if "e4m3" in instruction or "f8f6f4" in instruction
     }
-    cells = [
+    return [
         name,
         str(row["programs"]) + (", a sample" if row["sampled"] else ""),
         shared,
@@ -78,4 +87,3 @@ def _line(row: dict[str, Any], name: str) -> str:
         ", ".join(sorted(in_e4m3)) or "none",
         ", ".join(f"`{kernel}`: {reason}" for kernel, reason in row["failures"].items()) or "none",
     ]
-    return f"| {' | '.join(cells)} |"

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import lora, sizes
 from benchmarks.command import record_on
 from vivace.report.summary import seconds
+from vivace.report.text_table import markdown_lines
 from vivace.stats import median_interval
 
 END = "<!-- end -->"
@@ -17,6 +18,7 @@ _CLOCKS = {
     "cpu_time": "CPU time, the C++ compiler included",
     "perf_counter": "time",
 }
+_EXCHANGES = ("exchange of a file", "new scale", "new graphs")
 
 
 def loras(page: str) -> str:
@@ -59,18 +61,25 @@ def _lora_table(cases: Sequence[dict[str, Any]]) -> list[str]:
         f"{_where(cases)}; steps of {_several(cases, lambda case: len(case['step_s']['plain']))} calls of "
         f"{_several(cases, lambda case: case['num_inference_steps'])} steps each:",
         "",
-        "| model | layers | recipe | a step without | merged | hot | exchange of a file | new scale | new graphs |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    rows = []
     for case in cases:
-        sides = " | ".join(_ratio(lora.ratios(case, side)) for side in lora.SIDES[1:])
+        sides = (_ratio(lora.ratios(case, side)) for side in lora.SIDES[1:])
         made = sum(case["graphs_after"].values()) - sum(case["graphs_before"].values())
-        lines.append(
-            f"| {case['model'].removeprefix('synthetic:')} | {case['layers']} | `{case['recipe']}` "
-            f"| {seconds(_middle(case['step_s']['plain']))} | {sides} | {seconds(_middle(case['exchange_s']))} "
-            f"| {seconds(_middle(case['rescaling_s']))} | {made} |"
+        rows.append(
+            [
+                case["model"].removeprefix("synthetic:"),
+                str(case["layers"]),
+                f"`{case['recipe']}`",
+                seconds(_middle(case["step_s"]["plain"])),
+                *sides,
+                seconds(_middle(case["exchange_s"])),
+                seconds(_middle(case["rescaling_s"])),
+                str(made),
+            ]
         )
-    return lines
+    headings = ("model", "layers", "recipe", "a step without", "merged", "hot", *_EXCHANGES)
+    return lines + markdown_lines(headings, rows)
 
 
 def _sizes_table(cases: Sequence[dict[str, Any]]) -> list[str]:
@@ -78,9 +87,8 @@ def _sizes_table(cases: Sequence[dict[str, Any]]) -> list[str]:
         f"{_where(cases)}; {_several(cases, lambda case: case['num_inference_steps'])} steps a call; announced: "
         f"{_sizes_of(cases, unannounced=False)}, *another size*: {_sizes_of(cases, unannounced=True)}:",
         "",
-        "| model | way | warm-up | the announced sizes again | another size | a step, of the uncompiled |",
-        "| --- | --- | --- | --- | --- | --- |",
     ]
+    rows = []
     for case in cases:
         warm = sum(entry["first_s"] for entry in case["warmed"])
         warmed = f"{len(case['warmed'])} size{'' if len(case['warmed']) == 1 else 's'}"
@@ -89,11 +97,10 @@ def _sizes_table(cases: Sequence[dict[str, Any]]) -> list[str]:
             f"{median_interval([sizes.ratios(case, size)]).point:.2f}" for size in case["step_s"]
         )
         way = case["way"].replace("{announced}", "[...]")
-        lines.append(
-            f"| {case['model'].removeprefix('synthetic:')} | `{way}` "
-            f"| {seconds(warm)}, {warmed} | {' | '.join(later)} | {steps} |"
-        )
-    return lines
+        model = case["model"].removeprefix("synthetic:")
+        rows.append([model, f"`{way}`", f"{seconds(warm)}, {warmed}", *later, steps])
+    sizes_headings = ("the announced sizes again", "another size", "a step, of the uncompiled")
+    return lines + markdown_lines(("model", "way", "warm-up", *sizes_headings), rows)
 
 
 def _sizes_of(cases: Sequence[dict[str, Any]], *, unannounced: bool) -> str:

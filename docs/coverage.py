@@ -14,6 +14,7 @@ from benchmarks.noises import NOISES, PROCESS_SDS
 from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
 from vivace.benchmark.places.trial_jobs import BETWEEN_BASELINES, CANARY_CALLS
 from vivace.report.host import LEAST_CPU_SHARE
+from vivace.report.text_table import markdown_lines
 from vivace.stats import DEFAULT_SPREAD, Verdict
 from vivace.stats.intervals import MIN_SAMPLES
 from vivace.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks
@@ -223,18 +224,16 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _table(cases: Sequence[Case], name: str) -> str:
-    lines = [
-        f"| calls vary | processes | {' | '.join(f'{n} round' + 's' * (n > 1) for n in ROUNDS)} |",
-        "| --- | --- |" + " --- |" * len(ROUNDS),
-    ]
+    rows = []
     for noise, process_sd in itertools.product(NOISES, PROCESS_SDS):
         cells = []
         for rounds in ROUNDS:
             case = (noise, process_sd, rounds)
             shares = [c[name] for c in cases if (c["noise"], c["process_sd"], c["rounds"]) == case]
             cells.append(_range(min(shares), max(shares)))
-        lines.append(f"| {noise} | ±{process_sd:.0%} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([str(noise), f"±{process_sd:.0%}", *cells])
+    headings = ("calls vary", "processes", *(f"{n} round" + "s" * (n > 1) for n in ROUNDS))
+    return "\n".join(markdown_lines(headings, rows))
 
 
 def _range(low: float, high: float) -> str:

@@ -16,6 +16,7 @@ from vivace.evidence.standing import devices_of
 from vivace.evidence.tables import EvidenceTable
 from vivace.hardware import CHIPS, Chip
 from vivace.recipes.describe import choices, states, variants
+from vivace.report.text_table import markdown_lines
 from vivace.technique import Arithmetic, Machine
 from vivace.techniques import TECHNIQUES
 
@@ -72,9 +73,8 @@ def page(
         "(XPU) and Apple's (MPS) GPUs nothing has been run: PyTorch's own device functions are used there, what is "
         "known not to work is refused in words, and tests check the rules with such machines faked. If you have one, "
         "the output of `vivace doctor` and a record are welcome.\n",
-        f"| recipe | weights | matmuls | rests on | {' | '.join(MACHINES)} |",
-        "| --- | --- | --- | --- |" + " :-: |" * len(MACHINES),
     ]
+    rows: list[list[str]] = []
     everywhere: list[str] = []
     reasons: dict[str, int] = {}
     for technique in TECHNIQUES.values():
@@ -102,7 +102,9 @@ def page(
             ]
             weights, products = numbers[recipe].weights, numbers[recipe].products
             basis = bases.get(choices(variants(technique)[recipe]), "declared")
-            lines.append(f"| `{recipe}` | {weights} | {products} | {basis} | {' | '.join(cells)} |")
+            rows.append([f"`{recipe}`", str(weights), str(products), basis, *cells])
+    headings = ("recipe", "weights", "matmuls", "rests on", *MACHINES)
+    lines += markdown_lines(headings, rows, dict.fromkeys(MACHINES, "center"))
     lines += ["", *(f"{number}. {reason}" for reason, number in reasons.items())]
     lines += [
         "",
@@ -124,9 +126,9 @@ def page(
         "NVIDIA's data sheets, dense, in TFLOP/s (TOP/s for int8): in 16 bits with fp16 accumulation where that is "
         "faster, with fp32 accumulation, as PyTorch multiplies bf16, and in 8 bits.",
         "",
-        "| GPU | architecture | memory, GB | GB/s | 16 bits | bf16 | 8 bits |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *(_chip(chip) for chip in CHIPS),
+        *markdown_lines(
+            ("GPU", "architecture", "memory, GB", "GB/s", "16 bits", "bf16", "8 bits"), map(_chip, CHIPS)
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -141,16 +143,15 @@ def _bases(tables: Sequence[EvidenceTable]) -> dict[tuple[object, ...], str]:
     return {choice: text for choice, text in words.items() if text}
 
 
-def _chip(chip: Chip) -> str:
-    """Return a chip's row."""
+def _chip(chip: Chip) -> list[str]:
+    """Return the cells of a chip."""
     major, minor = chip.capability
-    cells = [
+    return [
         ", ".join((chip.name, *chip.aliases)),
         f"{chip.architecture} ({major}.{minor})",
         ", ".join(f"{size:g}" for size in chip.memory_gb),
         *(f"{rate:g}" for rate in (chip.bandwidth_gb_s, chip.half, round(chip.bf16, 1), chip.eight)),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _cell(reason: str | None, reasons: dict[str, int]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.memory_caps import key_of, read_rows
 from vivace.recommendation.predicted_tables import BY_OPERATIONS
 from vivace.report.summary import seconds, size
+from vivace.report.text_table import markdown_lines
 
 
 def section(answers: Path, runs: Path) -> list[str]:
@@ -29,19 +30,21 @@ def section(answers: Path, runs: Path) -> list[str]:
         "by a factor of 1.6 either way. *Under a cap* is a run on one GPU whose memory was limited to the card's, less "
         "the CUDA context (`python -m benchmarks.memory_caps`): what it took of the cap, and the time there.",
         "",
-        "| model | card, GB | recipe | peak, predicted | time | predicted from | under a cap |",
-        "| --- | --: | --- | --: | --- | --- | --- |",
-        *(_line(row, ran.get(key_of(row))) for row in rows),
+        *markdown_lines(
+            ("model", "card, GB", "recipe", "peak, predicted", "time", "predicted from", "under a cap"),
+            [_cells(row, ran.get(key_of(row))) for row in rows],
+            {"card, GB": "right", "peak, predicted": "right"},
+        ),
     ]
 
 
-def _line(row: dict[str, Any], run: dict[str, Any] | None) -> str:
+def _cells(row: dict[str, Any], run: dict[str, Any] | None) -> list[str]:
     origin = row["predicted_from"]
     time = "not known"
     if row["predicted_s"] is not None:
         at_most = "at most " if row["is_at_most"] else ""
         time = f"{at_most}{seconds(row['predicted_s'])} on {row['times_of']}"
-    cells = [
+    return [
         row["model"],
         str(row["card_gb"]),
         "nothing was seen to fit" if row["recipe"] is None else f"`{row['recipe']}`",
@@ -50,7 +53,6 @@ def _line(row: dict[str, Any], run: dict[str, Any] | None) -> str:
         "operations" if origin == BY_OPERATIONS else origin or _measured(row),
         _run(run),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _measured(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.measure.damage import DAMAGE, HARMLESS
+from vivace.report.text_table import markdown_lines
 
 WITNESSES = (
     "match",
@@ -58,11 +59,12 @@ def page(note: str, record: Path) -> str:
             "",
             "## What the damage and the harmless changes are",
             "",
-            "| damage | like | unit | strengths |",
-            "| --- | --- | --- | --- |",
-            *(
-                f"| {kind.name} | {kind.like} | {kind.unit} | {', '.join(f'{s:g}' for s in kind.strengths)} |"
-                for kind in DAMAGE
+            *markdown_lines(
+                ("damage", "like", "unit", "strengths"),
+                [
+                    (kind.name, kind.like, kind.unit, ", ".join(f"{s:g}" for s in kind.strengths))
+                    for kind in DAMAGE
+                ],
             ),
             "",
             f"Harmless are: {', '.join(change.name for change in HARMLESS)}. *Rounding* is noise of half a grey level, "
@@ -71,11 +73,12 @@ def page(note: str, record: Path) -> str:
             "",
             "## The photographs",
             "",
-            "| photograph | package | licence | crops |",
-            "| --- | --- | --- | --- |",
-            *(
-                f"| {p['name']} | `{p['package']}`: {p['file']} | {p['licence']} | {p['crops']} |"
-                for p in result["photographs"]
+            *markdown_lines(
+                ("photograph", "package", "licence", "crops"),
+                [
+                    (p["name"], f"`{p['package']}`: {p['file']}", p["licence"], str(p["crops"]))
+                    for p in result["photographs"]
+                ],
             ),
             "",
         ]

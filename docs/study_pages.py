@@ -186,13 +186,14 @@ def _part(view: PartView, study: Measured) -> Iterator[str]:
     yield ""
     yield from _card(view)
     if view.gains:
-        yield "| contributes | with it, and without | speed-up [95 % interval] | verdict |"
-        yield "| --- | --- | --- | --- |"
+        rows = []
         for member, gain in view.gains:
             cells = ("–", "–", "not measured")
             if gain is not None:
                 cells = (_times(gain), ratio(gain.ratio), gain.verdict.value)
-            yield f"| {markdown_code_cell(member)} | {' | '.join(cells)} |"
+            rows.append([markdown_code_cell(member), *cells])
+        headings = ("contributes", "with it, and without", "speed-up [95 % interval]", "verdict")
+        yield from markdown_lines(headings, rows)
         yield ""
 
 

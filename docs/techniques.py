@@ -6,6 +6,7 @@ import inspect
 import sys
 
 from vivace.recipes.describe import describe
+from vivace.report.text_table import markdown_lines
 from vivace.techniques import ALIASES, TECHNIQUES
 
 
@@ -15,16 +16,16 @@ def page(note: str) -> str:
         "# Techniques\n",
         "A recipe is a list of techniques, such as `bf16+attention(flash)+tiny_vae+steps(20)`. Their order does not "
         "matter: they are applied by stage. `vivace techniques` says which of them your machine can run.\n",
-        "| technique | what | stage | image | targets | in a script |",
-        "| --- | --- | --- | --- | --- | --- |",
     ]
+    rows = []
     described = [describe(technique, None) for technique in TECHNIQUES.values()]
     for row in described:
         picture = "same" if row["same_picture"] else "changes"
         targets = ", ".join(row["targets"]) or "the call"
         name = f"[`{row['name']}`](#{row['name']})"
         script = "plain" if row["has_script"] else "vivace's own"
-        lines.append(f"| {name} | {row['summary']} | {row['stage']} | {picture} | {targets} | {script} |")
+        rows.append([name, row["summary"], row["stage"], picture, targets, script])
+    lines += markdown_lines(("technique", "what", "stage", "image", "targets", "in a script"), rows)
     lines.append(
         "\n*Same*: arithmetic is only reordered or rounded; *changes*: the image may legitimately differ. *Plain*: "
         "[`vivace export`](export.md) writes it in public calls of diffusers, torch and torchao.\n"
@@ -38,12 +39,12 @@ def page(note: str) -> str:
         essay = inspect.getdoc(sys.modules[technique.__module__]) or ""
         lines += [f"## {row['name']}\n", f"`{row['usage'].replace('|', ' | ')}`\n", _essay(essay), ""]
         if row["knobs"]:
-            lines += ["| knob | what | default | worth tuning |", "| --- | --- | --- | --- |"]
+            knobs = []
             for knob in row["knobs"]:
                 default = "required" if knob["required"] else f"`{knob['default']}`"
                 tune = ", ".join(f"`{value}`" for value in knob["tune"]) or "-"
-                lines.append(f"| `{knob['name']}` | {knob['about']}{knob['limits']} | {default} | {tune} |")
-            lines.append("")
+                knobs.append([f"`{knob['name']}`", f"{knob['about']}{knob['limits']}", default, tune])
+            lines += [*markdown_lines(("knob", "what", "default", "worth tuning"), knobs), ""]
         if row["targets"]:
             lines.append(
                 f"Targets: {', '.join(row['targets'])}; by default {', '.join(row['default_targets'])}.\n"

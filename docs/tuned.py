@@ -9,10 +9,11 @@ from typing import Any
 
 from docs.fastest import all_measurements, fastest_known
 from vivace.report.summary import clock, seconds, size
+from vivace.report.text_table import markdown_lines
 
 START, END = "<!-- tuned -->", "<!-- end of tuned -->"
 _NONE_YET = "No search is recorded yet."
-_HEAD = "| recipe | s/image | times as fast | peak | first call | quality |"
+_HEADINGS = ("recipe", "s/image", "times as fast", "peak", "first call", "quality")
 
 
 def filled(page: str, records: Sequence[Path]) -> str:
@@ -26,8 +27,7 @@ def filled(page: str, records: Sequence[Path]) -> str:
 
 def section(search: dict[str, Any]) -> str:
     """Return a search's answer: what was asked, the rows of its final, and how they compare with earlier records."""
-    lines = [_what(search), "", _HEAD, "| --- |" + " --- |" * _HEAD.count(" | ")]
-    lines += [_row(row) for row in search["final"]]
+    lines = [_what(search), "", *markdown_lines(_HEADINGS, map(_cells, search["final"]))]
     lines += ["", *_sentences(search)]
     return "\n".join(lines)
 
@@ -46,13 +46,13 @@ def _what(search: dict[str, Any]) -> str:
     )
 
 
-def _row(row: dict[str, Any]) -> str:
+def _cells(row: dict[str, Any]) -> list[str]:
     name = "baseline" if row["is_baseline"] else f"`{row['recipe']}`"
     if row["latency"] is None:
-        return f"| {name} | {row['outcome']} | - | - | - | - |"
+        return [name, row["outcome"], "-", "-", "-", "-"]
     speedup, memory, quality = row["speedup"], row["memory"], row["quality"]
     verdict = None if quality is None else quality["verdict"]
-    cells = [
+    return [
         name,
         f"{row['latency']['median_s']:.3f}",
         "-" if speedup is None else _ratio(speedup),
@@ -60,7 +60,6 @@ def _row(row: dict[str, Any]) -> str:
         "-" if row["first_call_s"] is None else seconds(row["first_call_s"]),
         "its own" if row["is_baseline"] else verdict or "unjudged",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _ratio(speedup: dict[str, Any]) -> str:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from benchmarks.record_files import read_list
 from benchmarks.tuner_runs import GROUPS, Picks, TunerRun, best_proven, in_words, picks_beside, speedup_of
+from vivace.report.text_table import markdown_lines
 
 START, END = "<!-- runs -->", "<!-- end of runs -->"
 _NONE_YET = "No runs are recorded yet."
-_HEAD = "| model | minutes | proven | times as fast, each run | median of the best | recipes | seconds |"
+_HEADINGS = (
+    "model", "minutes", "proven", "times as fast, each run", "median of the best", "recipes", "seconds"
+)  # fmt: skip
 
 
 def filled(page: str, record: Path) -> str:
@@ -23,17 +26,18 @@ def filled(page: str, record: Path) -> str:
 
 
 def _text(rows: Sequence[TunerRun], picks: Picks | None) -> str:
-    lines = [_HEAD, "| --- |" + " --- |" * (_HEAD.count(" | "))]
+    cells = []
     for model, minutes in GROUPS:
         of_group = [row for row in rows if (row.model, row.minutes) == (model, minutes)]
         if of_group:
-            lines.append(_line(model, minutes, of_group, best_proven(model, rows, picks)[0], picks))
+            cells.append(_cells(model, minutes, of_group, best_proven(model, rows, picks)[0], picks))
     best = "; ".join(
         f"of {model} `{recipe}`, {speedup:.2f}x"
         for model in dict.fromkeys(row.model for row in rows)
         for speedup, recipe in [best_proven(model, rows, picks)]
     )
     devices = ", ".join(dict.fromkeys(row.device for row in rows if row.device is not None))
+    lines = markdown_lines(_HEADINGS, cells)
     lines += ["", f"On {devices}. {in_words(rows, picks)}. The best is {best}. A star: beside a busy core."]
     if picks is not None:
         lines[-1] += (
@@ -43,7 +47,9 @@ def _text(rows: Sequence[TunerRun], picks: Picks | None) -> str:
     return "\n".join(lines)
 
 
-def _line(model: str, minutes: float, rows: Sequence[TunerRun], best: float, picks: Picks | None) -> str:
+def _cells(
+    model: str, minutes: float, rows: Sequence[TunerRun], best: float, picks: Picks | None
+) -> list[str]:
     speedups = [row.speedup or 1.0 if row.is_proven else 1.0 for row in rows]
     each = ", ".join(
         f"{speedup:.2f}{'*' if row.beside else ''}" if row.is_proven else f"-{'*' if row.beside else ''}"
@@ -53,7 +59,5 @@ def _line(model: str, minutes: float, rows: Sequence[TunerRun], best: float, pic
     seconds = statistics.median(row.seconds or 0.0 for row in rows)
     proven = sum(row.is_proven for row in rows)
     share = statistics.median(speedup_of(row, picks) for row in rows) / best
-    return (
-        f"| {model} | {minutes:g} | {proven} of {len(rows)} | {each} | {share:.2f} | "
-        f"{trials:g} | {seconds:.0f} |"
-    )
+    counts = (f"{trials:g}", f"{seconds:.0f}")
+    return [model, f"{minutes:g}", f"{proven} of {len(rows)}", each, f"{share:.2f}", *counts]

@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from vivace.report.text_table import markdown_lines
+
 START, END = "<!-- replay -->", "<!-- end -->"
 _GOAL = 0.02
 _NAMES = {"model": "`model`", "tpe": "`tpe` (Optuna)", "greedy": "one at a time", "random": "`random`"}
@@ -65,30 +67,31 @@ def _table(grids: dict[str, Any]) -> str:
     lines = []
     for name, grid in grids.items():
         trials = list(grid["samplers"]["model"]["median_regret"])
-        share = ", ".join(f"{number} trials" for number in trials)
         lines += [
             f"**{name}**: {grid['recipes']} recipes, {grid['allowed']} allowed; "
             f"the best is {grid['best_speedup']:.2f}x, `{grid['best']}`.",
             "",
-            f"| way | {share.replace(', ', ' | ')} |",
-            "| --- |" + " --- |" * len(trials),
         ]
-        for sampler, figures in grid["samplers"].items():
-            lines.append(_line(_NAMES[sampler], figures["median_regret"], trials))
+        rows = [
+            _cells(_NAMES[sampler], figures["median_regret"], trials)
+            for sampler, figures in grid["samplers"].items()
+        ]
         model = grid["samplers"]["model"]
+        by_all_rounds = []
         if model["median_by_all_rounds"] != model["median_regret"]:
-            lines += [
-                _line("`model`, by all rounds", model["median_by_all_rounds"], trials),
+            rows.append(_cells("`model`, by all rounds", model["median_by_all_rounds"], trials))
+            by_all_rounds = [
                 "",
                 f"The best of all {grid['recipes']} recipes by every round that a search may see is "
                 f"{100 * grid['least_regret']:.1f} % off by the rounds held out.",
             ]
-        lines.append("")
+        headings = ("way", *(f"{number} trials" for number in trials))
+        lines += [*markdown_lines(headings, rows), *by_all_rounds, ""]
     return "\n".join(lines).strip()
 
 
-def _line(name: str, regret: dict[str, float], trials: list[str]) -> str:
-    return f"| {name} | {' | '.join(f'{100 * regret[number]:.1f} %' for number in trials)} |"
+def _cells(name: str, regret: dict[str, float], trials: list[str]) -> list[str]:
+    return [name, *(f"{100 * regret[number]:.1f} %" for number in trials)]
 
 
 def _gate(grids: dict[str, Any]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vivace.report.value_text import broken
 from vivace.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell, plain
@@ -14,7 +14,10 @@ from vivace.untrusted.terminal_text import csv_cell, markdown_cell, markdown_cod
 if TYPE_CHECKING:
     from rich.console import Console
 
+Alignment = Literal["left", "center", "right"]
 _GAP = 2
+_RULES: dict[Alignment, str] = {"left": "---", "center": ":-:", "right": "--:"}
+_LEFT: Mapping[str, Alignment] = {}
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,16 @@ class TextTable:
         return number == 0 or self.headings[number] in self.left
 
 
-def markdown_lines(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table in Markdown; the cells are Markdown already."""
-    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
-    return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
+def markdown_lines(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], aligned: Mapping[str, Alignment] = _LEFT
+) -> list[str]:
+    """Return a table in Markdown; the cells are Markdown already.
+
+    Args:
+        aligned: headings of columns that are not on the left.
+    """
+    rules = [_RULES[aligned.get(heading, "left")] for heading in headings]
+    return [f"| {' | '.join(cells)} |" for cells in (headings, rules, *rows)]
 
 
 def csv_text(fields: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
