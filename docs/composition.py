@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.composition.recipes import MODELS, legal_pairs, named_recipes, refusing_pairs
 from tests.composition.run import EXACT_LEAST_DB, STATED, WORST_MEMBER_DB, complaints, read
+from vivace.report.text_table import markdown_lines
 from vivace.techniques import TECHNIQUES
 
 _SYMBOLS = {"measured": "✓", "unsupported": "u", "no_effect": "n"}
@@ -108,12 +109,12 @@ def _named(records: Sequence[Path]) -> list[str]:
         "run. The rules are the same, and something must have been compiled. A cell gives PSNR to the baseline in "
         "fp32 (low where a technique changes the image), graphs, graph breaks, and the seconds for loading, "
         "compiling and two calls, on cores shared with other work, so do not compare times.\n",
-        f"| model | recipe | {' | '.join(devices)} |",
-        "| --- | --- |" + " --- |" * len(devices),
     ]
+    rows = []
     for case in named_recipes():
         figures = [_named_cell(cells.get((case.model, case.recipe, device))) for device in devices]
-        lines.append(f"| {case.model} | `{case.recipe}` | {' | '.join(figures)} |")
+        rows.append([case.model, f"`{case.recipe}`", *figures])
+    lines += markdown_lines(("model", "recipe", *devices), rows)
     lines += ["", *(f"- {_BROKEN} {device}: `{recipe}`: {why}" for (device, recipe), why in broken.items())]
     links = ", ".join(
         f"[{device}](../results/{path.name})" for device, path in zip(devices, records, strict=True)

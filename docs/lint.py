@@ -31,8 +31,6 @@ and why. A file of which nothing was read gives a warning.
 
 ## Rules
 
-| rule | what must hold |
-| --- | --- |
 {rules}
 
 A speed-up is a ratio (`2.1x`) or a percentage (`+25%`, `25% faster`, `20% less`), which may be of the speed or of the
@@ -57,20 +55,17 @@ is reported.
 
 ## Meanings
 
-| meaning | headings |
-| --- | --- |
 {headings}
 
 ## Limits of chips
 
 `chip-limit` needs the model, the GPU and the number of steps, from columns, from the headings above the table or
 from `--model`, `--gpu` and `--steps`. It is silent about recipes that skip work, and about other sizes than the model's
+from vivace.report.text_table import markdown_lines
 own.
 
 The rates are those of the [data sheets](hardware.md#gpus-by-name), dense; the SXM module's where there are several.
 
-| model | TFLOP a step, guidance included |
-| --- | --- |
 {models}
 
 Counted by vivace on shapes ([record](../results/model-flops.json)); `vivace plan` does it for any recipe and size.
@@ -87,14 +82,14 @@ are ruined.
 
 def page(note: str) -> str:
     """Return the page as Markdown."""
-    rules = [f"| `{name}` | {(inspect.getdoc(rule) or '').rstrip('.')} |" for name, rule in RULES.items()]
+    rules = [(f"`{name}`", (inspect.getdoc(rule) or "").rstrip(".")) for name, rule in RULES.items()]
     headings = [
-        f"| {role.replace('_', ' ')} | {', '.join(f'`{name}`' for name in names)} |"
-        for role, names in SYNONYMS.items()
+        (role.replace("_", " "), ", ".join(f"`{name}`" for name in names)) for role, names in SYNONYMS.items()
     ]
+    models = [(model.name, f"{model.step / 1e12:.3g}") for model in MODEL_FLOPS]
     return _TEXT.format(
         note=note,
-        rules="\n".join(rules),
-        headings="\n".join(headings),
-        models="\n".join(f"| {model.name} | {model.step / 1e12:.3g} |" for model in MODEL_FLOPS),
+        rules="\n".join(markdown_lines(("rule", "what must hold"), rules)),
+        headings="\n".join(markdown_lines(("meaning", "headings"), headings)),
+        models="\n".join(markdown_lines(("model", "TFLOP a step, guidance included"), models)),
     )
