@@ -7,6 +7,7 @@ import inspect
 from vivace.lint.columns import SYNONYMS
 from vivace.lint.model_limits import MODEL_FLOPS
 from vivace.lint.rules import RULES
+from vivace.report.text_table import markdown_lines
 
 _TEXT = """{note}
 # Checking tables
