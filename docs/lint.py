@@ -62,7 +62,6 @@ is reported.
 
 `chip-limit` needs the model, the GPU and the number of steps, from columns, from the headings above the table or
 from `--model`, `--gpu` and `--steps`. It is silent about recipes that skip work, and about other sizes than the model's
-from vivace.report.text_table import markdown_lines
 own.
 
 The rates are those of the [data sheets](hardware.md#gpus-by-name), dense; the SXM module's where there are several.
