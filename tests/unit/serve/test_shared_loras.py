@@ -17,6 +17,8 @@ from vivace.serve.settings import ServeSettings
 from vivace.serve.starting import PastStarts
 from vivace.spec.sizes import Size
 
+pytestmark = pytest.mark.long  # two servers and their workers for each test
+
 OUTLINES = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 
 

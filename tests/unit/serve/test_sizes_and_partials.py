@@ -38,7 +38,10 @@ def test_any_size_is_drawn_within_its_bounds(any_size: Served) -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "most"),
-    [(5, 0.25), pytest.param(200, 0.03, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    [
+        pytest.param(5, 0.25, marks=pytest.mark.long),
+        pytest.param(200, 0.03, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+    ],
 )
 def test_partial_images_cost_an_image_little(tmp_path: Path, pairs: int, most: float) -> None:
     """What encodes them is not the worker, which is measured here."""
