@@ -250,7 +250,7 @@ def _table(timed: Mapping[str, Sequence[Timed]]) -> list[str]:
             )
     missing = [target.name for target in TARGETS if all(t.card != H200 for t in timed[target.name])]
     lines = markdown_lines(headings, rows)
-    return [*lines, "", f"No record on an H200: {', '.join(missing)}."] if missing else lines
+    return [*lines, "", f"No record on an H200: {'; '.join(missing)}."] if missing else lines
 
 
 def _seconds(latency: Interval) -> str:

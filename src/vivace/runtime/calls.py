@@ -158,13 +158,19 @@ def as_the_pipeline_takes(
 def refuse_ignored(pipe: DiffusionPipeline, names: Iterable[str]) -> None:
     """Refuse arguments by name that a pipeline would take and ignore: Stable Diffusion's calls take any.
 
+    A size beside a source image is no mistake: the image has one.
+
     Raises:
         UsageError: names the first.
     """
     parameters = call_parameters(pipe)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
+    names = tuple(names)
+    has_size = any(name in names for name in _IMAGES)
     for name in names:
+        if name in ("height", "width") and has_size:
+            continue
         if name not in parameters and name not in _DEPRECATED:
             advice = (
                 "; give generator=torch.Generator().manual_seed(SEED)"
