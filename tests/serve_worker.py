@@ -140,7 +140,7 @@ class FakeDrawing:
 
 
 def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
-    marker = Path(os.environ["VIVACE_TEST_DIED"])
+    marker = Path(os.environ.get("VIVACE_TEST_DIED", "missing"))
     if (phase := os.environ.get("VIVACE_TEST_HANGS")) and not marker.exists():
         marker.touch()
         send_event(events, {"event": "phase", "phase": phase, "at": time.monotonic()})
