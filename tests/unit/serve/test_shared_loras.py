@@ -156,7 +156,7 @@ def test_a_file_that_is_written_all_the_time_ends_no_worker(
 
 
 def test_starts_of_two_servers_at_once_leave_a_list_that_can_be_read(tmp_path: Path) -> None:
-    """One of their two times may be lost, and the list is not."""
+    """Times of one of them may be lost, and the list is not."""
 
     def add(key: str) -> Callable[[], None]:
         past = PastStarts(key, tmp_path / "starts.json")
@@ -167,5 +167,5 @@ def test_starts_of_two_servers_at_once_leave_a_list_that_can_be_read(tmp_path: P
         thread.start()
     for thread in threads:
         thread.join()
-    last = [PastStarts(key, tmp_path / "starts.json").read()[-1].seconds for key in ("a", "b")]
-    assert max(last) == 19.0
+    starts = [PastStarts(key, tmp_path / "starts.json").read() for key in ("a", "b")]
+    assert 19.0 in [of_key[-1].seconds for of_key in starts if of_key], "that of who wrote last"
