@@ -110,7 +110,7 @@ def fused_models(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) 
     is_flux = name.startswith("flux-")
     record = how.record or RESULTS / f"{'flux-fused' if is_flux else 'fused-model'}-{name}.json"
     recipes = [resolve(text).text for text in only or RECIPES[name]]
-    found: dict[str, Record] = {}
+    measured: dict[str, Record] = {}
     with studies.start_launcher(how.device) as launcher:
         for number in range(1, rounds + 1):
             for recipe in recipes if number % 2 else reversed(recipes):
@@ -118,7 +118,7 @@ def fused_models(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) 
                     return how.ended(f"round {number} of {recipe}")
                 before = time.monotonic()
                 # Rounds that the store holds are not measured again, so this adds one.
-                (found[recipe],) = vivace.bench(
+                (measured[recipe],) = vivace.bench(
                     SYNTHETIC + name,
                     [recipe],
                     text="embeddings" if is_flux else "prompts",
@@ -130,9 +130,9 @@ def fused_models(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) 
                     progress=for_this_terminal(),
                     launcher=launcher,
                 )
-                records = [found[text] for text in recipes if text in found]
+                records = [measured[text] for text in recipes if text in measured]
                 write_records(record, records)
-                row = next(row for row in rows_of(records) if row.record is found[recipe])
+                row = next(row for row in rows_of(records) if row.record is measured[recipe])
                 click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 

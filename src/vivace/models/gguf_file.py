@@ -114,7 +114,7 @@ def _open(path: Path) -> Any:
             f"{path} is a GGUF file, which needs the package gguf: pip install 'vivace[gguf]'"
         ) from error
 
-    known = {kind.value for kind in GGMLQuantizationType}
+    readable_types = {kind.value for kind in GGMLQuantizationType}
 
     class Bounded(GGUFReader):  # type: ignore[misc]
         """Stop where a damaged header claims more entries than the file has; the library would loop over them all."""
@@ -130,7 +130,7 @@ def _open(path: Path) -> Any:
         def _build_tensors(self, start_offs: Any, fields: Any) -> None:
             for field in fields:
                 number = int(field.parts[_TYPE][0])
-                if number not in known:
+                if number not in readable_types:
                     raise UnusableModel(
                         f"{path} has {field.name[:200]} in GGML's type {number}, which the installed gguf does not "
                         "know; take a file of another type, such as Q8_0, or a newer gguf"

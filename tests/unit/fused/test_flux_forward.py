@@ -81,9 +81,9 @@ def test_same_output_as_diffusers(batch: int, text: int, height: int, width: int
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
         made = transformer()
         Fused(precision=precision).apply(target(made))
-        (found,) = made(**given)
-        assert found.dtype == torch.float32
-        assert error(found, wanted) < allowed
+        (result,) = made(**given)
+        assert result.dtype == torch.float32
+        assert error(result, wanted) < allowed
 
 
 @torch.no_grad()
@@ -207,8 +207,8 @@ def test_the_first_norm_is_as_before() -> None:
     for precision, allowed in (("bf16", 0.01), ("fp8", 0.03)):
         made = transformer()
         Fused(precision=precision).apply(target(made))
-        found = made.transformer_blocks[0].norm1(x.bfloat16(), emb=emb.bfloat16())[0]
-        assert error(found.float(), wanted) < allowed
+        result = made.transformer_blocks[0].norm1(x.bfloat16(), emb=emb.bfloat16())[0]
+        assert error(result.float(), wanted) < allowed
 
 
 @pytest.mark.parametrize("cache", ["teacache", "magcache", "seacache", "taylorseer"])
@@ -233,13 +233,13 @@ def predicted(recipe: str) -> Prediction:
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
 def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
-    plain, found = predicted("baseline"), predicted(recipe)
-    share = found.model_bytes / plain.model_bytes
+    plain, result = predicted("baseline"), predicted(recipe)
+    share = result.model_bytes / plain.model_bytes
     assert share == pytest.approx(1.0 if recipe == "fused(bf16)" else 0.65, abs=0.02)
-    assert found.peak_bytes < 1.02 * plain.peak_bytes
+    assert result.peak_bytes < 1.02 * plain.peak_bytes
     works = [
         sum(work.gemm_flop for work in of.work.components if work.component == "denoiser")
-        for of in (plain, found)
+        for of in (plain, result)
     ]
     assert works[1] == pytest.approx(works[0], rel=0.01), (
         "its products are counted where nothing is multiplied"

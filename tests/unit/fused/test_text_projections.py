@@ -116,8 +116,8 @@ def test_scales_of_attention_come_with_each_image_or_rows_are_measured() -> None
     for image in (slice(0, 1), slice(1, 2)):
         given = inputs(2, 1, 8, 12)
         own = {"sample": given["sample"][image], "encoder_hidden_states": seen[0][image]}
-        found = made(**given | own)[0]
-        assert error(found, expected[image]) < 0.01
+        result = made(**given | own)[0]
+        assert error(result, expected[image]) < 0.01
     bare = inputs(2, 1, 8, 12) | {"encoder_hidden_states": words}
     bare = {
         name: v.bfloat16() if name != "timestep" and torch.is_tensor(v) else v for name, v in bare.items()

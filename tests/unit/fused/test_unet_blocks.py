@@ -50,9 +50,9 @@ def test_same_output_as_diffusers(shape: tuple[int, int, int, int], linear: bool
         ("fp8", "bf16", 0.06),
         ("fp8", "fp8", 0.07),
     ):
-        (found,) = fused(precision, linear, convolutions)(**given)
-        assert found.dtype == torch.float32
-        assert error(found, wanted) < allowed
+        (result,) = fused(precision, linear, convolutions)(**given)
+        assert result.dtype == torch.float32
+        assert error(result, wanted) < allowed
 
 
 @torch.no_grad()
@@ -89,11 +89,11 @@ def test_an_empty_text() -> None:
 
 def test_scales_of_attention_to_a_text() -> None:
     largest = torch.tensor([4.7, 3e38, 0])
-    found = scales_of_attention(largest)
-    assert (found[:2] >= largest[:2] / 448).all()
-    assert (found[:2] <= 2 * largest[:2] / 448).all()
-    assert found.log2().frac().count_nonzero() == 0
-    assert 0 < found[2] < 1e-12
+    result = scales_of_attention(largest)
+    assert (result[:2] >= largest[:2] / 448).all()
+    assert (result[:2] <= 2 * largest[:2] / 448).all()
+    assert result.log2().frac().count_nonzero() == 0
+    assert 0 < result[2] < 1e-12
 
 
 def test_weights_keep_their_size() -> None:
@@ -142,8 +142,8 @@ def test_a_vae_decodes_and_encodes_the_same(convolutions: Any, allowed: float) -
         "diffusers' own bf16 has 0.017"
     )
     image = wanted.clamp(-1, 1)
-    found = made.encode(image, return_dict=False)[0].mode()
-    assert error(found, plain.encode(image, return_dict=False)[0].mode()) < allowed
+    result = made.encode(image, return_dict=False)[0].mode()
+    assert error(result, plain.encode(image, return_dict=False)[0].mode()) < allowed
 
 
 def test_what_it_does_not_compute_is_refused() -> None:
@@ -161,10 +161,10 @@ def test_an_image_is_enlarged_to_twice_its_size_or_to_another() -> None:
     made = FusedUpsample(copy.deepcopy(plain).bfloat16())
     x = torch.randn(2, 32, 5, 7, generator=torch.Generator().manual_seed(1))
     for given in (None, (10, 14), (9, 13)):
-        found = made(x.bfloat16(), given)
+        result = made(x.bfloat16(), given)
         wanted = plain(x, given)
-        assert found.shape == wanted.shape
-        assert error(found, wanted) < 0.006
+        assert result.shape == wanted.shape
+        assert error(result, wanted) < 0.006
 
 
 def test_convolutions_in_fp8_go_with_fp8_and_where_there_are_some() -> None:
@@ -246,13 +246,13 @@ def predicted(recipe: str) -> Prediction:
 )
 @pytest.mark.quick("fused(fp8)@*")
 def test_its_memory_is_predicted_without_its_packages(recipe: str, share: float) -> None:
-    plain, found = predicted("baseline"), predicted(recipe)
-    assert found.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.02)
-    assert found.peak_bytes < 1.05 * plain.peak_bytes
+    plain, result = predicted("baseline"), predicted(recipe)
+    assert result.model_bytes / plain.model_bytes == pytest.approx(share, abs=0.02)
+    assert result.peak_bytes < 1.05 * plain.peak_bytes
     works = {
         kind: [
             sum(getattr(work, kind) for work in of.work.components if work.component == "denoiser")
-            for of in (plain, found)
+            for of in (plain, result)
         ]
         for kind in ("gemm_flop", "attention_flop")
     }

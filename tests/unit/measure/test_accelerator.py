@@ -44,11 +44,11 @@ class Event:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An Intel and an Apple GPU that count calls; returns the calls."""
-    found: list[str] = []
+    counted: list[str] = []
 
     def told(name: str, result: Any = None) -> Any:
         def call(*_: Any) -> Any:
-            found.append(name)
+            counted.append(name)
             return result
 
         return call
@@ -62,7 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sizes = {"current_allocated_memory": 5, "driver_allocated_memory": 12}
     mps = {name: told(f"mps.{name}", result) for name, result in (names | sizes).items()}
     monkeypatch.setattr(torch, "mps", SimpleNamespace(event=SimpleNamespace(Event=Event), **mps))
-    return found
+    return counted
 
 
 def test_auto_takes_the_gpu_that_is_there(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +183,9 @@ def test_doctor_describes_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: XPU)
     done = CliRunner().invoke(app, ["doctor", "--device", "xpu", "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["environment"]["device_name"] == "Intel Arc B580"
-    reasons = {row["recipe"]: row["unsupported"] for row in found["techniques"]}
+    report = json.loads(done.stdout)
+    assert report["environment"]["device_name"] == "Intel Arc B580"
+    reasons = {row["recipe"]: row["unsupported"] for row in report["techniques"]}
     assert reasons["quantize(int8)"] is None
     assert "NVIDIA" in reasons["tf32"]
 
@@ -236,10 +236,10 @@ def test_doctor_says_what_a_gpu_does_not_compute(
         monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: MPS)
     done = CliRunner().invoke(app, ["doctor", "--device", "mps", "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert {name for name, ms in found["dtype_ms"].items() if ms is not None} == ran
-    assert len([line for line in found["advice"] if re.match(said, line)]) == 1
-    assert not any("--measure" in line for line in found["advice"]), "it cannot measure this GPU"
+    report = json.loads(done.stdout)
+    assert {name for name, ms in report["dtype_ms"].items() if ms is not None} == ran
+    assert len([line for line in report["advice"] if re.match(said, line)]) == 1
+    assert not any("--measure" in line for line in report["advice"]), "it cannot measure this GPU"
     measured = CliRunner().invoke(app, ["doctor", "--device", "mps", "--measure"])
     assert isinstance(measured.exception, Unsupported)
     assert "--measure: vivace does not measure the highest rates of" in str(measured.exception)

@@ -198,13 +198,15 @@ def test_folders_are_compared_pair_by_pair(tmp_path: Path, clip_folder: Path) ->
     alike = compare(a, b, names, ["a red circle"] * 6, ClipScorer(clip_folder))
     assert alike["summary"]["clip_score"]["difference"]["ci95"] is None, "one prompt"
     assert "clip_score_of_others" not in alike["pairs"][0]["a"]
-    found = compare(a, b, names, [f"a red circle {'left ' * k}" for k in range(6)], ClipScorer(clip_folder))
-    assert "clip_score_of_others" in found["pairs"][0]["a"]
-    assert [p["faults_b"] for p in found["pairs"]] == [["black"], [], [], [], [], []]
-    assert found["summary"]["psnr_db"]["identical"] == 5
-    assert found["summary"]["clip_similarity"]["mean"]["mean"] < 100.0
-    assert found["summary"]["clip_score"]["difference"]["ci95"] is not None
-    sharp = found["summary"]["sharpness"]
+    comparison = compare(
+        a, b, names, [f"a red circle {'left ' * k}" for k in range(6)], ClipScorer(clip_folder)
+    )
+    assert "clip_score_of_others" in comparison["pairs"][0]["a"]
+    assert [p["faults_b"] for p in comparison["pairs"]] == [["black"], [], [], [], [], []]
+    assert comparison["summary"]["psnr_db"]["identical"] == 5
+    assert comparison["summary"]["clip_similarity"]["mean"]["mean"] < 100.0
+    assert comparison["summary"]["clip_score"]["difference"]["ci95"] is not None
+    sharp = comparison["summary"]["sharpness"]
     assert sharp["b"] - sharp["a"] == pytest.approx(sharp["difference"]["mean"])
     assert sharp["difference"]["mean"] < 0
 
@@ -224,7 +226,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
 def test_pictures_of_different_sizes_keep_their_own_figures(tmp_path: Path) -> None:
     save(tmp_path / "a", "x.png", noise())
     save(tmp_path / "b", "x.png", noise(size=32))
-    found = compare(tmp_path / "a", tmp_path / "b", ["x.png"], None, None)
-    assert "32x32 and 64x64" in found["pairs"][0]["reason"]
-    assert "psnr_db" not in found["summary"]
-    assert "sharpness" in found["summary"]
+    comparison = compare(tmp_path / "a", tmp_path / "b", ["x.png"], None, None)
+    assert "32x32 and 64x64" in comparison["pairs"][0]["reason"]
+    assert "psnr_db" not in comparison["summary"]
+    assert "sharpness" in comparison["summary"]

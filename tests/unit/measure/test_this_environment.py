@@ -23,11 +23,11 @@ def test_changed_code_is_not_taken_for_its_commit(tmp_path: Path) -> None:
     commit = git(tmp_path, "rev-parse", "--short=12", "HEAD")
     note.write_text("2")
     assert source_revision(tmp_path) == commit, "a record that is being written changes no code"
-    found = []
+    revisions = []
     for text in ("2", "3"):
         code.write_text(text)
-        found.append(source_revision(tmp_path))
-    assert all(revision is not None and revision.startswith(f"{commit}+") for revision in found)
-    assert found[0] != found[1]
+        revisions.append(source_revision(tmp_path))
+    assert all(revision is not None and revision.startswith(f"{commit}+") for revision in revisions)
+    assert revisions[0] != revisions[1]
     code.write_text("1")
     assert source_revision(tmp_path) == commit

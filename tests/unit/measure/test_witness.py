@@ -60,24 +60,24 @@ def test_the_witness_answers_as_transformers_own_forward(blip: Path) -> None:
     witness = Witness(blip)
     picture = Image.new("RGB", (48, 40), (222, 38, 38))
     prompts = ["a red circle", "a blue square left of a red circle"]
-    found = witness.scores(picture, prompts)
-    assert all(0 < score < 100 for score in found)
-    assert found[0] != found[1]
-    assert witness.scores(picture, prompts[:1]) == pytest.approx(found[:1], abs=1e-3), (
+    scores = witness.scores(picture, prompts)
+    assert all(0 < score < 100 for score in scores)
+    assert scores[0] != scores[1]
+    assert witness.scores(picture, prompts[:1]) == pytest.approx(scores[:1], abs=1e-3), (
         "padding does not matter"
     )
-    assert witness.scores(Image.new("RGB", (48, 40)), prompts) != found
+    assert witness.scores(Image.new("RGB", (48, 40)), prompts) != scores
     model = BlipForImageTextRetrieval.from_pretrained(blip).eval()
     processor = BlipProcessor.from_pretrained(blip)
     with torch.inference_mode():
         itm = model(**processor(images=picture, text=prompts[0], return_tensors="pt")).itm_score
-    assert found[0] == pytest.approx(100 * float(itm.softmax(-1)[0, 1]), abs=1e-3)
+    assert scores[0] == pytest.approx(100 * float(itm.softmax(-1)[0, 1]), abs=1e-3)
 
 
 def test_it_is_found_like_a_scorer(blip: Path) -> None:
-    found = find_witness(str(blip))
-    assert found.folder == blip.resolve()
-    assert found.revision == find_witness(str(blip)).revision
+    located = find_witness(str(blip))
+    assert located.folder == blip.resolve()
+    assert located.revision == find_witness(str(blip)).revision
     with pytest.raises(UnknownModel, match="not a CLIP model"):
         find_scorer(str(blip))
     with pytest.raises(UnknownModel, match="not a BLIP model"):
@@ -111,8 +111,10 @@ def test_the_quality_pass_and_two_folders_ask_it_too(blip: Path, tmp_path: Path)
         picture.save(folder / f"{k % 2}.png")
     witness = Witness(blip)
     scores = [witness.scores(picture, [prompts[k % 2]])[0] for k, picture in enumerate(pictures)]
-    found = compare(tmp_path / "a", tmp_path / "b", ["0.png", "1.png"], prompts, None, witness=Witness(blip))
-    rows = found["pairs"]
+    comparison = compare(
+        tmp_path / "a", tmp_path / "b", ["0.png", "1.png"], prompts, None, witness=Witness(blip)
+    )
+    rows = comparison["pairs"]
     assert [row["a"]["witness_score"] for row in rows] == pytest.approx(scores[:2], abs=1e-3)
     assert [row["b"]["witness_score"] for row in rows] == pytest.approx(scores[2:], abs=1e-3)
     other = witness.scores(pictures[0], [prompts[1]])
