@@ -66,12 +66,17 @@ def session(model: str, recipe: str = "baseline", **defaults: Any) -> Session:
 
 
 def draw(session: Session, prompt: str | list[str] = PROMPT, **call: Any) -> np.ndarray:
-    """Return images (n, height, width, 3) in [0, 1], or what else `output_type` names."""
+    """Return images (n, height, width, 3) in [0, 1], or what else `output_type` names.
+
+    `max_sequence_length=None` leaves the length of a text to the pipeline.
+    """
     torch.set_num_threads(1)
     count = 1 if isinstance(prompt, str) else len(prompt)
     pipeline = type(session.pipe).__name__
     if pipeline in WORDS:
         call = {"max_sequence_length": WORDS[pipeline]} | call
+    if call.get("max_sequence_length", 0) is None:
+        del call["max_sequence_length"]
     if pipeline in EDITS:
         call = {"image": source() if count == 1 else [source()] * count} | call
     generators = [torch.Generator().manual_seed(k) for k in range(count)]

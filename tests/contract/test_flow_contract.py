@@ -90,18 +90,21 @@ def test_a_technique_works_on_flow_models_or_has_a_reason(model: str, name: str,
         prompt = PROMPTS.get(name, "a red circle above a blue square")
         if model in ("qwen-image-edit-2509", "qwen-image-edit-2511") and not isinstance(prompt, str):
             prompt = prompt[0]  # its pipeline takes one
-        picture = draw(opened, prompt)[:1]
+        length = {"max_sequence_length": None} if name == "text_length" else {}
+        picture = draw(opened, prompt, **length)[:1]
         reason = opened.refuted({})
         if reason is not None:
             assert any(why in reason for why in IDLE), reason
-            assert np.array_equal(picture, reference(model))
+            assert np.array_equal(picture, reference(model, **length))
             return
         assert np.isfinite(picture).all()
         assert picture.std() > 0.005, "not flat"
         if TECHNIQUES[name].same_picture:
             # Random weights spread rounding more than trained ones do.
-            assert psnr(picture, reference(model)) > min(
+            assert psnr(picture, reference(model, **length)) > min(
                 20 if model in EDITING else 25, LEAST_DB.get(recipe, 25)
             )
         elif name not in ("tiny_vae", "guidance", "steps"):
-            assert not np.array_equal(picture, reference(model)), "it declares that it changes the image"
+            assert not np.array_equal(picture, reference(model, **length)), (
+                "it declares that it changes the image"
+            )

@@ -60,7 +60,7 @@ def test_it_draws_what_vivace_draws(
         source().save(file)
         request = WorkloadRequest(task="edit", images=(str(file),))
     opened = session(model, recipe)
-    expected = draw(opened)[0]
+    expected = draw(opened, max_sequence_length=None)[0]
     with _small(model):
         located = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
         workload = workload_of(located, request)

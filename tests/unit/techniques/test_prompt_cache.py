@@ -84,7 +84,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "sdxl": [
         {"prompt_2": "a blue square"},
         {"negative_prompt": "a blue square"},
-        {"negative_prompt_2": "a star"},
+        {"negative_prompt": "a blue square", "negative_prompt_2": "a star"},  # alone it is ignored: zeros
         {"guidance_scale": 1.0},
         {"num_images_per_prompt": 2},
         {"clip_skip": 1},
